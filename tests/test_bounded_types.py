@@ -62,7 +62,7 @@ def test_every_number_of_a_record_has_a_limit(noun: type[Record]) -> None:
 
 
 @pytest.mark.parametrize("field", [*ONE, "positions", "window"])
-def test_one_size_beyond_all_bounds_is_refused(field: str) -> None:
+def test_one_size_beyond_all_bounds_is_rejected(field: str) -> None:
     with pytest.raises(UserError, match=rf"{field} must be \d+ or less, not 10000000000"):
         Model.read({"name": "one", **ONE, field: 10**10}, origin="one.toml")
 
@@ -85,7 +85,7 @@ def test_known_values_stay_below_limits_at_32_times_the_width(name: str) -> None
 
 @pytest.mark.parametrize("key", ["num_hidden_layers", "hidden_size", "vocab_size", "num_attention_heads"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "gemma3_text"])
-def test_a_config_of_huge_sizes_is_refused_at_once(tmp_path: Path, family: str, key: str) -> None:
+def test_a_config_of_huge_sizes_is_rejected_at_once(tmp_path: Path, family: str, key: str) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": family, key: HUGE}))
     begin = time.process_time()
     with pytest.raises(UserError, match=rf"{key} must be \d+ or less, not 100000000"):

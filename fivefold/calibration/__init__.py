@@ -264,7 +264,7 @@ def _measure(
             RoundOrder(
                 ranks=ranks,
                 threads=max(1, count_cores() // ranks),
-                meeting=str(Path(folder) / f"meeting-{ranks}"),
+                rendezvous_file=str(Path(folder) / f"meeting-{ranks}"),
                 points=points,
                 in_steps=in_steps,
                 cases=cases.get(ranks, ()),

@@ -154,13 +154,16 @@ def _time_message(run: Callable[[], object], group: HostGroup, *, ways: int) -> 
     The result is equal on every rank of the group. In a round trip (``ways`` = 2), the ranks that send first and
     receive last are always the last to arrive.
     """
-    step, meeting = group.ranks // group.nodes, _time_barrier(group)
+    step, barrier_seconds = group.ranks // group.nodes, _time_barrier(group)
     first = {index for index in range(group.ranks) if index // step % 2 == 0}
     lasts = [first] if ways == 2 else [{index} for index in range(group.ranks)]
     run()  # warm
-    once = max(_time_once(run, group, last=last, meeting=meeting).seconds for last in lasts)
+    once = max(_time_once(run, group, last=last, barrier_seconds=barrier_seconds).seconds for last in lasts)
     repeats = int(_reduce_max(max(3 * len(lasts), min(MAX_REPEATS, BUDGET_SECONDS / max(once, 1e-6))), group))
-    turns = [_time_once(run, group, last=lasts[round_ % len(lasts)], meeting=meeting) for round_ in range(repeats)]
+    turns = [
+        _time_once(run, group, last=lasts[round_ % len(lasts)], barrier_seconds=barrier_seconds)
+        for round_ in range(repeats)
+    ]
     seconds = statistics.mean(
         statistics.median(round_.seconds for round_ in turns[index :: len(lasts)]) for index in range(len(lasts))
     )
@@ -168,12 +171,11 @@ def _time_message(run: Callable[[], object], group: HostGroup, *, ways: int) -> 
     return Timing(seconds / ways, _reduce_max(cpu_seconds, group) / ways)
 
 
-def _time_once(run: Callable[[], object], group: HostGroup, *, last: set[int], meeting: float) -> Timing:
+def _time_once(run: Callable[[], object], group: HostGroup, *, last: set[int], barrier_seconds: float) -> Timing:
     """Time one run for which the ranks in ``last`` arrive last.
 
     Returns the seconds of the slowest of these ranks, and the CPU seconds of this rank. A rank's own call returns as
-    soon as what it sends is in a buffer; so a barrier, which takes ``meeting`` seconds, follows behind all that was
-    sent.
+    soon as what it sends is in a buffer; so a barrier follows, which takes ``barrier_seconds``.
     """
     dist.barrier(group=group.group)
     if group.place in last:
@@ -183,7 +185,7 @@ def _time_once(run: Callable[[], object], group: HostGroup, *, last: set[int], m
     own_seconds = time.perf_counter() - start
     cpu_seconds = time.process_time() - cpu_start
     dist.barrier(group=group.group)
-    barrier_end_seconds = time.perf_counter() - start - meeting
+    barrier_end_seconds = time.perf_counter() - start - barrier_seconds
     run_seconds = own_seconds if own_seconds < SHORT_SECONDS else max(own_seconds, barrier_end_seconds)
     return Timing(_reduce_max(run_seconds if group.place in last else 0.0, group), cpu_seconds)
 

@@ -39,10 +39,12 @@ class RankRing(NamedTuple):
 
 
 @contextmanager
-def init_process_group(meeting: Path, *, rank: int, world: int, silence: timedelta) -> Iterator[None]:
+def init_process_group(rendezvous_file: Path, *, rank: int, world: int, silence: timedelta) -> Iterator[None]:
     """Initialize a process group of the workers of this computer that really sends (gloo, or NCCL on GPUs)."""
     backend = "nccl" if torch.cuda.is_available() else "gloo"
-    dist.init_process_group(backend, init_method=f"file://{meeting}", rank=rank, world_size=world, timeout=silence)
+    dist.init_process_group(
+        backend, init_method=f"file://{rendezvous_file}", rank=rank, world_size=world, timeout=silence
+    )
     try:
         yield
     finally:

@@ -31,7 +31,7 @@ class ProfileOrder(Record):
     place: NonNegativeInt
     workers: PositiveInt
     threads: PositiveInt
-    meeting: str  # path of a file that does not exist yet
+    rendezvous_file: str  # path of a file that does not exist yet
     silence_seconds: PositiveFloat
     run: RunOrder
 
@@ -70,7 +70,7 @@ class RoundOrder(Record):
 
     ranks: PositiveInt
     threads: PositiveInt
-    meeting: str  # path of a file that does not exist yet, for torch's file:// rendezvous
+    rendezvous_file: str  # path of a file that does not exist yet, for torch's file:// rendezvous
     points: Points | None
     in_steps: bool
     cases: tuple[CaseOrder, ...] = ()

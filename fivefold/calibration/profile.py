@@ -200,7 +200,7 @@ def _run_workers(runs: Sequence[RunOrder], *, cores: int, on_profile: Callable[[
                 place=place,
                 workers=len(runs),
                 threads=max(1, cores // len(runs)),
-                meeting=str(Path(folder) / "meeting"),
+                rendezvous_file=str(Path(folder) / "meeting"),
                 silence_seconds=SILENCE_SECONDS,
                 run=run,
             )

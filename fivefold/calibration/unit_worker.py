@@ -33,7 +33,7 @@ class Barrier:
     """A barrier and a table between the workers, which share a file because their process groups send nothing."""
 
     def __init__(self, order: ProfileOrder) -> None:
-        self._store = FileStore(order.meeting, order.workers)
+        self._store = FileStore(order.rendezvous_file, order.workers)
         self._store.set_timeout(timedelta(seconds=order.silence_seconds))
         self._order, self._round = order, 0
 
@@ -59,7 +59,7 @@ class Barrier:
         ]
 
 
-def profile_rank(order: ProfileOrder, meeting: Barrier, *, device: torch.device) -> RankProfile:
+def profile_rank(order: ProfileOrder, barrier: Barrier, *, device: torch.device) -> RankProfile:
     """Build the rank's share of the model of the run and time its steps."""
     run, steps = order.run, list[MeasuredUnitSeconds]()
     with _enter_world(order):
@@ -70,8 +70,8 @@ def profile_rank(order: ProfileOrder, meeting: Barrier, *, device: torch.device)
             step()
         begin = time.perf_counter()
         while True:
-            meeting.wait()
-            if len(steps) >= run.steps and meeting.max_over_workers(time.perf_counter() - begin) > run.seconds:
+            barrier.wait()
+            if len(steps) >= run.steps and barrier.max_over_workers(time.perf_counter() - begin) > run.seconds:
                 break
             steps.append(step())
     return RankProfile(
@@ -98,7 +98,7 @@ def _enter_world(order: ProfileOrder) -> AbstractContextManager[None]:
     if not _has_messages(order):
         return init_null_process_group(rank=rank, world=world)
     silence = timedelta(seconds=order.silence_seconds)
-    return init_process_group(Path(f"{order.meeting}.step"), rank=rank, world=world, silence=silence)
+    return init_process_group(Path(f"{order.rendezvous_file}.step"), rank=rank, world=world, silence=silence)
 
 
 def _time_messages(
@@ -106,8 +106,8 @@ def _time_messages(
 ) -> tuple[CollectivePoint, ...]:
     """Time ``messages`` among the workers, with compute as in the run between two of them."""
     silence = timedelta(seconds=order.silence_seconds)
-    meeting = Path(f"{order.meeting}.gloo")
-    with init_process_group(meeting, rank=order.place, world=order.workers, silence=silence):
+    rendezvous_file = Path(f"{order.rendezvous_file}.gloo")
+    with init_process_group(rendezvous_file, rank=order.place, world=order.workers, silence=silence):
         work = make_work(order.run.work_seconds)
         return tuple(time_messages(messages, rank=order.place, local_ranks=order.workers, work=work, device=device))
 
@@ -118,18 +118,18 @@ def run_worker(order: ProfileOrder) -> None:
     device = torch.device("cuda", order.place) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    meeting = Barrier(order)
-    meeting.wait()
-    own_profile = profile_rank(order, meeting, device=device)
+    barrier = Barrier(order)
+    barrier.wait()
+    own_profile = profile_rank(order, barrier, device=device)
     if untimed := tuple(
         message for message in order.run.messages if not list_measured_seconds(message, own_profile.timed)
     ):
         own_profile = own_profile.replace(messages=_time_messages(order, untimed, device=device))
-    profiles = meeting.report(own_profile)
+    profiles = barrier.report(own_profile)
     if order.place == 0:
         for item in profiles:
             print(item.model_dump_json(), flush=True)
-    meeting.wait()  # the file must outlive the last reader
+    barrier.wait()  # the file must outlive the last reader
 
 
 if __name__ == "__main__":

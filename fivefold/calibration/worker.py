@@ -460,7 +460,7 @@ def measure(order: WorkerOrder, part: RoundOrder) -> None:
     device, facts = find_device(order.rank, part.ranks)
     dist.init_process_group(
         "cpu:gloo,cuda:nccl" if facts.backend == "nccl" else "gloo",
-        init_method=f"file://{part.meeting}",
+        init_method=f"file://{part.rendezvous_file}",
         rank=order.rank,
         world_size=part.ranks,
         timeout=timedelta(seconds=PATIENCE_SECONDS),

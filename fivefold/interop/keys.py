@@ -39,7 +39,7 @@ def field(means: str, default: Any, words: Mapping[Any, Any] | None = None) -> K
 
 
 def part(means: str, default: Any) -> Key:
-    """Return a key that sets ``means`` together with other keys."""
+    """Return a key that sets the field ``means`` together with other keys."""
     return Key("part", means, default)
 
 

@@ -23,7 +23,10 @@ class PerLayerInputs(Record):
     vocab: Vocab = 262_144  # rows of the table; its columns are L · P
 
     def embedding_weights(self, layers: int, width: int) -> Iterator[Weight]:
-        """Yield the table and the projection of embeddings, without the norm of a layer's part of it."""
+        """Yield the table and the projection of embeddings, without the norm of a layer's part of it.
+
+        The projection is replicated over tensor parallel ranks, as a router is.
+        """
         yield Weight("embed.per_layer.weight", (self.vocab, layers * self.width), "embedding")
         yield Weight("embed.per_layer_project.weight", (layers * self.width, width), "router")
 

@@ -609,7 +609,9 @@ class ModelShape(Record):
         if not self.norm_weight and self.qk_norm in ("head", "heads", "full"):
             raise ValueError(f"norm_weight=False has no weights for qk_norm={self.qk_norm!r}: take qk_norm='unit'")
         if not self.norm_weight and self.norm_plus_one:
-            raise ValueError("norm_plus_one is of the weights of norms, and norm_weight=False: leave one out")
+            raise ValueError(
+                "norm_plus_one adds 1 to the weights of norms, and norm_weight=False leaves these out: drop one"
+            )
         if self.pre_norm_mixers and (self.block != "post" or not self.non_attention_mixers):
             raise ValueError(
                 "pre_norm_mixers is of models with block='post' and mixers other than attention: leave it out"

@@ -159,7 +159,7 @@ def find_violations(tree: ast.AST, path: str) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_names_and_docstrings_use_the_words_of_the_field() -> None:
+def test_names_and_docstrings_use_standard_terms() -> None:
     violations = set()
     for file in sorted([*(ROOT / "fivefold").rglob("*.py"), *(ROOT / "benchmarks").rglob("*.py")]):
         path = file.relative_to(ROOT).as_posix()
@@ -198,7 +198,7 @@ def find_shared_class_names(trees: Iterable[ast.Module]) -> set[str]:
     return {name for name, count in counts.items() if count > 1}
 
 
-def test_a_class_name_stands_for_one_class() -> None:
+def test_a_class_name_is_used_for_one_class() -> None:
     assert find_shared_class_names(map(ast.parse, ["class A: ...", "class A: ...", "class B: ..."])) == {"A"}
     files = [file for file in list_files() if file.relative_to(ROOT).parts[0] in ("fivefold", "benchmarks")]
     shared = find_shared_class_names(map(parse_file, files))
@@ -237,7 +237,7 @@ def test_functions_are_named_by_verbs_or_nouns() -> None:
 
 
 @pytest.mark.slow
-def test_comments_use_the_words_of_the_field() -> None:
+def test_comments_use_standard_terms() -> None:
     faults = [
         f"{file.relative_to(ROOT).as_posix()}:{number}: {match[0]}"
         for file in list_files()

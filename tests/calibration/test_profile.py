@@ -235,7 +235,7 @@ def test_a_deep_model_is_measured_on_fewer_layers_of_every_kind():
     assert shorten_model(NANO, layout, JOB) == NANO
 
 
-def test_messages_seconds_never_fall_as_they_grow():
+def test_seconds_of_messages_never_fall_as_their_size_grows():
     chance = random.Random(3)
     for _ in range(50):
         seconds = [exp(chance.uniform(-8, -2)) for _ in range(chance.randint(1, 7))]
@@ -310,7 +310,7 @@ def test_a_message_measured_in_a_step_applies_to_its_size_only():
     assert list_measured_seconds(order.replace(ranks=4), timed) == []
 
 
-def test_small_messages_are_priced_as_often_as_they_are_sent():
+def test_the_time_of_small_messages_counts_as_often_as_they_are_sent():
     points = [
         CollectivePoint(collective=name, ranks=2, bytes=2**12, seconds=1e-3) for name in ("all_reduce", "all_to_all")
     ]

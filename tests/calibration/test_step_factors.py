@@ -60,7 +60,7 @@ def with_curves(**more):
 
 @pytest.mark.parametrize("gpu", [False, True])
 @pytest.mark.parametrize("ranks", [1, 2, 4])
-def test_the_grid_varies_what_a_units_time_depends_on(ranks, gpu):
+def test_the_calibration_grid_varies_shapes_precision_and_recomputation(ranks, gpu):
     runs = list_grid_runs(ranks, gpu=gpu, quick=False)
     assert {run.layout.world for run in runs} == {ranks}
     assert len({run.model.width for run in runs}) >= 3
@@ -138,7 +138,7 @@ def test_units_of_the_grid_predict_the_units_of_other_models(ranks, seed):
         assert abs(curves.compute / right.compute - 1) > 0.1
 
 
-def test_without_factors_a_prediction_is_that_of_the_curves():
+def test_without_step_factors_predictions_use_the_curves_alone():
     layout = Layout.parse("dp2 zero1 mbs2")
     plain, factored = with_curves(), with_curves(steps=drawn_factors(random.Random(1), 1))
     counts = get_planner(EXPERTS, plain, JOB).counts

@@ -83,7 +83,7 @@ def test_a_stack_runs_what_is_listed_and_nothing_else(name: str) -> None:
     assert [stage for stage in range(4) if is_supported(f"dp2 zero{stage}")] == list(listed.zero)
 
 
-def test_what_was_not_looked_up_of_a_stack_is_not_called_all() -> None:
+def test_features_of_a_stack_that_were_not_looked_up_are_not_listed_as_supported() -> None:
     stacks = ff.stacks()
     assert all(stack.examined for stack in stacks)
     row = next(line for line in run("stacks").splitlines() if line.startswith("torchtune"))

@@ -95,7 +95,7 @@ def test_another_layout_is_named_if_no_single_change_fits(log: Path) -> None:
     assert step.memory.peak_bytes <= against["available_bytes"]
 
 
-def test_a_folder_stands_for_its_files(log: Path) -> None:
+def test_a_folder_is_read_as_its_files(log: Path) -> None:
     block = {"size": 512, "state": "active_allocated"}
     (log.parent / "rank0.pickle").write_bytes(pickle.dumps([{"total_size": 2048, "blocks": [block]}]))
     data = json.loads(run(log.parent, "--json"))

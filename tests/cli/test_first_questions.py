@@ -41,7 +41,7 @@ def test_a_layout_that_no_single_change_makes_fit_points_to_search(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("words", "is_assumed"), [(("h100:16",), True), (("h100:16", "--gbs", "64"), False)])
-def test_a_search_says_that_the_default_batch_is_few_for_many_ranks(
+def test_a_search_remarks_that_the_default_batch_is_small_for_many_ranks(
     words: tuple[str, ...], is_assumed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(monkeypatch, "search", "nano", *words, "--seq", "512", "--where", "pp=1 cp=1", "--top", "1") == 0

@@ -97,7 +97,7 @@ def test_a_search_from_a_config_begins_with_its_own_layout(
     assert "\nyours  " in said
 
 
-def test_a_question_is_asked_of_the_layout_and_job_of_a_config(
+def test_ask_uses_the_layout_and_job_of_a_config(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "config.yml"
@@ -204,7 +204,7 @@ def test_write_lists_the_defaults_of_a_run_file_that_does_not_state_them(
     assert line.startswith("note: left at Fivefold's defaults: sequence 4096 (--seq), precision bf16")
 
 
-def test_write_says_what_a_config_leaves_to_its_software(
+def test_write_lists_the_settings_that_a_config_leaves_to_its_software(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "train.toml"

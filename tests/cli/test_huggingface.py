@@ -131,7 +131,7 @@ def test_unsupported_input_is_an_error(workspace: Path) -> None:
     assert refusal("import", "llama", "--to", "new.toml").startswith("llama has no tokenizer.json")
 
 
-def test_weights_of_another_model_are_refused_before_the_corpus_is_read(workspace: Path) -> None:
+def test_weights_of_another_model_are_rejected_before_the_corpus_is_read(workspace: Path) -> None:
     Path("run.toml").write_text(emit(RUN | {"model": "nano", "folder": "other", "start": {"weights": "llama"}}))
     assert refusal("train", "run.toml").startswith(
         "llama holds another model, with width=48 instead of 64; give the run "

@@ -20,11 +20,11 @@ def test_figures_are_words_with_digits_and_their_units(text: str, figures: list[
     assert list_figures(text) == figures
 
 
-def test_other_words_change_nothing_and_another_figure_or_unit_does() -> None:
+def test_only_changed_figures_and_units_count_as_a_change_of_a_page() -> None:
     assert list_figures("It takes 3.2 s, which is long.") == list_figures("A step: 3.2 s")
     assert list_figures("3.2 s") != list_figures("3.2 ms")
     assert list_figures("3.2 s") != list_figures("3.3 s")
 
 
-def test_code_is_what_stands_between_backticks() -> None:
+def test_text_between_backticks_is_code() -> None:
     assert list_code("take `dp2` or `--where 'tp=1'`") == ["dp2", "--where 'tp=1'"]

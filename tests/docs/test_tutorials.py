@@ -70,7 +70,7 @@ def test_the_selected_paragraphs_of_an_output_are_shown(shown: str, lines: list[
     assert select_lines(OUTPUT, shown) == lines
 
 
-def test_changed_figures_are_seen_and_changed_words_are_not() -> None:
+def test_changed_figures_are_detected_and_changed_words_are_not() -> None:
     before, after = (
         ["peak 55.92 GiB of 80", "1,358 layouts in 1.09 s, 12 evaluated"],
         ["memory 55.92 GiB of 80", "1,358 layouts in 2 s, 7 evaluated"],

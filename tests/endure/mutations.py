@@ -176,7 +176,7 @@ WEB = [
           ("the oldest run is first", "key=lambda path: -path.stat()", "key=lambda path: path.stat()"),
           ("a resumed run has ended", "return None if was_resumed and is_live(folder, name) else", "return"),
           ("damaged logs end the page", "    except UserError:  # damaged", "    except KeyError:  # damaged")),
-    *edit("web/dropped.py", "web/test_files.py::test_large_files_are_refused_and_the_oldest_removed",
+    *edit("web/dropped.py", "web/test_files.py::test_large_files_are_rejected_and_the_oldest_removed",
           ("the newest file is removed", "self._kept.pop(0)", "self._kept.pop()")),
     *edit("web/question.py", "web/test_copies.py::test_user_settings_apply_to_pages_and_what_they_copy",
           ("the user's software is ignored", "if settings.stack and stack is None and", "if False and")),

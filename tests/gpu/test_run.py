@@ -62,7 +62,9 @@ def test_run_continues_until_all_parts_are_done(folder: Path, capsys: pytest.Cap
     assert "**Failed: exit code 3.**" in text
 
 
-def test_a_bounded_call_stops_in_time_and_says_so(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_call_with_a_time_limit_stops_in_time_and_reports_it(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     parts = [part("long", "75", folder), part("next", "0", folder)]
     assert run(parts, State(folder), seconds=60, small=True) == LATER
     assert (calls(folder, "long"), calls(folder, "next")) == (1, 1)
@@ -109,7 +111,7 @@ def test_a_step_of_the_gpu_checks_is_traced(forked: Callable[..., list[Any]], tm
         assert any("aten::mm" in event.get("name", "") for event in json.load(file)["traceEvents"])
 
 
-def test_every_part_is_a_module_that_is_there() -> None:
+def test_every_part_of_the_gpu_checks_is_an_existing_module() -> None:
     for item in PARTS:
         words = item.command.split()
         assert words[0] == "-m"

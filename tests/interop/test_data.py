@@ -126,7 +126,9 @@ def data_keys() -> set[str]:
         (TRL | {"assistant_only_loss": True}, "tokenizer m: the run reads a folder with tokenizer.json"),
     ],
 )
-def test_what_a_run_file_cannot_express_is_a_remark(values: dict[str, Any], words: str, tmp_path: Path) -> None:
+def test_settings_that_a_run_file_cannot_express_are_remarked(
+    values: dict[str, Any], words: str, tmp_path: Path
+) -> None:
     _, remarks, _ = run_of(values, tmp_path)
     assert any(words in remark for remark in remarks), remarks
 

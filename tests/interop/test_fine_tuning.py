@@ -139,7 +139,7 @@ def test_a_preference_pair_is_written_as_one_sample(name: str) -> None:
         ),
     ],
 )
-def test_what_a_config_cannot_express_is_an_error(job: dict[str, object], to: str, words: str) -> None:
+def test_settings_that_a_config_cannot_express_are_errors(job: dict[str, object], to: str, words: str) -> None:
     with pytest.raises(UserError, match=words.replace(".", r"\.")):
         write(plan_of(job), to=to)
 
@@ -271,7 +271,7 @@ def test_a_run_file_keeps_its_data(tmp_path: Path) -> None:
         ("python examples/scripts/dpo.py", "dpo", 1e-6),
     ],
 )
-def test_a_script_of_trl_has_its_defaults(command: str, objective: str, learning_rate: float) -> None:
+def test_a_launch_script_of_trl_has_the_defaults_of_trl(command: str, objective: str, learning_rate: float) -> None:
     words = [*command.split(), "--model_name_or_path", "meta-llama/Llama-3.1-8B"]
     result = read(words, Overrides(ranks=8))
     assert (result.missing, result.not_understood) == ((), ())
@@ -310,7 +310,7 @@ def test_another_script_of_trl_is_an_error_by_name(script: str) -> None:
     assert "script" in {key.key for key in result.not_understood}
 
 
-def test_the_line_of_a_job_has_its_adapter_and_what_is_in_host_memory(tmp_path: Path) -> None:
+def test_the_description_of_a_job_names_its_adapter_and_its_offloaded_states(tmp_path: Path) -> None:
     keys = {
         "base_model": "llama3-8b", "adapter": "qlora", "load_in_4bit": True, "lora_r": 16, "lora_alpha": 32,
         "lora_target_linear": True, "lora_rank_pattern": {"q_proj": 8, "mlp.down_proj": 64}, "sequence_len": 4096,

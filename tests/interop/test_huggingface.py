@@ -361,7 +361,7 @@ def test_broken_yaml_is_a_one_line_error(text: str, reason: str, tmp_path: Path)
     assert "\n" not in str(refused.value)
 
 
-def test_aliases_that_multiply_are_refused(tmp_path: Path) -> None:
+def test_yaml_aliases_that_expand_without_bound_are_rejected(tmp_path: Path) -> None:
     lines = ["a0: &a0 [1,1,1,1,1,1,1,1,1,1]"]
     lines += [f"a{n}: &a{n} [{','.join([f'*a{n - 1}'] * 10)}]" for n in range(1, 9)]
     with pytest.raises(UserError, match="holds more than 100000 values"):
@@ -528,7 +528,7 @@ MLP = ["gate_proj", "up_proj", "down_proj"]
     ],
     ids=str,
 )
-def test_targets_by_which_peft_adapts_experts_are_read_as_these(
+def test_peft_targets_of_experts_are_read_as_expert_adapters(
     model: str, targets: dict[str, object], approximated: tuple[str, ...], adapts_experts: bool, tmp_path: Path
 ) -> None:
     """Then without the layers of dense MLPs, and without dropout, with which peft stops."""

@@ -404,7 +404,7 @@ def test_numbers_are_of_the_types_that_megatron_parses() -> None:
     assert all(values["max_position_embeddings"] >= values["seq_length"] for values in written)
 
 
-def test_a_base_of_positions_that_is_no_whole_number_is_refused() -> None:
+def test_a_rotary_base_that_is_no_whole_number_is_rejected() -> None:
     model = build_model("llama3-8b").replace(rope_theta=10_000.5)
     plan = ConfigPlan(model, Layout(dp=8, zero=1), Job(sequence=8192, global_batch=8), ranks_per_node=8)
     with pytest.raises(UserError, match="take 10000"):
@@ -412,7 +412,7 @@ def test_a_base_of_positions_that_is_no_whole_number_is_refused() -> None:
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_flag_that_turns_something_off_is_said_without_its_no_in_a_yaml(fused: bool, tmp_path: Path) -> None:
+def test_a_flag_with_no_is_read_by_its_positive_name_in_a_yaml(fused: bool, tmp_path: Path) -> None:
     text = f"{DEEPSEEK}\ngradient_accumulation_fusion: {str(fused).lower()}\n"
     result = read([put(tmp_path, "args.yaml", text), "TP=2", "PP=16", "EP=64"], Overrides(ranks=2048))
     assert result.job is not None

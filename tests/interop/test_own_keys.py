@@ -204,14 +204,14 @@ def test_keys_that_are_switched_off_are_harmless(tmp_path: Path) -> None:
     assert read_with("axolotl", {"unfrozen_parameters": []}, tmp_path).not_understood == ()
 
 
-def test_llama_factory_trains_adapters_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+def test_llama_factory_trains_adapters_by_default(tmp_path: Path) -> None:
     reading = read_with("llamafactory", {"finetuning_type": None}, tmp_path)
     assert reading.not_understood == ()
     assert reading.job is not None
     assert reading.job.adapter == Adapter(rank=8)
 
 
-def test_torchtitan_recomputes_by_operation_unless_it_is_told_otherwise(tmp_path: Path) -> None:
+def test_torchtitan_recomputes_by_operation_by_default(tmp_path: Path) -> None:
     result = read_with("torchtitan", {}, tmp_path)
     assert result.layout is not None
     assert result.layout.ac == "norm+rope+act"
@@ -314,7 +314,9 @@ def test_the_length_of_generated_text_is_no_sequence_length(tmp_path: Path) -> N
         ("bridge", {"model.bf16": False, "model.fp16": True, "model.fp8": "hybrid"}, "fp16"),
     ],
 )
-def test_a_key_that_acts_beside_another_is_an_error(name: str, keys: dict[str, Any], key: str, tmp_path: Path) -> None:
+def test_a_key_that_acts_only_with_another_key_is_an_error(
+    name: str, keys: dict[str, Any], key: str, tmp_path: Path
+) -> None:
     assert key in {said.key.rpartition(".")[2] for said in read_with(name, keys, tmp_path).not_understood}
 
 

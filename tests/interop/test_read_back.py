@@ -221,7 +221,7 @@ def test_a_learning_rate_that_would_be_another_is_remarked(monkeypatch: pytest.M
         ),
     ],
 )
-def test_the_layout_and_the_experts_are_in_the_softwares_words(
+def test_layout_and_experts_are_written_with_the_keys_of_the_software(
     name: str, model: str, layout: str, lines: tuple[str, ...]
 ) -> None:
     wanted = model_named(model)

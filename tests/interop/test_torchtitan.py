@@ -303,7 +303,7 @@ def test_a_llama_of_any_size_is_spelled_out(tmp_path: Path) -> None:
     assert check_round_trip(plan, to="torchtitan", folder=tmp_path) is None
 
 
-def test_flavors_have_the_parameters_that_their_names_say() -> None:
+def test_flavors_have_the_parameters_of_their_names() -> None:
     said = {"8B": 8.03e9, "70B": 70.55e9, "405B": 405.85e9, "1B": 1.236e9, "3B": 3.213e9}
     assert {name: resolve_flavor("llama3", name).parameters for name in said} == {
         name: pytest.approx(size, rel=1e-3) for name, size in said.items()

@@ -134,7 +134,7 @@ def test_tensor_parallelism_needs_a_plan_and_gathers_the_logits() -> None:
         ),
     ],
 )
-def test_what_torchtune_does_not_run_is_an_error(name: str, words: list[str], ranks: int, error: str) -> None:
+def test_settings_that_torchtune_does_not_run_are_errors(name: str, words: list[str], ranks: int, error: str) -> None:
     with pytest.raises(UserError, match=error) as mistake:
         read_config(name, *words, ranks=ranks)
     assert "\n" not in str(mistake.value)
@@ -232,7 +232,7 @@ def test_a_published_config_is_written_as_it_was_read(
         ("dp1 mbs1", "llama3-8b", {"adapter": {"base": "int8"}}, "adapter.base=int8: torchtune has no argument"),
     ],
 )
-def test_what_torchtune_cannot_express_is_an_error(
+def test_settings_that_torchtune_cannot_express_are_errors(
     layout: str, model: str, job: dict[str, object], reason: str
 ) -> None:
     job_fields = {"stack": "torchtune", "precision": "bf16-pure", "global_batch": 8, **job}

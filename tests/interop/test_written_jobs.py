@@ -70,7 +70,7 @@ def list_jobs(stack: Stack, recipes: Iterable[Recipe]) -> dict[str, Job]:
 
 
 @pytest.mark.parametrize("name", [name for name in STACKS if name not in WITHOUT_CONFIGS])
-def test_the_record_of_a_stack_is_what_is_written(name: str) -> None:
+def test_the_recorded_config_fields_of_a_stack_are_those_that_are_written(name: str) -> None:
     stack = STACKS[name]
     models = [DENSE] if name in WITHOUT_MIXTURES else [DENSE, MIXTURES.get(name, MIXTURE)]
     for model in models:

@@ -139,7 +139,7 @@ WERE_WRONG = [
 ]
 
 
-def test_an_order_whose_groups_have_gaps_is_refused() -> None:
+def test_an_order_whose_groups_have_gaps_is_rejected() -> None:
     """dp and cp with tp between them: ZeRO would have cut dense weights over ranks of tp, and no message been amiss."""
     layout = Layout.parse("dp2 tp2 cp2 zero1 order=dp-tp-cp-pp")
     model, job = make_model_and_job(layout, experts=True)

@@ -49,7 +49,7 @@ def test_a_split_backward_is_one_whose_tables_have_weight_passes(record: Pipelin
 
 
 @EVERY
-def test_stages_are_on_the_ranks_that_the_record_says(record: PipelineSchedule) -> None:
+def test_stages_are_on_the_ranks_of_the_schedule_record(record: PipelineSchedule) -> None:
     for table in tables(record):
         v = table.stages // table.pp
         held = tuple(record.stages_of_rank(rank, pp=table.pp, v=v) for rank in range(table.pp))

@@ -47,7 +47,7 @@ NODE = resolve("h100:4", local=Path("/nowhere"))
         ("v100:8", "bf16", "v100 has no bf16 matrix units: matmuls of bf16 are predicted at the rate of fp32"),
     ],
 )
-def test_formats_that_a_chip_does_not_multiply_are_said(machine: str, recipe: str, words: str | None) -> None:
+def test_a_remark_names_formats_that_a_chip_does_not_multiply(machine: str, recipe: str, words: str | None) -> None:
     chips, job = resolve(machine, local=Path("/nowhere")), JOB.replace(precision=RECIPES[recipe])
     lines = [line for line in list_remarks(NANO, chips, job, Layout(dp=8)) if "matrix units" in line]
     assert [words in line for line in lines] == ([True] if words else [])
@@ -93,7 +93,7 @@ def test_a_remark_compares_step_times_with_and_without_fused_scans(model: str, l
         ("kimi-linear-48b-a3b", "fivefold", None),
     ],
 )
-def test_fused_scans_are_said_to_change_nothing_where_no_scan_runs_them(
+def test_a_remark_says_that_fused_scans_change_nothing_without_scans(
     model: str, stack: str, reason: str | None
 ) -> None:
     chips, job = resolve("h200:8", local=Path("/nowhere")), LONG.replace(stack=build_stack(stack))
@@ -118,7 +118,7 @@ def test_fused_scans_have_launches_of_their_own() -> None:
     assert set(FUSED_LAUNCHES) == set(FUSED_SCANS) < set(LAUNCHES_PER_GROUP)
 
 
-def test_flash_attention_on_a_chip_that_does_not_run_it_is_said() -> None:
+def test_a_remark_names_flash_attention_on_a_chip_that_does_not_run_it() -> None:
     v100 = resolve("v100:8", local=Path("/nowhere"))
     fp16 = JOB.replace(precision=RECIPES["fp16"])
     (line,) = list_remarks(NANO, v100, fp16, Layout(dp=8))
@@ -127,7 +127,7 @@ def test_flash_attention_on_a_chip_that_does_not_run_it_is_said() -> None:
     assert list_remarks(NANO, resolve("a100:8", local=Path("/nowhere")), fp16, Layout(dp=8)) == ()
 
 
-def test_pairs_that_overlap_no_messages_are_said_to_change_nothing() -> None:
+def test_a_remark_says_that_pairs_without_messages_to_overlap_change_nothing() -> None:
     model, hosts = build_model("mixtral-8x7b"), resolve("h100:16", local=Path("/nowhere"))
     job, layout = Job(sequence=4096, global_batch=64, stack=build_stack("megatron-core")), Layout.parse("dp16 ep16")
     paired = job.replace(pairs=True)
@@ -173,7 +173,7 @@ def test_block_scales_are_a_fact_of_the_chip() -> None:
     assert len(list_remarks(NANO, NODE, job, Layout(dp=4))) == 1
 
 
-def test_a_window_that_does_nothing_is_said() -> None:
+def test_a_remark_names_a_window_as_long_as_the_sequence() -> None:
     line = "model 'nano': its window of 64 tokens does nothing in sequences of 64"
     assert list_remarks(WINDOW, NODE, JOB, None) == (line,)
     assert list_remarks(WINDOW, NODE, JOB.replace(sequence=65), None) == ()
@@ -181,13 +181,13 @@ def test_a_window_that_does_nothing_is_said() -> None:
     assert list_remarks(NANO, NODE, JOB, None) == ()
 
 
-def test_ranks_that_stay_idle_are_said_unless_a_search_left_them_out() -> None:
+def test_a_remark_names_idle_ranks_unless_the_search_left_them_out() -> None:
     (line,) = list_remarks(NANO, NODE, JOB, Layout(dp=2))
     assert "uses 2 of the 4 ranks of h100; 2 stay idle" in line
     assert list_remarks(NANO, NODE, JOB, Layout(dp=2), is_searched=True) == ()
 
 
-def test_the_default_batch_is_said_where_a_search_depends_on_it() -> None:
+def test_a_remark_names_the_default_batch_where_a_search_depends_on_it() -> None:
     many = NODE.replace(ranks=512)
     (line,) = list_remarks(NANO, many, Job(), None, is_searched=True)
     assert line.startswith("a global batch of 8 sequences (the default) is few for 512 ranks")

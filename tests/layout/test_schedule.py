@@ -546,7 +546,7 @@ def test_each_message_is_expected_once_in_time_and_in_the_order_of_its_sender(ta
 @some
 @given(tables())
 @example(schedule("dualpipe", pp=6, v=1, micro_batches=14))
-def test_waiting_for_sends_never_locks(table: Table) -> None:
+def test_waiting_for_sends_never_deadlocks(table: Table) -> None:
     """Played as the trainer plays it: a send that is waited for must have met a posted receive."""
     rows = [list_p2p_steps(table, rank=rank) for rank in range(table.pp)]
     done: set[Any] = set()
@@ -570,7 +570,7 @@ def test_waiting_for_sends_never_locks(table: Table) -> None:
     assert at == [len(row) for row in rows]
 
 
-def test_sends_are_waited_for_once_after_they_are_made() -> None:
+def test_each_send_is_waited_for_once_after_it_was_posted() -> None:
     for name in SCHEDULES:
         v = 2 if PIPELINE_SCHEDULES[name].stages_per_rank != 1 else 1
         table = schedule(name, pp=4, v=v, micro_batches=12)

@@ -57,7 +57,7 @@ def test_memory_is_what_torch_reports_and_less_than_nvidia_smi_shows():
     assert machine("mi300x").chip.memory_bytes == 206_141_652_992
 
 
-def test_at_least_fourteen_chips_and_all_of_them_are_sound():
+def test_the_catalog_has_at_least_fourteen_chips_with_plausible_figures():
     assert len(list_names()) >= 14
     for name in list_names():
         result = machine(name)
@@ -133,7 +133,7 @@ def test_the_catalog_loads_without_torch():
 
 @settings(deadline=None, max_examples=100)
 @given(st.sampled_from([*list_names(), "H100"]), st.integers(1, 9_999_999), st.data())
-def test_a_machine_is_read_however_its_number_is_written(name, count, data):
+def test_the_number_of_gpus_of_a_machine_may_be_written_in_several_forms(name, count, data):
     sign = data.draw(st.sampled_from(["x", "*", "×", " x ", " * "]))
     word = data.draw(st.sampled_from([f"{name}{sign}{count}", f"{count}{sign}{name}"]))
     assert spell_machine(word) == f"{name}:{count}"
@@ -147,7 +147,7 @@ def test_texts_that_are_no_machine_are_unchanged(text):
     assert spell_machine(text) == text
 
 
-def test_the_machine_of_a_config_is_read_however_its_number_is_written():
+def test_the_machine_of_a_config_may_be_written_in_several_forms():
     assert resolve_machine("8xh100", 64).ranks == 8
     assert resolve_machine("h100", 64).ranks == 64
     assert replace_ranks("8xh100 nic=1Gbit", 64) == "h100:64 nic=1Gbit"

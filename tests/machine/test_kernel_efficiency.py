@@ -10,7 +10,7 @@ def chip(name: str) -> Chip:
     return resolve(name, local=Path("no/such/local.toml")).chip
 
 
-def test_every_chip_says_where_its_shares_come_from():
+def test_every_chip_states_the_sources_of_its_kernel_efficiencies():
     for name in list_names():
         assert chip(name).share_source == ROWS[name].efficiency.source
         assert 0.4 < chip(name).sustained_flops("fp16") / chip(name).peak("fp16") <= 1.01

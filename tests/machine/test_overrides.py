@@ -85,7 +85,7 @@ def test_invalid_input_is_a_one_line_error(text: str, says: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_a_file_says_what_differs_from_its_base(tmp_path: Path) -> None:
+def test_a_machine_file_states_only_what_differs_from_its_base(tmp_path: Path) -> None:
     path = tmp_path / "ours.toml"
     path.write_text('base = "l40s:320 nic=100Gbit/node"\ndollars_per_rank_hour = 2.5\n[chip]\nmemory_bytes = 1024\n')
     result, wanted = machine(str(path)), machine("l40s:320 nic=100Gbit/node")

@@ -66,6 +66,6 @@ def test_other_software_names_known_activations_alone() -> None:
 
 
 @pytest.mark.parametrize(("field", "value"), [("activation", "mish"), ("norm", "batchnorm")])
-def test_an_unknown_name_is_refused(field: str, value: str) -> None:
+def test_an_unknown_name_is_rejected(field: str, value: str) -> None:
     with pytest.raises(UserError, match=f"{field} must be '"):
         Model.read({**build_model("nano").model_dump(), field: value}, origin="x")

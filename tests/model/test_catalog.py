@@ -349,7 +349,7 @@ REPOSITORIES = """
 
 
 @pytest.mark.parametrize("line", REPOSITORIES.strip().splitlines(), ids=lambda line: line.split()[0])
-def test_a_repository_is_never_taken_for_another_generation(
+def test_a_repository_is_never_read_as_another_generation(
     line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -24,14 +24,14 @@ LATENT = SMALL.replace(mla=MLA(q_rank=16, kv_rank=16, nope_dim=6, rope_dim=4, v_
     ("changed", "says"),
     [
         ({"norm_weight": False, "qk_norm": "head"}, "has no weights for qk_norm='head': take qk_norm='unit'"),
-        ({"norm_weight": False, "norm_plus_one": True}, "leave one out"),
+        ({"norm_weight": False, "norm_plus_one": True}, "drop one"),
         ({"pre_norm_mixers": True}, "pre_norm_mixers is of models with block='post'"),
         ({"sub_norm": True, "norm_weight": False}, "sub_norm is not supported with norm_weight=False"),
         ({"qk_norm": "full", "qk_norm_after_rope": True}, "qk_norm_after_rope needs norms per head"),
     ],
     ids=str,
 )
-def test_norms_that_contradict_each_other_are_refused(changed: dict[str, Any], says: str) -> None:
+def test_norms_that_contradict_each_other_are_rejected(changed: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         SMALL.replace(**changed)
 
@@ -58,7 +58,7 @@ def test_position_settings_that_would_be_ignored_are_errors(changed: dict[str, A
     ],
     ids=str,
 )
-def test_values_that_cannot_be_keys_are_refused(changed: dict[str, Any], says: str) -> None:
+def test_values_that_cannot_be_keys_are_rejected(changed: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         SMALL.replace(**changed)
 

@@ -84,7 +84,7 @@ def test_comparing_one_variant_or_only_invalid_ones_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("software", ["megatron-core", "torchtitan", "deepspeed"])
-def test_a_job_by_another_software_is_what_its_file_would_say(software: str) -> None:
+def test_a_job_compared_under_other_software_equals_the_job_of_its_config(software: str) -> None:
     for name in RECIPES:
         for before in ("fivefold", "torchtitan", "megatron-core"):
             job = Job.read({"stack": before, "precision": name}, origin="test")
@@ -109,7 +109,7 @@ def test_changes_of_a_job_apply_to_another_stack() -> None:
         with_stack(Job.read({"kernels": "eager"}, origin="test"), "torchtitan")
 
 
-def test_a_step_fits_up_to_the_risk_that_is_asked_for() -> None:
+def test_a_compared_step_fits_up_to_the_requested_risk() -> None:
     node = resolve("h100:8 memory=45GiB", local=Path("/nowhere"))
     job = Job(sequence=4096, global_batch=64)
     cases = [ComparedCase(LLAMA, node, Layout.parse(text), job) for text in ("dp8 zero3 mbs1", "dp4 tp2 zero3 mbs1")]
@@ -139,7 +139,7 @@ def test_image_tokens_and_vision_tower_are_rows_of_a_comparison() -> None:
     }
 
 
-def test_a_split_backward_keeps_recomputed_activations_and_says_so() -> None:
+def test_a_remark_says_that_a_split_backward_keeps_recomputed_activations() -> None:
     result = compare([case("pp8 1f1b ac=full"), case("pp8 zb1p ac=full"), case("pp8 zb1p")])
     steps = [variant.step for variant in result.variants if variant.step is not None]
     assert [bool(step.remarks) for step in steps] == [False, True, False]

@@ -58,7 +58,7 @@ def test_published_batches_are_quoted_for_runs_of_similar_length() -> None:
     assert len({team.source for team in TEAMS}) >= 6
 
 
-def test_the_batch_is_the_power_of_two_between_the_laws_unless_the_job_says_it() -> None:
+def test_the_advised_batch_is_a_power_of_two_between_the_laws_unless_the_job_states_one() -> None:
     stage, job = plan_batch_stage(LLAMA, JOB, tokens=2e12, is_given=False)
     assert job.global_batch & (job.global_batch - 1) == 0
     ratio = job.tokens_per_step / advise_tokens(LLAMA, 2e12)

@@ -58,13 +58,13 @@ def test_the_largest_micro_batch_is_the_last_that_fits() -> None:
     assert not fits(layout.replace(mbs=2 * size))
 
 
-def test_a_job_that_does_not_fit_the_model_is_refused_before_layouts_are_tried() -> None:
+def test_a_job_that_does_not_fit_the_model_is_rejected_before_layouts_are_tried() -> None:
     for question in (questions.find_fewest_gpus, questions.find_largest_model):
         with pytest.raises(UserError, match="images=4: small has no vision tower that is read; leave images out"):
             question(model=SMALL, machine=NODE, job=Job(global_batch=8, images=4))
 
 
-def test_a_micro_batch_that_the_global_batch_limits_says_so() -> None:
+def test_an_answer_says_that_the_global_batch_limits_the_micro_batch() -> None:
     layout, job = Layout.parse("dp8 zero3 mbs1"), Job(sequence=4096)
     limited = questions.find_largest_micro_batch(model=LLAMA, machine=NODE, job=job, layout=layout)
     assert limited.value == 1
@@ -142,7 +142,7 @@ def test_model_that_never_fits_is_a_one_line_error() -> None:
         ("llama3-8b", "h100:4", "dp8", "needs 8 ranks, but h100 has 4"),
     ],
 )
-def test_every_question_refuses_a_layout_that_predict_refuses(model: str, machine: str, layout: str, why: str) -> None:
+def test_every_question_rejects_a_layout_that_predict_rejects(model: str, machine: str, layout: str, why: str) -> None:
     """In the words of ``predict``, whatever is asked; the planner itself has no other way in."""
     job = Job(sequence=3 if model == "nemotron4-15b" else 512, global_batch=64)
     chips, spec, chosen = resolve(machine, local=Path("/nowhere")), build_model(model), Layout.parse(layout)
@@ -213,7 +213,7 @@ def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:
 
 
 @pytest.mark.slow
-def test_fewest_gpus_have_the_layout_that_fits_if_the_search_finds_no_faster_one(
+def test_the_answer_on_the_fewest_gpus_has_a_layout_that_fits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     machine = NODE.replace(chip=NODE.chip.replace(memory_bytes=2 * 2**30))

@@ -185,7 +185,7 @@ def test_the_interval_of_a_run_spans_the_fastest_and_slowest_published_restart()
     assert (result.low_seconds, result.high_seconds) == pytest.approx((fastest.low_seconds, slowest.high_seconds))
 
 
-def test_a_run_that_never_ends_is_refused() -> None:
+def test_a_run_that_never_ends_is_rejected() -> None:
     with pytest.raises(UserError, match="the run never ends; lower --assume restart= or checkpoint="):
         run(tokens=1e12, site=Site(failures=1e9, restart_seconds=1e5))
 
@@ -218,7 +218,7 @@ def offers(by: str, **options: object):  # type: ignore[no-untyped-def]
 
 
 @pytest.mark.slow
-def test_machines_are_ranked_by_what_is_asked_for() -> None:
+def test_machines_are_ranked_by_the_requested_goal() -> None:
     by_cost = offers("cost").offers
     assert [item.machine for item in by_cost] == ["h100 price=2", "h200 price=9"]
     assert by_cost[0].run.dollars == pytest.approx(by_cost[0].run.gpu_hours * 2)

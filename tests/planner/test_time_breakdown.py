@@ -22,7 +22,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("model", "machine", "layout"), CASES)
-def test_the_parts_add_up_to_the_step(model: str, machine: str, layout: str) -> None:
+def test_parts_of_the_time_breakdown_add_up_to_the_step(model: str, machine: str, layout: str) -> None:
     job = Job(sequence=2048, global_batch=64)
     step = predict(model=resolve(model), machine=machine_of(machine, local=NONE), layout=Layout.parse(layout), job=job)
     time, parts = step.time, step.time.parts
@@ -41,7 +41,7 @@ def test_the_parts_add_up_to_the_step(model: str, machine: str, layout: str) -> 
     assert parts["optimizer"] == time.optimizer_seconds
 
 
-def test_without_a_pipeline_they_are_the_operations_of_all_micro_batches() -> None:
+def test_without_a_pipeline_parts_of_the_time_are_operations_of_all_micro_batches() -> None:
     layout, job = Layout.parse("mbs2"), Job(sequence=256, global_batch=8)
     step = predict(model=resolve("tiny"), machine=machine_of("h100:1", local=NONE), layout=layout, job=job)
     for op in step.operations:

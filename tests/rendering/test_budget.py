@@ -72,7 +72,7 @@ def test_the_page_breaks_down_the_error_of_a_prediction(small: Step, measured: S
     assert text.rstrip().endswith("stalled loader: rank 0 waits")
 
 
-def test_a_step_that_was_not_traced_says_so(small: Step, measured: Step) -> None:
+def test_the_page_says_that_a_step_was_not_traced(small: Step, measured: Step) -> None:
     assert (
         to_text(budget.render_page((small, measured)))
         == "no step was traced, so the measured time is not broken down\n"

@@ -118,7 +118,7 @@ def test_a_step_without_times_and_messages_is_printed(small: Step) -> None:
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
-def test_every_number_is_there_at_any_width(small: Step, measured: Step, width: int) -> None:
+def test_every_number_of_a_comparison_is_printed_at_any_width(small: Step, measured: Step, width: int) -> None:
     words = to_text(render_table(compare(small, measured)), width=width).split()
     for number in ("6.03", "169.00", "166.14", "+1.7%", "-3.7%"):
         assert number in words

@@ -44,7 +44,7 @@ def test_differences_are_marked_and_what_is_equal_comes_last() -> None:
     assert "not possible: needs 99 ranks" in text
 
 
-def test_what_prints_equal_is_no_difference() -> None:
+def test_values_that_print_equal_are_no_difference() -> None:
     near = side_by_side(2)
     rows = (Quantity(name="gradient state", unit="bytes", better="less", values=(2.0**30, 2.0**30 + 64)),)
     text = to_text(comparison.render_page(near.replace(rows=rows)))
@@ -58,7 +58,7 @@ def test_many_variants_are_rows() -> None:
     assert rows == [*"ABCDEF", "A", *"ABCDEF"]  # what each is, what was found, the figures of each
 
 
-def test_steps_that_a_prediction_cannot_tell_apart_are_said_to_be() -> None:
+def test_steps_within_the_uncertainty_are_called_indistinguishable() -> None:
     near = side_by_side(2)
     second = near.variants[1].replace(step=SMALL.replace(tokens_per_second_per_gpu=1000 / 0.83))
     text = to_text(comparison.render_page(near.replace(variants=(near.variants[0], second))))

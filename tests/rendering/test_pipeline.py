@@ -151,13 +151,13 @@ def test_the_finding_names_the_share_of_the_host() -> None:
     assert pipeline.describe_step(time).endswith("of the 1.00 s, the host takes 30.0%")
 
 
-def test_the_remark_says_what_is_left_out() -> None:
+def test_the_remark_of_a_pipeline_picture_says_what_is_left_out() -> None:
     assert pipeline.describe_window(8, 8) == "8 micro-batches"
     assert pipeline.describe_window(1, 1) == "1 micro-batch"
     assert pipeline.describe_window(8, 64).startswith("drawn with 8 of 64 micro-batches; those left out repeat")
 
 
-def test_the_title_says_when_a_shorter_step_is_drawn() -> None:
+def test_the_title_of_a_pipeline_picture_says_if_a_shorter_step_is_drawn() -> None:
     machine = resolve("h100:4", local=Path("/nowhere"))
     using, layout = get_planner(build_model("tiny"), machine, Job(global_batch=64)), Layout.parse("pp4 mbs1")
     time, whole, short = using.step(layout).time, build_spans(using, layout), build_spans(using, layout, limit=8)

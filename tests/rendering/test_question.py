@@ -96,7 +96,7 @@ ABOUT = f"tiny on h100, 2 ranks · {SAID}"
     ],
     ids=" ".join,
 )  # fmt: skip
-def test_every_answer_begins_with_what_was_asked(words: tuple[str, ...]) -> None:
+def test_every_answer_begins_with_the_question(words: tuple[str, ...]) -> None:
     assert lines(*words, *OPTIONS)[0] == ABOUT
 
 
@@ -151,7 +151,7 @@ IDLE = (
     ],
     ids=" ".join,
 )
-def test_ranks_that_stay_idle_are_said_in_text_and_json(words: tuple[str, ...]) -> None:
+def test_idle_ranks_are_reported_in_text_and_json(words: tuple[str, ...]) -> None:
     text = lines(*words)
     assert " ".join(text).count(IDLE) == 1
     assert IDLE in json.dumps(json.loads("\n".join(lines(*words, "--json"))))
@@ -159,7 +159,7 @@ def test_ranks_that_stay_idle_are_said_in_text_and_json(words: tuple[str, ...]) 
     assert "stay idle" not in "".join(lines(*quiet, *(("tp8",) if words[0] == "compare" else ())))
 
 
-def test_ranks_that_stay_idle_are_warned_of_in_python() -> None:
+def test_idle_ranks_are_a_warning_in_python() -> None:
     for call in (
         lambda: ff.predict("tiny", "h100:8", "dp4"),
         lambda: ff.compare("tiny", "h100:8", "dp4", "dp8"),

@@ -68,7 +68,7 @@ def test_the_page_has_the_best_the_front_and_the_losers(search_result: SearchRes
     )
 
 
-def test_a_layout_that_reduces_gradients_otherwise_says_so(search_result: SearchResult) -> None:
+def test_a_layout_with_another_reduction_frequency_is_marked(search_result: SearchResult) -> None:
     """Where that makes a difference."""
     first = search_result.best[0]
     cut = first.replace(step=first.step.replace(layout="dp8 zero2 mbs1"))

@@ -62,7 +62,7 @@ def test_the_stacks_under_hugging_face_trainers_are_in_the_catalog() -> None:
 
 
 @pytest.mark.parametrize("name", STACKS)
-def test_every_stack_runs_data_parallelism_and_what_it_says(name: str) -> None:
+def test_every_stack_supports_data_parallelism_and_its_stated_features(name: str) -> None:
     stack, llama = STACKS[name], model("llama3-8b")
     job = Job(global_batch=64, stack=stack)
     words = [f"dp4 zero{zero}" for zero in stack.runs.zero]

@@ -139,7 +139,7 @@ def test_key_of_a_row_has_all_it_depends_on() -> None:
     assert len({hash_setting(item, calibrated=False) for item in (setting, longer, setting)}) == 2
 
 
-def test_a_row_fits_up_to_the_risk_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_row_fits_up_to_the_requested_risk(tmp_path: Path) -> None:
     """A row that a journal has kept answers for no other risk; a measurement does not depend on it."""
     tight = {"models": ["llama3-8b"], "machines": ["h100:8 memory=45GiB"], "layouts": ["dp8 zero3 mbs1"]}
     plan = SweepPlan.from_sweep(

@@ -244,7 +244,7 @@ def test_an_invalid_run_file_is_an_error(refused: Callable[..., str], changes: d
     assert not Path("run").exists()
 
 
-def test_a_folder_of_another_model_is_refused(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_of_another_model_is_rejected(refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch) -> None:
     run, model = Run.load(Path("run.toml")), resolve("tiny")
     machine = MACHINE.replace(ranks=1)
     step = predict(model=model, machine=machine, layout=Layout.parse("dp1 mbs1"), job=run.job)

@@ -208,7 +208,7 @@ def test_training_steps_equal_a_short_reference_of_lora(forked, text: str, adapt
         ("dp1 ac=mlp+norm", {}, "ac=mlp"),
     ],
 )
-def test_what_is_not_trained_is_refused_by_name(text: str, changed: dict[str, object], words: str) -> None:
+def test_unsupported_adapters_are_rejected_by_name(text: str, changed: dict[str, object], words: str) -> None:
     with pytest.raises(UserError, match=words):
         check_supported(Layout.parse(text), job_of(LORA).replace(**changed), model=PLAIN)
 

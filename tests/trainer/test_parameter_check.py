@@ -43,7 +43,7 @@ def findings(text: str = "tp2") -> tuple[str, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", mark_share(3, ["dp2 zero3 ep2", "tp2", "pp2 dualpipe zero0"]))
-def test_a_model_of_its_table_is_built(text: str) -> None:
+def test_a_model_with_the_weights_of_its_table_is_built(text: str) -> None:
     assert findings(text) == ()
 
 
@@ -77,7 +77,7 @@ def test_a_weight_that_is_left_on_meta_ends_the_dry_run(monkeypatch: pytest.Monk
     assert "blocks.0.attention.sinks of model 'small' is on device meta after the build, not cpu" in line
 
 
-def test_a_weight_that_is_cut_otherwise_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_weight_with_another_shard_shape_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     known = fivefold.layout.local_weight.shard_weight
 
     def uncut(weight: table.Weight, **rest: Any) -> table.Weight:

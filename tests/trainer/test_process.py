@@ -62,7 +62,7 @@ def test_a_rank_that_died_before_all_joined_is_not_counted() -> None:
     assert not dies.done()
 
 
-def test_a_rank_that_waits_alone_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_waits_alone_reports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "TIMEOUT", timedelta(seconds=0.3))
     peers = Peers()
     peers.start()

@@ -63,7 +63,7 @@ def test_positions_of_the_sequence_are_not_those_of_a_packed_sample(model: Model
     run.check_data(MODEL)
 
 
-def test_what_sft_does_not_train_is_refused_by_name() -> None:
+def test_settings_that_sft_does_not_support_are_rejected_by_name() -> None:
     with pytest.raises(UserError, match="objective=sft does not train multi-token prediction"):
         validate_job(MODEL.replace(mtp=MTP()), SFT)
     with pytest.raises(UserError, match="noise_scale: needs a loss that is the mean over all tokens"):
@@ -80,7 +80,9 @@ def test_what_sft_does_not_train_is_refused_by_name() -> None:
         ("mbs2", {"precision": "fp8"}, "objective=dpo is not modelled with precision fp8; take bf16"),
     ],
 )
-def test_what_dpo_does_not_train_is_refused_by_name(text: str, changes: dict[str, object], reason: str) -> None:
+def test_settings_that_dpo_does_not_support_are_rejected_by_name(
+    text: str, changes: dict[str, object], reason: str
+) -> None:
     given = list(list_reasons(Layout.parse(text), model=MODEL, job=DPO.replace(**changes), machine=None))
     assert len(given) == 1, given
     assert given[0].startswith(reason)

@@ -34,7 +34,7 @@ def test_the_default_stack_is_supported() -> None:
 
 
 @pytest.mark.parametrize("field", ENGINE_BEHAVIOUR)
-def test_a_fact_of_another_software_is_refused(field: str) -> None:
+def test_settings_of_other_software_are_rejected(field: str) -> None:
     job = Job.read({field: OTHER_BEHAVIOUR[field]}, origin="test")
     with pytest.raises(UserError, match=f"job: the trainer supports {field}="):
         check_supported(Layout(), job, model=build_model("nano"))
@@ -61,7 +61,7 @@ def test_odd_heads_are_computed_where_nothing_or_another_part_is_rotated(changed
 
 
 @pytest.mark.parametrize("dense", [{"dense_layers": 1}, {"pattern": (True, False)}, {"shared_experts": 1}], ids=str)
-def test_a_dense_mlp_among_clamped_experts_is_refused(dense: dict[str, Any]) -> None:
+def test_a_dense_mlp_among_clamped_experts_is_rejected(dense: dict[str, Any]) -> None:
     moe = MoE(experts=4, topk=1, ffn=16)
     model = build_model("nano").replace(activation="clamped_swiglu", moe=moe)
     check_supported(Layout(), Job(), model=model)
@@ -78,7 +78,7 @@ def test_a_dense_mlp_among_clamped_experts_is_refused(dense: dict[str, Any]) -> 
         ("unfused", "dp1", {"attention_softcap": 5.0}, "unfused attention does not support attention_softcap"),
     ],
 )
-def test_a_kernel_that_does_not_fit_is_refused(kind: Any, layout: str, changed: dict[str, Any], line: str) -> None:
+def test_a_kernel_that_does_not_fit_is_rejected(kind: Any, layout: str, changed: dict[str, Any], line: str) -> None:
     with pytest.raises(UserError, match=line):
         check_supported(Layout.parse(layout), Job(attention=kind), model=build_model("nano").replace(**changed))
 

@@ -170,7 +170,7 @@ def test_the_plan_api_answers_as_the_command_prints(folder: Path) -> None:
     assert worker.plan(asked, lambda *done: None) == run_cli("plan", *words)
 
 
-def test_plan_of_a_page_has_the_risk_that_it_was_asked_for(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_page_uses_the_requested_risk(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def stop(*_: Any, risk: float, **__: Any) -> None:
         raise UserError(f"risk {risk}")
 

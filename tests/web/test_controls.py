@@ -151,7 +151,7 @@ def test_sharding_group_is_a_control() -> None:
     assert "shard_group" not in {row.word for row in list_controls(resolved, now)}
 
 
-def test_what_a_config_cannot_express_is_no_choice() -> None:
+def test_values_that_no_config_can_express_are_disabled() -> None:
     asked = {"model": "llama3-8b", "machine": "h100:8", "gbs": 64, "stack": "torchtitan"}
 
     def list_options(layout: str, word: str, **other: str) -> dict[str, str]:
@@ -252,7 +252,7 @@ def test_software_that_contradicts_a_setting_is_marked(setting: str, stack: str,
     assert bool(reasons[stack]) == bool(reason)
 
 
-def test_adapters_next_to_frozen_parts_say_why_they_are_not_there() -> None:
+def test_adapters_next_to_frozen_parts_are_disabled_with_the_reason() -> None:
     asked = resolve_question(
         model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64, set=["freeze=embed_tokens"]
     )
@@ -260,7 +260,7 @@ def test_adapters_next_to_frozen_parts_say_why_they_are_not_there() -> None:
     assert all(reason.startswith("freeze next to an adapter is not supported") for reason in reasons)
 
 
-def test_a_value_of_the_job_says_why_the_layout_does_not_have_it() -> None:
+def test_a_job_value_that_the_layout_excludes_states_the_reason() -> None:
     resolved, layout = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64)
     choices = list_job_choices(resolved, layout)
     assert {field: len(values) for field, values in choices.items()} == {

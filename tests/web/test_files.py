@@ -116,7 +116,7 @@ def test_a_link_out_of_a_named_folder_is_not_followed(client: TestClient) -> Non
         assert SECRET not in line
 
 
-def test_large_files_are_refused_and_the_oldest_removed(examples: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_files_are_rejected_and_the_oldest_removed(examples: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dropped, "MAX_FILE_BYTES", 100)
     answer = examples.post("/files", params={"name": "a.log"}, content=iter([b"x" * 60, b"x" * 60]))
     assert answer.status_code == 422

@@ -109,7 +109,7 @@ def test_pressing_enter_does_not_undo_the_back_button(page: Any) -> None:
     assert (layout.input_value(), page.url) == ("dp8 zero3 mbs1", address)
 
 
-def test_runs_appear_where_there_was_none(page: Any, tmp_path: Path) -> None:
+def test_the_runs_page_shows_runs_that_start_later(page: Any, tmp_path: Path) -> None:
     with TestClient(create(tmp_path, local=tmp_path / "none"), base_url="http://127.0.0.1:1") as client:
         page.route("**/runs", lambda route: route.fulfill(body=client.get("/runs").text, content_type="text/html"))
         page.clock.install()

@@ -288,7 +288,7 @@ def test_a_dry_run_shows_where_memory_is_used(page: Any) -> None:
 
 
 @pytest.mark.long  # it starts a process that imports torch
-def test_a_dry_run_that_cannot_be_says_why(page: Any) -> None:
+def test_an_invalid_dry_run_says_why(page: Any) -> None:
     page.goto("/dryrun?model=nano&machine=h100:4&layout=dp3&run=1")
     playwright.expect(page.get_by_role("alert")).to_contain_text(
         "global batch 8 (the default) is not divisible by dp·mbs=3·1=3"
@@ -365,7 +365,7 @@ THEMES = {  # what each notebook sets, and how it paints its page
 
 @pytest.mark.parametrize("scheme", mark_share(2, ["dark", "light"]))
 @pytest.mark.parametrize("notebook", mark_share(4, THEMES))
-def test_a_notebook_is_read_in_its_theme(page: Any, notebook_output: str, notebook: str, scheme: str) -> None:
+def test_a_notebook_is_readable_in_its_theme(page: Any, notebook_output: str, notebook: str, scheme: str) -> None:
     """Its pictures too, which are files of their own: they follow the notebook, and not the browser."""
     page.emulate_media(color_scheme="dark" if scheme == "light" else "light")
     body, *inks = THEMES[notebook]

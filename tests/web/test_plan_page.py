@@ -258,7 +258,7 @@ def test_figures_of_a_deep_pipeline_come_before_its_pictures(client: TestClient)
 
 
 @NEEDS_CHROMIUM
-def test_pictures_follow_when_they_are_near_the_window(page: Any) -> None:
+def test_pictures_are_loaded_when_they_come_near_the_window(page: Any) -> None:
     page.goto(MANY_STAGES)
     assert page.locator("#over-time svg.pipeline").count() == 0
     _scroll_to_pictures(page, "96 micro-batches")
@@ -312,7 +312,7 @@ def test_the_page_explains_parts_of_memory_that_add_up_to_more_than_the_peak(cli
     assert remark not in client.get(f"{address}&gbs=64").text  # gradients stay from the first micro-batch on
 
 
-def test_a_default_stands_once_in_its_list(client: TestClient) -> None:
+def test_a_default_is_listed_once_among_its_choices(client: TestClient) -> None:
     page = client.get("/plan?model=llama3-8b&machine=h100:8&gbs=64&layout=dp8+zero3").text
     for name, default in (("precision", "bf16"), ("optimizer", "adamw"), ("documents", "joined")):
         (options,) = re.findall(rf'<select name="{name}".*?</select>', page, flags=re.DOTALL)

@@ -85,7 +85,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return result
 
 
-def test_runs_are_listed_with_where_they_are(root: Path) -> None:
+def test_runs_are_listed_with_their_state(root: Path) -> None:
     result = {item.folder: item for item in runs.find(ServedFolder(root))}
     assert sorted(result) == ["runs/broken", "runs/done", "runs/going"]
     done, going = result["runs/done"], result["runs/going"]

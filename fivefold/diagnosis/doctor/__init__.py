@@ -61,7 +61,7 @@ def examine(
     advice = None
     if budget_bytes is not None:
         advice = advise(
-            steps, budget_bytes=budget_bytes, again=partial(_examine_recomputed, user, file=file, tell=on_progress)
+            steps, budget_bytes=budget_bytes, examine=partial(_examine_recomputed, user, file=file, tell=on_progress)
         )
     diagnosis = _build_diagnosis(steps, advice)
     if fsdp is None and tp is None:

@@ -75,10 +75,10 @@ def list_candidates(model: nn.Module) -> tuple[str, ...]:
     return tuple(path for path in paths if members & {path, parents[path]} and not isinstance(paths[path], uncalled))
 
 
-def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str, ...]], ExaminedSteps]) -> Advice:
+def advise(seen: ExaminedSteps, *, budget_bytes: int, examine: Callable[[tuple[str, ...]], ExaminedSteps]) -> Advice:
     """Return the cheapest choice that fits, else the one with the lowest peak.
 
-    ``again`` examines the step with the given modules recomputed.
+    ``examine``: examines the step with these modules recomputed.
     """
     best = RecomputeTrial((), seen.peak_bytes, seen)
     lifetimes, reasons = seen.peak_step, dict[str, str]()
@@ -88,9 +88,9 @@ def advise(seen: ExaminedSteps, *, budget_bytes: int, again: Callable[[tuple[str
         first_fitting = next((index for index, (_, peak) in enumerate(ranked) if peak + margin <= budget_bytes), None)
         modules, peak = ranked[first_fitting] if first_fitting is not None else min(ranked, key=lambda item: item[1])
         try:
-            trial = RecomputeTrial(modules, peak, again(modules))
+            trial = RecomputeTrial(modules, peak, examine(modules))
         except UserError as error:
-            reasons |= _find_unrecomputable(again, modules, error)
+            reasons |= _find_unrecomputable(examine, modules, error)
             drops = {path: module_drops for path, module_drops in drops.items() if generalize_path(path) not in reasons}
             ranked = _rank(lifetimes, drops)
             continue
@@ -111,7 +111,7 @@ def _rank(lifetimes: StepLifetimes, drops: dict[str, list[Drop]]) -> list[tuple[
 
 
 def _find_unrecomputable(
-    again: Callable[[tuple[str, ...]], ExaminedSteps], modules: tuple[str, ...], error: UserError
+    examine: Callable[[tuple[str, ...]], ExaminedSteps], modules: tuple[str, ...], error: UserError
 ) -> dict[str, str]:
     """Return the kinds of modules that cannot be recomputed, with the reason.
 
@@ -121,7 +121,7 @@ def _find_unrecomputable(
     first = {generalize_path(path): path for path in reversed(modules)}
     for kind, path in first.items() if len(first) > 1 else ():
         try:
-            again((path,))
+            examine((path,))
         except UserError as alone:
             reasons[kind] = str(alone)
     return reasons or dict.fromkeys(first, str(error))

@@ -64,7 +64,7 @@ def _list_v_path(pp: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _list_dualpipe_phases(near: int, *, ranks: int, count: int) -> list[str]:
-    """Return the eight phases of DualPipe, ``near`` ranks from the end; ``each``: micro-batches, >= 2·ranks."""
+    """Return the eight phases of DualPipe, ``near`` ranks from the end; ``count``: micro-batches, >= 2·ranks."""
     ranks_to_middle = ranks - 1 - near
     actions = ["F0"] * (2 * ranks_to_middle) + ["F0", "F1"] * (near + 1) + ["B1", "W1", "F1"] * ranks_to_middle
     middle = ["F0+BW1", "F1+BW0"] * (count - 2 * ranks + near + 1)

@@ -241,8 +241,8 @@ class Bounds:
     ) -> Floats:
         """Return the busy seconds [n, 3] of ranks under a schedule with FB: pairs, and the passes that remain unpaired.
 
-        ``pair_seconds`` come from ``Estimates.pairs``, ``messages`` from ``_data_parallel_seconds``, and
-        ``exposed_dp`` from ``_exposed_seconds``.
+        ``pair_seconds`` come from ``Estimates.pairs``, ``messages`` from ``_bound_data_parallel_seconds``, and
+        ``exposed_dp`` from ``_bound_exposed_seconds``.
         """
         unit_exposed = unit_seconds[:, 3:6].sum(axis=1)
         forward_kernels = unit_seconds[:, 0] - unit_seconds[:, 6]
@@ -318,9 +318,10 @@ class Bounds:
         )
 
     def _bound_exposed_seconds(self, messages: Floats, copies: Floats, unit_seconds: Floats) -> Floats:
-        """Return the copies and exposed messages of ``_data_parallel_seconds``, and by how much overlap slows compute.
+        """Return the copies and exposed messages of data parallelism, and by how much overlap slows compute.
 
-        Messages overlap with copies as with other compute.
+        ``messages`` and ``copies`` come from ``_bound_data_parallel_seconds``. Messages overlap with copies as with
+        other compute.
         """
         if not self.planner.units.overlaps:
             return messages + copies

@@ -70,7 +70,7 @@ def count_stage_units(
 
 
 def make_column_key(run: UnitGroup) -> tuple[Name, bool]:
-    """Return what tells the columns of units apart."""
+    """Return the key of a unit's column: its name and, for blocks, whether it is recomputed."""
     return run.name, run.recomputed and not isinstance(run.name, str)
 
 

@@ -64,7 +64,7 @@ class Tables:
         sequences: Ints,
         cost: int,
     ) -> Floats:
-        """Return ``_table`` of figures of ``sequences`` sequences, scaled to mbs."""
+        """Return ``_look_up`` of figures for ``sequences`` sequences, scaled to mbs."""
         mbs = self.partials.mbs[candidates.partial]
         scaled = self._look_up(name, candidates, [sequences, *columns], compute, cost=cost)
         scale = np.where(

@@ -47,7 +47,7 @@ def draw_memory(
 def draw_file(levels: Sequence[Level], *, step: Step, rank: int, capacity_bytes: int, drawn: str = "") -> PictureFile:
     """Return the chart of a rank of a step as a file; ``drawn``: which part of the step it shows."""
     if not levels:
-        raise UserError("no memory over time; there is nothing to draw")
+        raise UserError("there is nothing to draw: the step has no memory levels over time")
     return PictureFile(
         title=describe_peak(levels, rank=rank, capacity_bytes=capacity_bytes),
         lines=(f"{step.model} on {step.machine}, {count_ranks(step.world)} · {step.layout}", drawn),

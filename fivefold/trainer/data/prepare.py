@@ -239,7 +239,7 @@ def _list_training_texts(plan: _Plan, bound: int, progress: Progress) -> Iterato
 
 
 def _write(plan: _Plan, folder: Path, rule: EncodingSettings, *, workers: int, progress: Progress) -> tuple[Index, int]:
-    """Write the shards of both splits; return their index and the lowest ``text_hash`` of any document."""
+    """Write the shards of both splits; return their index and the lowest ``hash_text`` of any document."""
     writers = {split: SplitWriter(folder, split, plan.shard_tokens) for split in SPLITS}
     done, nul_bytes, lowest_hash = 0, 0, TEXT_HASHES
     with closing(encode_all(plan.files, rule=rule, workers=workers)) as results:

@@ -27,7 +27,7 @@ class Pending:
     """The result of a running collective.
 
     It keeps ``inputs`` alive until the collective is done. ``interleaver``: runs the other micro-batch before a wait;
-    ``heard``: notified of the wait.
+    ``event``: notified of the launch and of the wait.
     """
 
     def __init__(

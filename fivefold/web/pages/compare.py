@@ -37,7 +37,7 @@ def build_router(site: WebServer) -> APIRouter:
         comparison, mistake = None, ""
         if len(asked.layout) * (1 + len(asked.machines)) > 1 or asked.stacks or asked.precisions:
             try:
-                comparison = await site.work.run_soon(lambda: look(site, asked))
+                comparison = await site.work.run_soon(lambda: build_view(site, asked))
             except UserError as error:
                 mistake = site.word_message(error)
         return render_page("compare.html", request, asked=asked, found=comparison, mistake=mistake)
@@ -45,7 +45,7 @@ def build_router(site: WebServer) -> APIRouter:
     return pages
 
 
-def look(site: WebServer, asked: CompareQuestion) -> dict[str, Any]:
+def build_view(site: WebServer, asked: CompareQuestion) -> dict[str, Any]:
     """Return the comparison with its pictures, all to one scale."""
     cases = asked.cases(folder=site.folder, local=site.local)
     if len(cases) > MAX_VARIANTS:

@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from fivefold.record import UserError
 from fivefold.web.book import list_chapters, read_chapter
-from fivefold.web.pages.plan import PlanQuestion, View, look
+from fivefold.web.pages.plan import PlanQuestion, View, build_view
 from fivefold.web.pages.render import render_page
 from fivefold.web.site import WebServer
 
@@ -28,7 +28,7 @@ def build_router(site: WebServer) -> APIRouter:
             found_chapter = read_chapter(name)
         except UserError as error:
             return render_page("mistake.html", request, asked=asked, mistake=str(error), code=404)
-        view = await site.work.run_soon(lambda: look(site, asked)) if found_chapter.live else View()
+        view = await site.work.run_soon(lambda: build_view(site, asked)) if found_chapter.live else View()
         return render_page(
             "learn.html",
             request,

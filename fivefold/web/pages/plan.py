@@ -70,7 +70,7 @@ def build_router(site: WebServer) -> APIRouter:
 
     @pages.get("/plan")
     async def plan(request: Request, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
-        view = await site.work.run_soon(lambda: look(site, asked))
+        view = await site.work.run_soon(lambda: build_view(site, asked))
         shown = site.word_message(view.mistake)
         return render_page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=list_facts)
 
@@ -119,7 +119,7 @@ def build_router(site: WebServer) -> APIRouter:
     return pages
 
 
-def look(site: WebServer, asked: PlanQuestion) -> View:
+def build_view(site: WebServer, asked: PlanQuestion) -> View:
     """Return the view of a question; without an answer, as much as can be shown, and the reason."""
     try:
         resolved = site.resolve(asked)

@@ -58,7 +58,7 @@ def build_router(site: WebServer) -> APIRouter:
             live = any(run_summary.state == "running" for run_summary in summaries)
             return render_page("runs.html", request, asked=asked, found=summaries, poll=LIVE if live else QUIET)
         try:
-            run = await site.work.run_soon(lambda: look(site, asked.folder))
+            run = await site.work.run_soon(lambda: build_view(site, asked.folder))
         except UserError as error:
             return render_page("mistake.html", request, asked=asked, mistake=site.word_message(error))
         return render_page("run.html", request, asked=asked, run=run)
@@ -125,7 +125,7 @@ def smooth(points: Sequence[tuple[float, float]], steps: int) -> list[tuple[floa
     ]
 
 
-def look(site: WebServer, name: str) -> dict[str, Any]:
+def build_view(site: WebServer, name: str) -> dict[str, Any]:
     """Return everything that is shown for a run."""
     log_lines = runs.read_log(site.folder, name)
     training = [line for line in log_lines if "loss" in line]

@@ -80,7 +80,7 @@ def build_router(site: WebServer) -> APIRouter:
         mistake = ""
         if asked.file:
             try:
-                content = await site.work.run_soon(lambda: look(site, asked))
+                content = await site.work.run_soon(lambda: build_view(site, asked))
             except UserError as error:
                 mistake = site.word_message(error)
         return render_page(
@@ -141,7 +141,7 @@ def describe_question(rows: Sequence[SweepRow]) -> str:
     return " · ".join(parts)
 
 
-def look(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
+def build_view(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
     """Return the rows and their pictures."""
     rows = read(site.folder.path(asked.file))
     predicted = [row for row in rows if row.step_seconds is not None and row.peak_bytes is not None]

@@ -184,7 +184,7 @@ def test_the_uncertainty_that_compare_prints_is_that_of_this_commit(report: Repo
         assert RATIO_TABLE.read_text(encoding="utf-8") == (tmp_path / "ratio_errors.csv").read_text(encoding="utf-8")
 
 
-def test_ratios_are_closer_than_times(report: Report) -> None:
+def test_errors_of_predicted_ratios_are_smaller_than_errors_of_times(report: Report) -> None:
     """What two runs share cancels; the order of clearly different runs is the measured one."""
     kinds = {row.kind: row for row in report.ratios}
     most = {"layout": 0.08, "recomputation": 0.03, "precision": 0.045, "ranks": 0.04, "chip": 0.08}
@@ -198,7 +198,7 @@ def test_ratios_are_closer_than_times(report: Report) -> None:
     assert fmean(most for _, most in covered if most is not None) >= 0.8
 
 
-def test_the_page_says_what_share_of_the_rows_with_all_facts_is_scored(report: Report) -> None:
+def test_the_page_states_the_share_of_complete_rows_that_is_scored(report: Report) -> None:
     result = exclusions.shares(report.scores, ((item.source, item.row, item.rule) for item in report.excluded))
     table = "".join(exclusions.markdown(result)).rstrip("\n")
     assert_or_freeze(PAGE, table, begin="| source | scored |", end="\n\n")

@@ -64,7 +64,7 @@ def sent_messages(counts: Counts, layout: Layout) -> Iterator[RepeatedMessage]:
 
 
 @pytest.mark.parametrize(("ac", "reuse"), [("full", 40_000), ("full", 0), ("none", 0)])
-def test_weights_are_gathered_one_by_one_as_often_as_the_hooks_miss_them(ac: str, reuse: int) -> None:
+def test_weights_that_prefetch_hooks_miss_are_gathered_one_by_one(ac: str, reuse: int) -> None:
     layout = Layout.parse(f"dp8 zero3 mbs1 ac={ac}")
     sent = Counter[int]()
     for message in sent_messages(Counts(MODEL, job(reuse)), layout):

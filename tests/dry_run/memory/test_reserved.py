@@ -64,7 +64,7 @@ def test_split_free_blocks_cannot_hold_the_former_tensor() -> None:
     assert (result.tape, result.event, result.site) == (0, 5, SITE)
 
 
-def test_the_smallest_block_that_fits_is_taken_whole_if_little_is_left() -> None:
+def test_the_smallest_block_that_fits_is_used_and_split_only_if_enough_is_left() -> None:
     result = reserve(30 * MIB, 20 * MIB, 12 * MIB, -0, -1, 19 * MIB)
     assert result.reserved_bytes == 62 * MIB
     blocks = Allocator(expandable=False)

@@ -155,7 +155,7 @@ def test_simulating_a_deadlock_is_an_error() -> None:
 # Prices
 
 
-def test_kernels_and_messages_cost_what_the_planner_says() -> None:
+def test_kernels_and_messages_take_the_times_of_the_planner() -> None:
     pricer, chip = Pricer(machine=H100, job=Job(), world=16), find_slowest_chip(H100)
     assert pricer.price_kernel(
         Kernel("matmul", (4096, 1024, 512, 2), "bfloat16", 0, 0, 1, 0)
@@ -223,7 +223,7 @@ def test_a_calibrated_machine_answers_with_what_it_measured() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["dp2", "tp2 pp2"])
-def test_a_step_takes_about_as_long_as_the_planner_says(layout: str, make_tapes: MakeTapes) -> None:
+def test_a_simulated_step_takes_about_as_long_as_the_planner_predicts(layout: str, make_tapes: MakeTapes) -> None:
     """With kernels that do not launch in vain: a model wide enough, of which shapes alone are needed."""
     model, result = build_model("llama3-8b").replace(layers=2), Layout.parse(layout)
     job = Job(sequence=4096, global_batch=4)

@@ -53,7 +53,7 @@ def test_the_page_of_features_has_their_numbers() -> None:
 
 
 @pytest.mark.parametrize("kind", SMALL)
-def test_the_trainer_computes_the_families_that_are_said_to_be_trained(kind: str) -> None:
+def test_the_trainer_computes_every_family_that_is_listed_as_trained(kind: str) -> None:
     model = from_config({"model_type": kind, **SMALL[kind]}, name="x")
     job = Job(sequence=16, global_batch=1, precision=get_recipe("fp32"))
     try:

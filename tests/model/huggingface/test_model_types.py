@@ -80,7 +80,7 @@ def test_biases_of_internlm3_are_read_under_both_names() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("share", mark_share(SHARES, range(SHARES)))
-def test_another_model_of_transformers_is_refused_beside_every_known_architecture(share: int) -> None:
+def test_an_unsupported_model_type_is_rejected_with_any_known_architecture(share: int) -> None:
     for at, (family, read) in enumerate({**FAMILIES, **WRAPPERS}.items()):
         config = make_explicit_config(family) if family in CONFIGS else {}
         for other in (*sorted(MODEL_TYPES - READ), *FAMILIES)[(share + at) % SHARES :: SHARES]:

@@ -42,7 +42,7 @@ def test_stacked_experts_hold_the_same_elements(family: str) -> None:
     assert (gate.first, up.first) == (0, model.moe.ffn)
 
 
-def test_rotary_pairs_lie_side_by_side_in_the_file() -> None:
+def test_rotary_pairs_are_adjacent_in_the_file() -> None:
     part = TensorPart(
         "q", (12, 5), "attention.q.weight", head=(6, 2, 4)
     )  # two heads: two rows stand still, two pairs turn

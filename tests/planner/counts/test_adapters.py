@@ -263,7 +263,7 @@ def test_unmodelled_adapters_of_embedding_and_head_are_errors(
     assert any(words in reason for reason in reasons), reasons
 
 
-def test_targets_that_the_model_lacks_are_refused() -> None:
+def test_targets_that_the_model_lacks_are_rejected() -> None:
     plain, gated = SMALL.replace(mlp="plain"), job({"rank": 8, "targets": ["gate_proj"]})
     reason = next(list_reasons(Layout.parse("dp1"), model=plain, job=gated, machine=None))
     assert reason.startswith("adapter.targets=gate_proj: no such layer in a block of llama3-8b; take up_proj")

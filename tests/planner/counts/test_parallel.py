@@ -390,7 +390,7 @@ def test_a_loss_in_chunks_makes_no_product_twice() -> None:
 
 @SOME
 @given(st.data())
-def test_stages_hold_every_layer_once_and_the_ends_where_they_lie(data: st.DataObject) -> None:
+def test_stages_hold_every_layer_once_and_embedding_and_head_at_the_ends(data: st.DataObject) -> None:
     model = data.draw(st.sampled_from([LLAMA, MIXTURE, WINDOWS]))
     layout = draw_legal(data.draw, model)
     counts, last = Counts(model, Job(sequence=64)), layout.pp * layout.v - 1

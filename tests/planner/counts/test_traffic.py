@@ -210,7 +210,7 @@ def test_recomputed_experts_are_dispatched_again_and_their_counts_only_with_the_
         assert result[numbers] == 8 * L * told
 
 
-def test_balance_counts_sequences_where_their_rows_lie_on_several_ranks() -> None:
+def test_the_balance_loss_sums_counts_of_sequences_over_the_ranks_that_hold_their_rows() -> None:
     counted = ("all_reduce", 8 * 2 * 8)
     for text, axis, times in (("tp2 mbs2", "tp", 8), ("tp2 cp2 mbs2", "cp", 8), ("dp2 mbs2", "dp", 0)):
         assert count_messages(text, axis=axis, model=EXPERTS)[counted] == times * L
@@ -400,7 +400,7 @@ def test_zero_3_sends_half_as_much_again_as_zero_2() -> None:
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
 @pytest.mark.parametrize("shards", [2, 4])
-def test_shard_groups_reduce_among_themselves_and_then_their_parts_between_them(zero: int, shards: int) -> None:
+def test_gradients_are_reduced_within_shard_groups_and_then_between_them(zero: int, shards: int) -> None:
     P = local_elements(DENSE, Layout(dp=8))[0]
     result = sum_by_group(f"dp8 zero{zero}/{shards}", job=JOB.replace(reduce="step"))
     assert result["reduce_scatter", "shard"] == (L + 2, 4 * P, shards)

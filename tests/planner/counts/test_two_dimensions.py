@@ -103,7 +103,7 @@ def test_sharded_column_and_row_layers_equal_the_full_layers(x: int, y: int) -> 
 
 @pytest.mark.parametrize(("x", "y"), CUTS)
 @pytest.mark.parametrize("mlp", ["gated", "plain"])
-def test_a_layer_sends_what_the_formula_says(x: int, y: int, mlp: str) -> None:
+def test_messages_of_a_layer_under_2d_tensor_parallelism_follow_the_formula(x: int, y: int, mlp: str) -> None:
     """[4·D·(x−1) + (3·F + 2·(N+K)·H)·(y−1)] / tp elements a token forward (without a gate 2·F), and sums of norms."""
     tp, job = x * y, Job(sequence=T, global_batch=1)
     model = SMALL.replace(mlp=mlp)

@@ -43,7 +43,7 @@ def test_ratios_of_llama_on_h100_equal_those_by_hand() -> None:
     assert pp.reason == "overlapped at every degree possible with this model, batch and 512 ranks"
 
 
-def test_an_axis_moves_to_the_far_link_when_others_lie_inside() -> None:
+def test_an_axis_uses_the_slower_link_when_inner_axes_fill_the_node() -> None:
     result = compute_ratios(build_model("llama3-70b"), machine=machine("h100:512"), job=JOB, layout=Layout(tp=8))
     assert {degree.link for degree in axis(result, "zero3").degrees} == {"NIC"}
     assert [degree.degree for degree in axis(result, "dp", "step").degrees] == [2, 4, 8, 16, 32, 64]

@@ -269,7 +269,7 @@ def test_the_ranking_has_the_fastest_layouts_of_all_precisions(where: str) -> No
     assert f"in bf16  {proposal.unchanged.layout}: step time" in console.file.getvalue()  # type: ignore[attr-defined]
 
 
-def test_the_layout_of_a_config_is_ranked_beside_the_best() -> None:
+def test_the_layout_of_a_config_is_ranked_with_the_best() -> None:
     own, only = Layout.parse("dp8 zero3 mbs1 ac=full"), Where.parse("pp=1 tp=1 cp=1 order=default")
     model = build_model("llama3-8b")
     result = search(model=model, machine=NODE, job=JOB, top=2, within=0.02, where=only, own=own)
@@ -423,7 +423,7 @@ def test_a_search_without_any_candidate_layout_ends_with_near_misses() -> None:
         ("dp8 mbs16", "gbs 128"),
     ],
 )
-def test_a_layout_that_cannot_run_is_refused_in_one_line(text: str, said: str) -> None:
+def test_a_layout_that_cannot_run_is_a_one_line_error(text: str, said: str) -> None:
     with pytest.raises(UserError, match=said) as caught:
         predict(model=build_model("llama3-8b"), machine=NODE, layout=Layout.parse(text), job=JOB)
     assert "\n" not in str(caught.value)
@@ -437,7 +437,7 @@ def test_a_recomputation_that_the_software_cannot_express_is_named() -> None:
     assert any("does not try ac=mlp with fsdp2" in remark for remark in result.remarks)
 
 
-def test_ranks_that_nothing_can_share_are_refused() -> None:
+def test_a_number_of_ranks_that_no_layout_can_use_is_an_error() -> None:
     with pytest.raises(UserError, match="try gbs 14"):
         search(model=SMALL, machine=NODE.replace(ranks=7), job=FEW.replace(global_batch=8))
 
@@ -502,7 +502,7 @@ def test_an_interrupted_search_returns_the_best_so_far() -> None:
 
 
 @pytest.mark.parametrize("by", mark_share(2, ["time", "memory"]))
-def test_a_search_at_its_work_limit_says_how_near_the_best_possible_it_is(by: By) -> None:
+def test_a_search_at_its_work_limit_states_the_gap_to_the_best_possible(by: By) -> None:
     """The gap is proven: the optimum of brute force lies within it, and the limit does not depend on the computer."""
     machine, job = make_tight_machine(4, gib=1.5), FEW.replace(global_batch=4)
     only: dict[str, Any] = {"recomputations": ("none", "full")}

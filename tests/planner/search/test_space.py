@@ -145,7 +145,7 @@ def test_the_space_of_a_batch_ramp_has_only_layouts_that_divide_every_batch() ->
 
 @pytest.mark.parametrize("text", ["zero=3", "zero>=1 shards<4", "tp=4 zero=1", "zero=0 pp>1 schedule!=1f1b"])
 @pytest.mark.parametrize("model", [DENSE, MOE], ids=lambda model: model.name)
-def test_constraints_leave_what_meets_them(model: Model, text: str) -> None:
+def test_constraints_leave_the_layouts_that_meet_them(model: Model, text: str) -> None:
     """Also where some degrees are left without any ZeRO stage."""
     where = Where.parse(text)
     assert _space(model, JOB, where) == {layout for layout in _space(model, JOB) if where.is_satisfied_by(layout)}

@@ -138,7 +138,7 @@ def test_gradients_of_biases_and_of_a_layer_norm_read_the_gradient_again():
     assert plain_kernels.operation(op) == apart.operation(op)  # PyTorch has a kernel for it
 
 
-def test_gradients_of_experts_take_time_where_they_wait_for_a_message():
+def test_forward_and_backward_of_experts_take_the_time_of_their_matmuls():
     """Each of the three products of an expert runs three times, also where dW of two runs while tokens are sent."""
     layout, job = Layout.parse("dp8 ep8 mbs1"), Job(sequence=4096, global_batch=8)
     step = predict(model=model("mixtral-8x7b"), machine=machine("a100:8"), layout=layout, job=job)

@@ -99,7 +99,7 @@ def test_a_verdict_follows_from_the_risk_and_old_records_have_one() -> None:
 
 
 @pytest.mark.slow
-def test_runs_that_ran_are_seldom_said_not_to_fit() -> None:
+def test_published_runs_are_seldom_predicted_not_to_fit() -> None:
     """Of published runs with a figure of memory, which all ran: one in ten at most is called worse than tight."""
     risks = []
     for case in cases_of(SOURCES):

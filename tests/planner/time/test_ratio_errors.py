@@ -104,7 +104,7 @@ def test_the_table_has_every_kind_that_compare_may_print() -> None:
     assert all(0 <= row.half <= row.most < 1 and row.pairs > 0 for row in rows)
 
 
-def test_compare_says_how_sure_it_is() -> None:
+def test_compare_prints_the_uncertainty_of_a_ratio() -> None:
     """Full recomputation is clearly slower; a tensor-parallel degree of two may not be."""
     model, machine, job = build_model("llama3-8b"), resolve("h100:64", local=HERE), Job(sequence=8192, global_batch=256)
     layouts = "dp64 zero3", "dp64 zero3 ac=full", "dp32 tp2 zero3"

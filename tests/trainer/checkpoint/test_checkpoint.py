@@ -329,7 +329,7 @@ def load_damaged(directory: Path) -> dict[str, str]:
     return answers
 
 
-def test_a_damaged_or_foreign_checkpoint_is_refused_in_one_line(forked, tmp_path: Path) -> None:
+def test_a_damaged_or_foreign_checkpoint_is_a_one_line_error(forked, tmp_path: Path) -> None:
     first, second = forked(2, load_damaged, tmp_path)
     assert first == second
     for name, (_, pattern) in DAMAGE.items():

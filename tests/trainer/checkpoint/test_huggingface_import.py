@@ -380,7 +380,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize(("harm", "message"), REFUSALS.values(), ids=REFUSALS)
-def test_a_bad_folder_is_refused_in_one_line(harm: Callable[[Path], object], message: str, tmp_path: Path) -> None:
+def test_an_invalid_folder_is_a_one_line_error(harm: Callable[[Path], object], message: str, tmp_path: Path) -> None:
     reference(CASES["llama"]).save_pretrained(tmp_path)  # type: ignore[operator]
     model = HuggingFaceFolder.open(tmp_path).model
     harm(tmp_path)

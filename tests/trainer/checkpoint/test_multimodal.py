@@ -134,7 +134,7 @@ def test_a_tied_head_may_be_stored_only_as_the_embedding(tmp_path: Path) -> None
     assert HuggingFaceFolder.open(tmp_path).model.tied_embeddings
 
 
-def test_another_text_model_is_refused() -> None:
+def test_another_text_model_is_rejected() -> None:
     config = {"model_type": "mistral3", "text_config": {"model_type": "llama", **PLAIN}}
     with pytest.raises(
         UserError,

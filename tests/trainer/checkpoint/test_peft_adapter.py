@@ -208,7 +208,7 @@ def test_adapters_of_experts_read_back_from_a_peft_folder(forked: Fork, tmp_path
             torch.testing.assert_close(WeightSource.find(source).decoder()(text_tokens()), logits, rtol=1e-5, atol=1e-5)
 
 
-def test_what_peft_cannot_store_is_an_error(tmp_path: Path) -> None:
+def test_adapters_that_peft_cannot_store_are_errors(tmp_path: Path) -> None:
     model = HuggingFaceFolder.open(base_of(tmp_path / "base", "phi3")).model
     factors = {weight.name: torch.zeros(weight.shape) for weight in list_adapter_weights(model, ADAPTER)}
     with pytest.raises(UserError, match=r"phi3 stores blocks\.0\.attention\.q fused with others"):

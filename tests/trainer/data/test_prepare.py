@@ -231,7 +231,7 @@ def test_ctrl_c_during_preparation_leaves_no_files(workers: int, texts: Path, tm
 
 
 @pytest.mark.slow
-def test_a_failed_run_leaves_what_was_there(texts: Path, tmp_path: Path) -> None:
+def test_a_failed_preparation_keeps_the_old_shards(texts: Path, tmp_path: Path) -> None:
     prepare(str(texts), directory=tmp_path / "out")
     before = contents(tmp_path / "out")
     (texts / "59.txt").write_bytes(b"\xff")

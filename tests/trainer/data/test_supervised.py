@@ -181,7 +181,7 @@ def test_a_template_that_renders_earlier_messages_differently_is_an_error() -> N
         ({"messages": MESSAGES, "tools": "{"}, "'tools' is not JSON"),
     ],
 )
-def test_a_wrong_record_is_an_error_that_says_where(record: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_an_invalid_record_is_an_error_with_its_line(record: dict[str, Any], message: str, tmp_path: Path) -> None:
     folder = write_tokenizer(tmp_path / "tokenizer")
     form, tokenizer = sample_format("messages", tokenizer=str(folder)), load(folder)
     lines = write_lines(tmp_path / "a.jsonl", [{"messages": MESSAGES}, record])
@@ -190,7 +190,7 @@ def test_a_wrong_record_is_an_error_that_says_where(record: dict[str, Any], mess
         list(read_records(piece, parse=lambda values: form.encode(values, tokenizer)))  # type: ignore[union-attr]
 
 
-def test_a_template_may_refuse_a_conversation(tmp_path: Path) -> None:
+def test_a_template_may_reject_a_conversation(tmp_path: Path) -> None:
     source = "{{ raise_exception('roles must alternate') }}"
     form = sample_format("messages", tokenizer=str(write_tokenizer(tmp_path, template=source)))
     with pytest.raises(TemplateError, match="cannot render it: roles must alternate"):

@@ -177,7 +177,7 @@ def test_a_checkpoint_that_leads_to_spikes_is_skipped(monkeypatch: pytest.Monkey
     assert names[:4] == ["step-00000000", "step-00000004", "step-00000008", "step-00000008.doubted-1"]
 
 
-def test_a_bad_loss_ends_the_run_unless_it_is_told_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_nan_or_spike_ends_the_run_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         poison(patched, 6)
         ended = train()

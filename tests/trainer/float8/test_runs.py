@@ -100,7 +100,7 @@ def test_fp8_losses_fall_as_in_bf16(model: str, names: tuple[str, ...]) -> None:
         ("fp8-rowwise", "nano", (9, 0), ""),
     ],
 )
-def test_a_chip_without_units_is_refused_before_anything_starts(
+def test_fp8_on_a_chip_without_fp8_units_is_an_error_before_the_start(
     monkeypatch: pytest.MonkeyPatch, name: str, model: str, capability: tuple[int, int] | None, pattern: str
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: capability is not None)

@@ -291,7 +291,7 @@ def test_streamed_text_comes_in_complete_characters() -> None:
     assert len(text) > 4
 
 
-def test_a_source_without_weights_or_tokenizer_is_refused(tmp_path: Path, forked) -> None:
+def test_a_source_without_weights_or_tokenizer_is_rejected(tmp_path: Path, forked) -> None:
     with pytest.raises(UserError, match="holds no complete checkpoint"):
         WeightSource.find(tmp_path)
     forked(1, save, tmp_path, MODELS[0], Layout.parse("dp1 mbs1"))

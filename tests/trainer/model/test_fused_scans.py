@@ -131,7 +131,7 @@ def test_fused_scans_are_planned_shorter_with_the_same_saved_tensors() -> None:
     assert savings[1] > savings[0] > 0
 
 
-def test_fused_scans_are_refused_where_their_kernels_cannot_run() -> None:
+def test_fused_scans_are_rejected_where_their_kernels_cannot_run() -> None:
     with pytest.raises(UserError, match="fused_scans=true cannot run: "):
         check_kernels(JOB.replace(fused_scans=True))
     with pytest.raises(UserError, match="leave it out here"):

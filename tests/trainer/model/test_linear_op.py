@@ -56,7 +56,7 @@ def train(text: str, compiled: bool) -> tuple[list[tuple[float, float]], dict[st
 @pytest.mark.parametrize(
     ("text", "ranks"), mark_share(3, [("dp1 mbs2", 1), ("pp2 zb1p mbs1", 2), ("tp2 mbs2 zero1", 2)])
 )
-def test_a_compiled_block_is_one_graph_and_trains_alike(forked: Fork, text: str, ranks: int) -> None:
+def test_a_compiled_block_is_one_graph_and_trains_the_same(forked: Fork, text: str, ranks: int) -> None:
     wanted, compiled = forked(ranks, train, text, False), forked(ranks, train, text, True)
     for (numbers, breaks, graphs), (others, *_) in zip(compiled, wanted, strict=True):
         for mine, other in zip(numbers, others, strict=True):

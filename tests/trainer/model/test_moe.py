@@ -245,7 +245,7 @@ def test_the_aux_loss_adds_its_gradient_and_nothing_else(score: str) -> None:
     assert not inputs[0].grad.any()
 
 
-def test_an_aux_loss_without_a_weight_is_refused() -> None:
+def test_an_aux_loss_without_a_weight_is_rejected() -> None:
     with pytest.raises(RunFailure, match=r"moe\.scale"):
         build_part(model(balance="aux"))(rows()).sum().backward()
 

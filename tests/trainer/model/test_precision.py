@@ -10,7 +10,7 @@ from fivefold.record import UserError
 from fivefold.trainer.model.precision import TRAINABLE, Dtypes
 
 
-def test_every_copy_has_as_many_bytes_as_the_recipe_says() -> None:
+def test_every_copy_of_a_weight_has_the_bytes_of_the_recipe() -> None:
     for name in TRAINABLE:
         bytes_, dtypes = get_recipe(name), Dtypes(get_recipe(name))
         assert dtypes.matrices.itemsize == bytes_.weights_bytes

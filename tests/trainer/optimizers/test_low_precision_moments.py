@@ -99,7 +99,7 @@ def test_moments_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Pat
 
 
 @pytest.mark.parametrize("kind", ["muon", "sgd"])
-def test_other_optimizers_are_refused_in_one_line(kind: Any) -> None:
+def test_other_optimizers_are_one_line_errors(kind: Any) -> None:
     job = task("fp8-lm").replace(optimizer=Optimizer(kind=kind))
     with pytest.raises(
         UserError, match=rf"'fp8-lm': its moments of 1 \+ 2 bytes are AdamW's, and {kind} keeps fp32; ta"

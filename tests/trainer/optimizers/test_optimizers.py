@@ -211,7 +211,7 @@ def resume_with_other_kind(folder: Path) -> str:
     return ""
 
 
-def test_moments_of_another_optimizer_are_refused(forked: Fork, tmp_path: Path) -> None:
+def test_moments_of_another_optimizer_are_rejected(forked: Fork, tmp_path: Path) -> None:
     assert (
         "holds moments of optimizer.kind=sgd, which muon cannot continue with"
         in forked(1, resume_with_other_kind, tmp_path)[0]

@@ -109,7 +109,7 @@ def test_fp8_gather_gives_the_same_product(
 @pytest.mark.parametrize(
     "text", mark_share(4, ["dp2 ep2 zero1 mbs2", "dp2 tp2 ep2 etp2 zero1 mbs2", "tp2 etp2 mbs2 ac=full"])
 )
-def test_rows_dispatched_in_fp8_are_multiplied_as_if_they_were_not(forked: Callable[..., list[Any]], text: str) -> None:
+def test_rows_dispatched_in_fp8_give_the_same_products(forked: Callable[..., list[Any]], text: str) -> None:
     """Forward bit for bit. Backward too but for what a tile holds below 2⁻¹⁴ of its largest."""
     layout = Layout.parse(text)
     there: list[Ran] = forked(layout.world, ran, ROUTED, layout, TILES, 0, "wide")

@@ -389,7 +389,7 @@ def test_recomputation_from_wrong_inputs_changes_the_gradients(
 
 
 @pytest.mark.parametrize("ac", ["full", "norm"])
-def test_an_input_changed_in_place_is_refused(ac: str) -> None:
+def test_an_input_changed_in_place_is_rejected(ac: str) -> None:
     entry = micro_batch(0) * 1.0
     loss = Stack(DENSE, ac)(entry).sum()
     with torch.no_grad():

@@ -408,7 +408,7 @@ def check_uneven() -> str:
     return str(raised.value)
 
 
-def test_rows_that_do_not_divide_are_refused(forked) -> None:
+def test_rows_that_do_not_divide_are_rejected(forked) -> None:
     forked(2, check_uneven)
 
 

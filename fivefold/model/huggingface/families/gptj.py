@@ -40,7 +40,7 @@ CODEGEN_GROUPS = 4  # query_key_value holds that many groups of heads, each with
 def _build_gptj(config: Config) -> Model:
     head_dim = read_head_dim(config)
     if config.rotary_dim is None or config.rotary_dim > head_dim:
-        raise config.mistake(f"rotary_dim={config.rotary_dim} is not a part of heads of {head_dim} dims; give it")
+        raise config.mistake(f"rotary_dim={config.rotary_dim} must be at most {head_dim}, the dims of a head; give it")
     return build_model(
         config,
         norm="layernorm",

@@ -27,7 +27,8 @@ def _build(config: Config) -> Model:
     layers, heads = config.num_hidden_layers, config.num_attention_heads
     if len(blocks) * MAX_REPEATS < layers:
         raise config.mistake(
-            f"block_types of {len(blocks)} kinds repeats {MAX_REPEATS} times, less than {layers} layers"
+            f"block_types has {len(blocks)} kinds and repeats {MAX_REPEATS} times at most, less than {layers} layers; "
+            "name more kinds"
         )
     if config.intermediate_size is None or config.intermediate_size < 2:
         raise config.mistake(f"intermediate_size={config.intermediate_size} leaves no MLP; give a number of 2 or more")

@@ -164,7 +164,10 @@ class Reductions(NamedTuple):
         )
 
     def table_shard_bytes(self, unit: UnitGroupMemory, *, first: bool) -> int:
-        """Return the part of ``count_new_shards`` of the head's own table, reduced once its gradient is made."""
+        """Return the bytes of ``count_new_shards`` that belong to the weight of the output layer.
+
+        It is reduced as soon as its gradient is made; 0 for units other than the head.
+        """
         if unit.group.name != "head":
             return 0
         table_parts = (

@@ -281,7 +281,7 @@ def test_the_optimizer_sees_the_reduced_gradients(zero: int, reduce: str) -> Non
     )
 
 
-def test_memory_is_the_same_whatever_was_asked_before() -> None:
+def test_predicted_memory_does_not_depend_on_earlier_predictions() -> None:
     """Of four stages in a line or in a V, whose middle keeps no output for another rank, in either order."""
     model = Model(name="m", layers=8, width=64, heads=2, kv_heads=1, head_dim=32, ffn=128, vocab=300)
     job = JOB.replace(stage_outputs="retained", global_batch=8)

@@ -108,7 +108,7 @@ def test_gradient_sums_of_experts_are_allocated_with_their_first_gradient() -> N
 
 
 @pytest.mark.parametrize(("capacity", "ours", "padded"), [(None, 1.0, 1.0), (0.5, 0.5, 0.5), (1.5, 1.0, 1.5)])
-def test_a_capacity_drops_rows_and_adds_none_but_where_they_are_padded(
+def test_an_expert_capacity_drops_rows_and_adds_rows_only_as_padding(
     capacity: float | None, ours: float, padded: float
 ) -> None:
     assert MIXTURE.moe is not None

@@ -98,7 +98,7 @@ def test_flops_and_saved_bytes_are_those_of_transformers(dtype: torch.dtype, mix
     assert sum(sizes[name] for name in {*connect.keeps, *mix.keeps}) == saved_bytes
 
 
-def test_one_kernel_keeps_the_streams_and_the_numbers_that_they_make() -> None:
+def test_fused_hyper_connections_save_streams_and_connection_weights() -> None:
     for mixes in (True, False):
         model = STREAM.replace(hyper_connections=HyperConnections(streams=STREAMS, mixes=mixes))
         ops = list_ops(model, precision=get_recipe("bf16"))

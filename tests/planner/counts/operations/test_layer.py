@@ -95,7 +95,7 @@ def test_merged_projections_have_the_same_flops_and_saved_tensors() -> None:
     assert shapes["mlp.gate_up"] == (2 * 64, 2 * 344 // 2, 128)
 
 
-def test_gathered_inputs_are_kept_where_autograd_keeps_them() -> None:
+def test_gathered_inputs_are_saved_where_autograd_saves_them() -> None:
     """The full inputs [B·T, D] of attention and MLP instead of this rank's part of them; nothing is gathered again."""
     B, T, D = 3, 64, LLAMA.width
     again, whole = (Job(sequence=T, linears="separate", column_inputs=item) for item in ("regathered", "saved"))

@@ -287,13 +287,13 @@ def test_the_tower_is_on_the_first_stage() -> None:
         ({}, "tp4", r"tp=4 does not divide heads=2 and MLPs of the vision tower; try tp2"),
     ],
 )
-def test_what_is_not_counted_is_refused_by_name(fields: Config, layout: str, reason: str) -> None:
+def test_uncounted_combinations_with_images_are_rejected_by_name(fields: Config, layout: str, reason: str) -> None:
     job = job_of("qwen3_vl", **fields)
     found = list(list_reasons(Layout.parse(layout), model=model_of("qwen3_vl"), job=job, machine=None))
     assert any(re.search(reason, line) for line in found), found
 
 
-def test_fixed_images_and_models_without_a_tower_are_refused_by_name() -> None:
+def test_fixed_images_and_models_without_a_tower_are_rejected_by_name() -> None:
     wrong = list(list_reasons(Layout(), model=model_of("gemma3"), job=job_of("gemma3", image_tokens=5), machine=None))
     assert any("makes 4 tokens of every image" in line for line in wrong)
     text = from_config({"model_type": "llama", **small_text("llava")}, name="x")

@@ -23,7 +23,10 @@ def nats(
     transform: LogitTransform = PLAIN,
     skips_negative_targets: bool = False,
 ) -> Tensor:
-    """Compute ``nats`` of ``kernels/loss.py`` in two kernels; PyTorch's kernels shape the logits first."""
+    """Return the summed cross-entropy as ``nats`` of ``kernels/loss.py`` does, in two kernels.
+
+    PyTorch's kernels transform the logits before.
+    """
     if transform != PLAIN or (vocab is not None and vocab < logits.shape[1]):
         transform.shape_(logits, padding=slice(logits.shape[1] if vocab is None else vocab, None))
     lse: Tensor = log_sum_exp(logits)
