@@ -52,8 +52,8 @@ class StageMemory(Record):
 class Interval(Record):
     """The range to expect around a predicted figure, in its unit.
 
-    50 % of comparable published runs measured between ``low_50`` and ``high_50``, 90 % between ``low_90`` and
-    ``high_90``. The bounds are corrected for the bias of the predictions.
+    Half of the runs of a new source are expected between ``low_50`` and ``high_50``, nine tenths between ``low_90`` and
+    ``high_90``, by the errors of comparable published runs. The bounds are corrected for the bias of the predictions.
     """
 
     low_90: NonNegativeFloat  # lower bound of the 90 % interval
@@ -83,6 +83,8 @@ class Memory(Record):
     fits: bool | None = None  # whether the verdict is "fits"
     host_bytes: NonNegativeInt | None = None  # host memory of each node that offloading takes
     interval: Interval | None = None  # range to expect for ``peak_bytes``
+    reserved_interval: Interval | None = None  # range to expect for ``reserved_bytes``
+    driver_interval: Interval | None = None  # range to expect for ``driver_bytes``
     stages: tuple[StageMemory, ...]  # the rank with the highest peak of each stage
 
     @model_validator(mode="before")

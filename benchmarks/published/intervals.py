@@ -2,19 +2,27 @@
 
     coverage of source s = share of its runs inside the interval that was learned on all other sources alone
 
-Ratios are measured over predicted, by constants set without the run's source. If one source measured a class, the
-table keeps ``KEPT`` of its ratios, evenly spaced in their order. Held-out runs are not used.
+Ratios are measured over predicted, by constants set without the run's source. Of time and of each counter of memory
+there is a row per source and class, with up to ``KEPT`` of its ratios, evenly spaced in their order. Held-out runs are
+not used.
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from statistics import fmean
 
 from benchmarks.published.score import Coverage, Score, group_by
-from fivefold.planner.time.errors import TABLE, ErrorCell, Quantity, RunClass, estimate_interval
+from fivefold.planner.time.errors import (
+    COMPARABLE_QUANTITIES,
+    TABLE,
+    ErrorCell,
+    Quantity,
+    RunClass,
+    estimate_interval,
+)
 from fivefold.step import Interval
 
 KEPT = 9
@@ -22,10 +30,9 @@ KEPT = 9
 
 def learn(scores: Iterable[Score]) -> tuple[ErrorCell, ...]:
     """Return the table, in order."""
-    step_scores = [score for score in _select_step_scores(scores) if not score.held_out]
     learned = []
-    for group in group_by(step_scores, by=lambda score: (score.quantity, score.source, score.run_class)):
-        quantity: Quantity = "time" if group[0].quantity == "time" else "peak"
+    usable = [score for score in scores if not score.held_out]
+    for quantity, group in _group_by_quantity(usable, by=lambda score: (score.source, score.run_class)):
         first = group[0]
         ratios = sorted(score.measured / score.predicted_without_source for score in group)
         n_kept = min(KEPT, len(ratios))
@@ -36,22 +43,25 @@ def learn(scores: Iterable[Score]) -> tuple[ErrorCell, ...]:
 
 
 def coverage(scores: Iterable[Score]) -> tuple[Coverage, ...]:
-    """Return the coverage of every source by the intervals learned on all other sources."""
-    step_scores = _select_step_scores(scores)
-    cells = learn(step_scores)
-    return tuple(
-        _measure_coverage(group, cells)
-        for group in group_by(step_scores, by=lambda score: (score.quantity, score.source))
-    )
+    """Return the coverage of every source and counter by the intervals learned on all other sources."""
+    scores = list(scores)
+    cells = learn(scores)
+    groups = _group_by_quantity(scores, by=lambda score: score.source)
+    return tuple(_measure_coverage(quantity, group, cells) for quantity, group in groups)
 
 
-def _select_step_scores(scores: Iterable[Score]) -> list[Score]:
-    return [score for score in scores if score.quantity in ("time", "peak") and score.software]
+def _group_by_quantity(
+    scores: Iterable[Score], *, by: Callable[[Score], object]
+) -> Iterator[tuple[Quantity, list[Score]]]:
+    """Yield groups of scores of one quantity that has an interval, and that agree in ``by``."""
+    for group in group_by(scores, by=lambda score: (score.learned_quantity, by(score))):
+        if (quantity := group[0].learned_quantity) is not None:
+            yield quantity, group
 
 
-def _measure_coverage(scores: Sequence[Score], cells: Iterable[ErrorCell]) -> Coverage:
-    first = scores[0]
-    others = [cell for cell in cells if cell.quantity == first.quantity and cell.source != first.source]
+def _measure_coverage(quantity: Quantity, scores: Sequence[Score], cells: Iterable[ErrorCell]) -> Coverage:
+    source, comparable = scores[0].source, COMPARABLE_QUANTITIES[quantity]
+    others = [cell for cell in cells if cell.quantity in comparable and cell.source != source]
     known: dict[RunClass, Interval | None] = {}
     inside = []
     for score in scores:
@@ -62,7 +72,7 @@ def _measure_coverage(scores: Sequence[Score], cells: Iterable[ErrorCell]) -> Co
         if cell is not None:
             inside.append((cell.low_50 <= ratio <= cell.high_50, cell.low_90 <= ratio <= cell.high_90))
     half, most = (fmean(flags) if flags else 0.0 for flags in zip(*inside, strict=True)) if inside else (0.0, 0.0)
-    return Coverage(first.source, first.quantity, len(inside), half, most)
+    return Coverage(source, quantity, len(inside), half, most)
 
 
 def write(cells: Iterable[ErrorCell], path: Path = TABLE) -> None:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
+from typing import Literal
 
 from benchmarks.published.case import Case
 from benchmarks.published.constants import (
@@ -31,7 +32,6 @@ from benchmarks.published.constants import (
 )
 from benchmarks.published.tune import TuningCase, prepare_runs, time_step
 from fivefold.planner.counts.memory.allocator import estimate_allocator_totals
-from fivefold.planner.time.errors import Quantity
 from fivefold.record import Record
 
 TABLE = Path(__file__).with_name("leave_one_source_out.csv")
@@ -42,6 +42,7 @@ OUTLIER_ERROR = 0.1
 PRIOR_WEIGHT = 0.008  # by cross-validation over sources: decision 050
 NO_MOVE = 1e-9
 
+Quantity = Literal["time", "peak"]
 Factors = Mapping[str, float]
 Progress = Callable[[str, int, int], None]
 Known = dict[tuple[Quantity, frozenset[tuple[str, float]]], dict[int, float]]  # errors by constants, of runs by id

@@ -17,9 +17,10 @@ from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import PositiveFloat
 
-from benchmarks.published.case import Case, Message
+from benchmarks.published.case import Case, Counter, Message
 from benchmarks.published.table import Summary
 from fivefold.layout.mesh import RankGroup
+from fivefold.planner.time.errors import Quantity as LearnedQuantity
 from fivefold.planner.time.errors import RunClass, run_class
 from fivefold.planner.time.network import Network
 from fivefold.record import Record
@@ -28,6 +29,7 @@ from fivefold.units import show_bytes
 # composed: of a step that was never run, but put together of kernels timed alone (``Case.composed``)
 Quantity = Literal["time", "composed", "peak", "reserved", "states", "activations", "adapters", "message"]
 STEPS = ("time", "composed")
+PEAKS = ("peak", "reserved")
 FEWEST_RIVALS = 3
 # How far apart repeats of one run lie: the median over the eleven sources that have any, each by its own median.
 RESOLUTION = 0.01
@@ -50,6 +52,7 @@ class Score(Record):
     layout: str
     rivals: str = ""
     quantity: Quantity
+    counter: Counter | None = None  # what counted the bytes of a peak
     predicted: PositiveFloat
     measured: PositiveFloat
     left_out: PositiveFloat | None = None  # predicted by constants that were set without this source
@@ -67,6 +70,13 @@ class Score(Record):
     def run_class(self) -> RunClass:
         """Return the class of the run."""
         return RunClass(*(getattr(self, field) for field in RunClass._fields))
+
+    @property
+    def learned_quantity(self) -> LearnedQuantity | None:
+        """Return the quantity of whose interval the score tells; None of those that no interval is printed of."""
+        if not self.software:
+            return None
+        return "time" if self.quantity == "time" else self.counter
 
     @property
     def error(self) -> float:
@@ -89,7 +99,7 @@ class Coverage(NamedTuple):
     """Share of a source's runs inside the intervals of half and of nine tenths of all, learned without it."""
 
     source: str
-    quantity: str
+    quantity: LearnedQuantity
     runs: int
     half: float
     most: float
@@ -122,6 +132,7 @@ def score(
                 layout=str(case.layout),
                 rivals=case.rivals,
                 quantity=quantity,
+                counter=case.memory if quantity in PEAKS else None,
                 predicted=predicted,
                 measured=measured,
                 held_out=case.held_out,
@@ -163,13 +174,13 @@ def summarise(scores: Iterable[Score], covered: Iterable[Coverage] = (), *, by: 
 
     ``covered``: coverage of each source by intervals learned on all other sources.
     """
-    known = {(cell.source, cell.quantity): cell for cell in covered}
+    known: dict[tuple[str, LearnedQuantity | None], Coverage] = {(cell.source, cell.quantity): cell for cell in covered}
     grouped = [score for score in scores if getattr(score, by)]
     groups = group_by(grouped, by=lambda score: (getattr(score, by), score.quantity))
     if by != "source":
         groups.sort(key=lambda group: (group[0].quantity, getattr(group[0], by)))
     return tuple(
-        _summary(half, name=str(getattr(half[0], by)), covered=known.get((half[0].source, half[0].quantity)))
+        _summary(half, name=str(getattr(half[0], by)), covered=known.get((half[0].source, half[0].learned_quantity)))
         for group in groups
         for half in group_by(sorted(group, key=lambda score: score.held_out), by=lambda score: score.held_out)
     )

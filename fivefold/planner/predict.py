@@ -8,7 +8,7 @@ play    planner/time/timeline   seconds of a step from the schedule and its acti
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from typing import NamedTuple
 
@@ -185,8 +185,9 @@ class Planner:
         stages = tuple(_build_stage(index, rank) for index, rank in enumerate(ranks))
         peak = max(stage.peak_bytes for stage in stages)
         of = run_class(model=model, machine=machine, layout=layout, job=job)
-        seconds = estimate_run_interval(step_time.seconds, "time", of=of, machine=machine, ranks=layout.world)
         device = self.allocator_totals(layout, ranks)
+        estimate_range = partial(estimate_run_interval, of=of, machine=machine, ranks=layout.world)
+        seconds = estimate_range(step_time.seconds, "time")
         return build_step(
             "predicted",
             model=model,
@@ -200,7 +201,9 @@ class Planner:
                 capacity_bytes=machine.chip.memory_bytes,
                 risk=self.memory_risk.probability(layout, peak_bytes=peak, totals=device),
                 host_bytes=count_host_bytes(self.counts, layout, machine) if layout.list_offloaded(job) else None,
-                interval=estimate_run_interval(peak, "peak", of=of, machine=machine, ranks=layout.world),
+                interval=estimate_range(peak, "allocated"),
+                reserved_interval=estimate_range(device.reserved_bytes, "reserved") if device else None,
+                driver_interval=estimate_range(device.driver_bytes, "driver") if device else None,
                 stages=stages,
             ),
             work=work(model, layout=layout, job=job),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from rich.text import Text
 
 from fivefold.results.ratio import SpeedRatio
-from fivefold.step import Interval, Step
+from fivefold.step import Interval, Memory, Step
 from fivefold.units import show_bytes, show_seconds
 
 MAX_DIGITS = 3  # after the point, of the ends of a narrow interval
@@ -23,7 +23,9 @@ def _format_lines(step: Step) -> Iterator[str]:
     if time is not None:
         yield _format_line("step time", step.time.step_seconds, time, show_seconds)
     if peak is not None:
-        yield _format_line("peak memory", step.memory.peak_bytes, peak, lambda size: show_bytes(round(size)))
+        yield _format_line("peak memory", step.memory.peak_bytes, peak, _show_size)
+    if held := format_held_intervals(step.memory):
+        yield f"\n{held}"
     outside = [interval.outside if interval else () for interval in (time, peak)]
     both = [fact for fact in outside[0] if fact in outside[1]]
     one = [
@@ -34,6 +36,24 @@ def _format_lines(step: Step) -> Iterator[str]:
     ]
     if both or one:
         yield f"\n{describe_outside((*both, *one))}"
+
+
+def format_held_intervals(memory: Memory) -> str:
+    """Return the 90 % intervals of the memory that the allocator and the driver hold; "" if they are not known."""
+    held = (
+        ("reserved", memory.reserved_bytes, memory.reserved_interval),
+        ("with the driver", memory.driver_bytes, memory.driver_interval),
+    )
+    intervals = [
+        f"{_show_size(size)} {name}, {show_range(_show_size(interval.low_90), _show_size(interval.high_90))}"
+        for name, size, interval in held
+        if size is not None and interval is not None
+    ]
+    return f"expected {'; '.join(intervals)} (90 % intervals)" if intervals else ""
+
+
+def _show_size(size: float) -> str:
+    return show_bytes(round(size))
 
 
 def describe_outside(facts: Iterable[str]) -> str:

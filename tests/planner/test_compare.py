@@ -117,7 +117,7 @@ def test_a_compared_step_fits_up_to_the_requested_risk() -> None:
     assert describe_comparison(compare(cases, risk=0.3)).startswith(
         "A trains most tokens per second, 13.6% more than B"
     )
-    larger = [item._replace(machine=resolve("h100:8 memory=50GiB", local=Path("/nowhere"))) for item in cases]
+    larger = [item._replace(machine=resolve("h100:8 memory=49GiB", local=Path("/nowhere"))) for item in cases]
     assert describe_comparison(compare(larger)).startswith("A trains most")
     assert describe_comparison(compare(larger, risk=0.01)) == "only B fits; A has a risk above 1 %"
 

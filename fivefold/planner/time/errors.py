@@ -1,9 +1,17 @@
-"""Expected intervals of step time and peak memory, from the errors of the planner on comparable published runs.
+"""Expected intervals of step time and memory, from the errors of the planner on comparable published runs.
 
     ratio = measured / predicted, by constants set without the source (benchmarks/published/leave_one_source_out.py)
+    ln(ratio of a run) = middle + deviation of its source + deviation within the source
     weight of a source = SIMILAR_SOURCE_WEIGHT ^ (features in which its nearest runs differ), split among its runs by
         similarity
-    interval = quantiles of the weighted ratios, with ``DOUBT`` added (the weight of a source not seen yet)
+
+A run to predict belongs to a source not seen yet. Its ln(ratio) has the prediction interval of a meta-analysis with
+random effects (Higgins, Thompson and Spiegelhalter 2009, doi:10.1111/j.1467-985X.2008.00552.x, section 4):
+
+    middle ± t · √(between · (1 + 1/sources) + within)
+
+with Student's t, whose degrees of freedom are the effective number of sources less one, and the variances *between*
+sources and *within* one (decision 052). Each counter of memory has sources of its own.
 
 ``errors.csv`` is written by ``python -m benchmarks.published --learn``: a row per source and class.
 """
@@ -11,10 +19,13 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from math import exp, log
+from itertools import chain
+from math import exp, log, sqrt
 from pathlib import Path
+from statistics import NormalDist
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from fivefold.job import Job
@@ -25,10 +36,12 @@ from fivefold.step import Interval
 
 TABLE = Path(__file__).with_name("errors.csv")
 SIMILAR_SOURCE_WEIGHT = 0.8  # weight of a source whose runs differ in one feature
-DOUBT = 2.0  # weight, in sources, of widely spread ratios
-SPREAD = 2.0  # factor by which those ratios' logarithms lie farther from the median
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
-Quantity = Literal["time", "peak"]
+Quantity = Literal["time", "allocated", "reserved", "driver"]
+# One source counted the driver's bytes; sources that counted the allocator's say more of the next.
+COMPARABLE_QUANTITIES: Mapping[Quantity, tuple[Quantity, ...]] = MappingProxyType(
+    {"time": ("time",), "allocated": ("allocated",), "reserved": ("reserved",), "driver": ("reserved", "driver")}
+)
 
 
 class RunClass(NamedTuple):
@@ -57,6 +70,38 @@ class ErrorCell(NamedTuple):
     ratios: tuple[float, ...]
 
 
+class ErrorDistribution(NamedTuple):
+    """The distribution of ln(measured / predicted) of a new source's run: Student's t, shifted and scaled."""
+
+    middle: float
+    scale: float
+    freedom: float  # degrees of freedom
+
+    def find_quantile(self, level: float) -> float:
+        """Return the value that the logarithm of the ratio stays below with probability ``level``.
+
+        Student's quantile by its expansion around the normal one (Abramowitz and Stegun, 26.7.5).
+        """
+        z, n = NormalDist().inv_cdf(level), self.freedom
+        square = z * z
+        widening = (
+            1
+            + (square + 1) / (4 * n)
+            + (5 * square**2 + 16 * square + 3) / (96 * n**2)
+            + (3 * square**3 + 19 * square**2 + 17 * square - 15) / (384 * n**3)
+        )
+        return self.middle + self.scale * z * widening
+
+
+class WeightedSource(NamedTuple):
+    """The errors of one source for a class of runs: of ln(ratio), and the mean of |predicted / measured - 1|."""
+
+    weight: float
+    mean: float
+    variance: float
+    error: float
+
+
 def run_class(*, model: Model, machine: Machine, layout: Layout, job: Job) -> RunClass:
     """Return the class of a run."""
     chip, compute = machine.chip, job.precision.compute
@@ -74,70 +119,74 @@ def estimate_run_interval(
     predicted: float, quantity: Quantity, *, of: RunClass, machine: Machine, ranks: int, path: Path = TABLE
 ) -> Interval | None:
     """Return ``estimate_interval`` for a run on ``ranks`` ranks of ``machine``; None on CPUs (none is published)."""
-    return estimate_interval(predicted, of=of, ranks=ranks, cells=read(quantity, path)) if machine.has_gpus else None
+    if not machine.has_gpus:
+        return None
+    return estimate_interval(predicted, of=of, ranks=ranks, cells=read_comparable(quantity, path))
 
 
 def estimate_interval(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[ErrorCell]) -> Interval | None:
-    """Return the interval to expect for the value ``predicted``; None if no comparable run was published."""
-    if not cells:
+    """Return the interval to expect for the value ``predicted``; None if fewer than two sources were published."""
+    distribution = estimate_distribution(of, cells)
+    if distribution is None:
         return None
-    points = sorted(weigh_ratios(of, cells))
-    low, lower, middle, upper, high = (predicted * exp(find_quantile(points, level)) for level in LEVELS)
+    low, lower, middle, upper, high = (predicted * exp(distribution.find_quantile(level)) for level in LEVELS)
     same_class = [cell for cell in cells if not of.count_differences(cell.of)]
-    total_weight = sum(weight for _, weight in points)
-    error = sum(weight * abs(exp(-ratio) - 1) for ratio, weight in points) / total_weight
+    sources = weigh_sources(of, cells)
     return Interval(
         low_90=low,
         low_50=lower,
         middle=middle,
         high_50=upper,
         high_90=high,
-        error=error,
+        error=_average([(source.error, source.weight) for source in sources]),
         sources=len({cell.source for cell in same_class}),
         runs=sum(cell.rows for cell in same_class),
         outside=tuple(_list_outside_features(of, ranks, cells)),
     )
 
 
-def weigh_ratios(of: RunClass, cells: Sequence[ErrorCell]) -> Iterator[tuple[float, float]]:
-    """Yield (ln ratio, weight) of every ratio, and again with a wider spread and a small weight: for new sources."""
-    sources: dict[str, list[tuple[ErrorCell, float]]] = {}
+def estimate_distribution(of: RunClass, cells: Iterable[ErrorCell]) -> ErrorDistribution | None:
+    """Return the distribution of ln(ratio) of a run of the class ``of``; None if fewer than two sources are known."""
+    sources = weigh_sources(of, cells)
+    if len(sources) < 2:
+        return None
+    weights = [source.weight for source in sources]
+    effective = sum(weights) ** 2 / sum(weight * weight for weight in weights)  # Kish's effective number
+    middle = _average([(source.mean, source.weight) for source in sources])
+    spread = _average([((source.mean - middle) ** 2, source.weight) for source in sources])
+    between = spread * effective / (effective - 1)
+    within = _average([(source.variance, source.weight) for source in sources])
+    scale = sqrt(between * (1 + 1 / effective) + within)
+    return ErrorDistribution(middle, scale, freedom=max(1.0, effective - 1))
+
+
+def weigh_sources(of: RunClass, cells: Iterable[ErrorCell]) -> list[WeightedSource]:
+    """Return what each source says of the class ``of``: its runs that are more similar count more."""
+    cells_of_source: dict[str, list[ErrorCell]] = {}
     for cell in cells:
-        sources.setdefault(cell.source, []).append((cell, SIMILAR_SOURCE_WEIGHT ** of.count_differences(cell.of)))
-    all_ratios = []
-    for weighted_cells in sources.values():
-        source_weight = max(weight for _, weight in weighted_cells)
-        total = sum(weight * cell.rows for cell, weight in weighted_cells)
-        for cell, weight in weighted_cells:
-            share = weight * cell.rows / total / len(cell.ratios)
-            rows = sum(cell_of_source.rows for cell_of_source, _ in weighted_cells)
-            for ratio in cell.ratios:
-                yield log(ratio), source_weight * share
-                all_ratios.append((log(ratio), cell.rows / rows / len(cell.ratios)))
-    all_ratios.sort()
-    median = find_quantile(all_ratios, 0.5)
-    total_weight = sum(weight for _, weight in all_ratios)
-    yield from ((median + SPREAD * (ratio - median), DOUBT * weight / total_weight) for ratio, weight in all_ratios)
+        cells_of_source.setdefault(cell.source, []).append(cell)
+    return [_weigh_source(of, cells) for cells in cells_of_source.values()]
 
 
-def find_quantile(points: Sequence[tuple[float, float]], level: float) -> float:
-    """Return the value at ``level`` of ordered weighted values.
+def _weigh_source(of: RunClass, cells: Sequence[ErrorCell]) -> WeightedSource:
+    similarities = [SIMILAR_SOURCE_WEIGHT ** of.count_differences(cell.of) for cell in cells]
+    points = [
+        (log(ratio), similarity * cell.rows / len(cell.ratios))
+        for cell, similarity in zip(cells, similarities, strict=True)
+        for ratio in cell.ratios
+    ]
+    mean = _average(points)
+    return WeightedSource(
+        weight=max(similarities),
+        mean=mean,
+        variance=_average([((value - mean) ** 2, weight) for value, weight in points]),
+        error=_average([(abs(exp(-value) - 1), weight) for value, weight in points]),
+    )
 
-    It is interpolated between the two whose midpoints enclose it.
-    """
-    total_weight = sum(weight for _, weight in points)
-    weight_below, previous = 0.0, None
-    for value, weight in points:
-        level_of_value = (weight_below + weight / 2) / total_weight
-        if level_of_value >= level:
-            if previous is None:
-                return value
-            previous_value, previous_level = previous
-            return previous_value + (value - previous_value) * (level - previous_level) / (
-                level_of_value - previous_level
-            )
-        weight_below, previous = weight_below + weight, (value, level_of_value)
-    return points[-1][0]
+
+def _average(points: Sequence[tuple[float, float]]) -> float:
+    """Return the mean of weighted values."""
+    return sum(value * weight for value, weight in points) / sum(weight for _, weight in points)
 
 
 def _list_outside_features(of: RunClass, ranks: int, cells: Sequence[ErrorCell]) -> Iterator[str]:
@@ -153,13 +202,18 @@ def _list_outside_features(of: RunClass, ranks: int, cells: Sequence[ErrorCell])
         yield f"{of.kind} in {of.precision} on GPUs of the {of.generation} generation"
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=8)
 def read(quantity: Quantity, path: Path = TABLE) -> tuple[ErrorCell, ...]:
     """Return the table's cells of one quantity; empty without the file."""
     if not path.exists():
         return ()
     with path.open(encoding="utf-8", newline="") as file:
         return tuple(_list_cells(row for row in csv.DictReader(file) if row["quantity"] == quantity))
+
+
+def read_comparable(quantity: Quantity, path: Path = TABLE) -> tuple[ErrorCell, ...]:
+    """Return the cells that say how far predictions of ``quantity`` are off."""
+    return tuple(chain.from_iterable(read(comparable, path) for comparable in COMPARABLE_QUANTITIES[quantity]))
 
 
 def _list_cells(rows: Iterable[dict[str, str]]) -> Iterator[ErrorCell]:

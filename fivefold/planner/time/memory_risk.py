@@ -2,26 +2,31 @@
 
     runs out  <=>  peak x R + unreclaimable x (reserved - peak) + driver > capacity
 
-R: measured / predicted peak of comparable published runs (``errors.py``). Before it fails, PyTorch's allocator frees
-cached segments that are entirely free (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks); free blocks inside
-other segments are lost. Driver: the CUDA context and NCCL. On a CPU the peak must fit as predicted: the probability is
-0 or 1. Sources and calibration: docs/explanation/how-a-step-costs/memory-risk.md.
+R: measured / predicted memory of comparable published runs (``errors.py``), by all three counters: what a run cannot
+free lies between its allocated bytes and the driver's. Before it fails, PyTorch's allocator frees cached segments that
+are entirely free (c10/cuda/CUDACachingAllocator.cpp, release_cached_blocks); free blocks inside other segments are
+lost. Driver: the CUDA context and NCCL. On a CPU the peak must fit as predicted: the probability is 0 or 1. Sources and
+calibration: docs/explanation/how-a-step-costs/memory-risk.md.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from functools import lru_cache
+from itertools import chain
 from math import exp, log
+from pathlib import Path
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals, bound_driver_bytes, count_driver_bytes
-from fivefold.planner.time.errors import RunClass, find_quantile, read, run_class, weigh_ratios
+from fivefold.planner.time.errors import TABLE, Quantity, RunClass, estimate_distribution, read, run_class
 from fivefold.units import MIB
 
+COUNTERS: tuple[Quantity, ...] = ("allocated", "reserved", "driver")
+QUANTILES = 200  # of the distribution of R; beyond the last of them the probability is 0
 RECOMPUTATIONS = ("none", "selective", "full")  # values of ``Layout.ac``: one for each class of ``RunClass.recomputed``
 
 
@@ -42,8 +47,7 @@ class MemoryRisk:
         available = self._count_room(totals, peak_bytes, layout, lost)
         if available <= 0:
             return 1.0
-        ratios, levels = self._choose_distribution(layout)
-        return 1 - _find_level(log(available / peak_bytes), ratios, levels)
+        return 1 - _find_level(log(available / peak_bytes), self._choose_quantiles(layout))
 
     def find_peak_limit(self, layout: Layout, *, peak_bytes: int, totals: AllocatorTotals | None, risk: float) -> int:
         """Return the largest predicted peak with a risk of at most ``risk``, with the layout's fragmentation."""
@@ -78,46 +82,40 @@ class MemoryRisk:
 
     def _find_ratio(self, layout: Layout, risk: float) -> float:
         """Return the ratio of measured to predicted peak that comparable runs exceed with probability ``risk``."""
-        return exp(find_quantile(self._choose_points(layout), 1 - risk))
+        return exp(_find_value(1 - risk, self._choose_quantiles(layout)))
 
-    def _choose_points(self, layout: Layout) -> tuple[tuple[float, float], ...]:
+    def _choose_quantiles(self, layout: Layout) -> tuple[float, ...]:
         kind = run_class(model=self.model, machine=self.machine, layout=layout, job=self.job)
-        return _list_points(kind) if self._is_on_gpu else _build_exact_distribution()
-
-    def _choose_distribution(self, layout: Layout) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        return _accumulate_weights(self._choose_points(layout))
-
-
-def _build_exact_distribution() -> tuple[tuple[float, float], ...]:
-    """Return the distribution of a peak that is exactly as predicted."""
-    return ((0.0, 1.0),)
+        return list_quantiles(kind) if self._is_on_gpu else (0.0,)
 
 
 @lru_cache(maxsize=256)
-def _list_points(of: RunClass) -> tuple[tuple[float, float], ...]:
-    """Return (ln ratio, weight) of all published peaks, in order, weighted for runs of the class ``of``."""
-    cells = read("peak")
-    return tuple(sorted(weigh_ratios(of, cells))) if cells else _build_exact_distribution()
+def list_quantiles(of: RunClass, path: Path = TABLE) -> tuple[float, ...]:
+    """Return ln(measured / predicted) of memory at evenly spaced levels, for runs of the class ``of``.
+
+    Without published runs it is that of a peak that is exactly as predicted.
+    """
+    cells = chain.from_iterable(read(counter, path) for counter in COUNTERS)
+    distribution = estimate_distribution(of, tuple(cells))
+    if distribution is None:
+        return (0.0,)
+    return tuple(distribution.find_quantile((index + 0.5) / QUANTILES) for index in range(QUANTILES))
 
 
-@lru_cache(maxsize=256)
-def _accumulate_weights(points: tuple[tuple[float, float], ...]) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Return the values of ``points`` and the level of each, as in ``quantile``."""
-    total_weight = sum(weight for _, weight in points)
-    weight_below = 0.0
-    levels = []
-    for _, weight in points:
-        levels.append((weight_below + weight / 2) / total_weight)
-        weight_below += weight
-    return tuple(value for value, _ in points), tuple(levels)
+def _find_value(level: float, quantiles: tuple[float, ...]) -> float:
+    """Return the value at ``level``, interpolated between ``quantiles``, each in the middle of its share."""
+    place = min(max(level * len(quantiles) - 0.5, 0.0), len(quantiles) - 1.0)
+    below = min(int(place), max(0, len(quantiles) - 2))
+    above = min(below + 1, len(quantiles) - 1)
+    return quantiles[below] + (place - below) * (quantiles[above] - quantiles[below])
 
 
-def _find_level(value: float, values: tuple[float, ...], levels: tuple[float, ...]) -> float:
-    """Return the share of the distribution up to ``value``: the inverse of ``quantile``."""
-    index = bisect_right(values, value)
+def _find_level(value: float, quantiles: tuple[float, ...]) -> float:
+    """Return the share of the distribution up to ``value``: the inverse of ``_find_value``."""
+    index = bisect_right(quantiles, value)
     if index == 0:
         return 0.0
-    if index == len(values):
+    if index == len(quantiles):
         return 1.0
-    low, high = values[index - 1], values[index]
-    return levels[index - 1] + (levels[index] - levels[index - 1]) * (value - low) / (high - low)
+    low, high = quantiles[index - 1], quantiles[index]
+    return (index - 0.5 + (value - low) / (high - low)) / len(quantiles)

@@ -22,7 +22,6 @@ from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.time.errors import DOUBT
 from fivefold.results.ratio import SpeedRatio
 
 TABLE = Path(__file__).with_name("ratio_errors.csv")
@@ -30,6 +29,7 @@ Difference = Literal[
     "layout", "micro-batch", "recomputation", "precision", "ranks", "sequence", "batch", "chip", "chip and layout",
     "software", "adapter", "model", "settings",
 ]  # fmt: skip
+DOUBT = 2.0  # weight, in sources, of the errors of all kinds
 LEVELS = (0.5, 0.9)  # shares of the pairs inside the two intervals
 
 

@@ -34,7 +34,7 @@ NO_FIGURES |= {
     "ONE",
     "ROPE_APART",
 }  # counts, which tests/planner/time/test_eager_kernels.py holds to the trainer's operations
-NO_FIGURES |= {"_TREE_SHARES", "SIMILAR_SOURCE_WEIGHT", "DOUBT", "SPREAD", "LEVELS", "CACHED", "PRICED"}
+NO_FIGURES |= {"_TREE_SHARES", "SIMILAR_SOURCE_WEIGHT", "DOUBT", "QUANTILES", "LEVELS", "CACHED", "PRICED"}
 
 
 def numbers(value: Any) -> list[float]:
