@@ -1,6 +1,9 @@
 """Prints the kernels of a fused scan, forward and backward, then its relative errors against PyTorch's operations.
 
-The errors are of outputs, then of each input's gradient. Kernels are Triton's and PyTorch's operations in fp32.
+The errors are of outputs, then of each input's gradient, as parts of its largest number. The gradients of a decay's
+factors are sums over tokens whose terms nearly cancel: an error of theirs is a part of the sum of these terms'
+magnitudes. The two numbers after it are the errors of mistakes: a factor of 1.001, and one token's terms left out.
+Kernels are Triton's and PyTorch's operations in fp32.
 
     TRITON_INTERPRET=1 python tests/third_party/fused_scans.py gated_delta_net FOLDER
 
@@ -13,12 +16,13 @@ import importlib.util
 import shutil
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from triton.runtime import autotuner, interpreter
@@ -30,6 +34,20 @@ from fivefold.trainer.model.mixers import fused_scans, gated_delta_net, kimi_del
 
 SEQUENCES, TOKENS, CHUNK, DIM, HEADS = 2, 128, 32, 16, 2
 Scan = Callable[[Sequence[Tensor]], Tensor]
+ListTerms = Callable[[Sequence[Tensor], Sequence[Tensor]], dict[int, Tensor]]
+
+
+class Case(NamedTuple):
+    """A fused scan and the same scan by PyTorch's operations.
+
+    ``list_terms`` makes, of the inputs and their gradients, the terms [sequences, tokens, numbers, ...] of each
+    gradient [numbers] that is a sum over tokens, by the index of its input.
+    """
+
+    fused: Scan
+    operations: Scan
+    inputs: list[Tensor]
+    list_terms: ListTerms = lambda inputs, gradients: {}
 
 
 def main() -> None:
@@ -39,7 +57,7 @@ def main() -> None:
     copy_for_interpreter(Path(folder))
     autotuner.Autotuner._bench = lambda *inputs, **options: (0.0, 0.0, 0.0)  # the first configuration
     torch.manual_seed(0)
-    fused, operations, inputs = CASES[mixer]()
+    fused, operations, inputs, list_terms = CASES[mixer]()
     results: list[list[Tensor]] = []
     weights = None
     for scan in (fused, operations):
@@ -52,8 +70,21 @@ def main() -> None:
         results.append([out.detach(), *gradients])
         if scan is fused:
             print(forward.kernels, forward.kernels + backward.kernels)
-    for made, expected in zip(*results, strict=True):
-        print(float((made - expected).abs().max() / expected.abs().max()))
+    terms = list_terms(inputs, results[1][1:])
+    for index, (made, expected) in enumerate(zip(*results, strict=True), start=-1):  # -1: the output
+        if index in terms:
+            print(*compare_sums(made, expected, terms[index]))
+        else:
+            print(float((made - expected).abs().max() / expected.abs().max()))
+
+
+def compare_sums(made: Tensor, expected: Tensor, terms: Tensor) -> Iterator[float]:
+    """Yield the error of sums, then the errors of a factor of 1.001 and of sums without one token's terms."""
+    terms = terms.flatten(3) if terms.dim() > 3 else terms[..., None]
+    magnitudes = terms.abs().sum((0, 1, 3))
+    assert ((terms.sum((0, 1, 3)) - expected).abs() < 1e-5 * magnitudes).all()
+    for sums in (made, made * 1.001, made - terms[0, TOKENS // 2].sum(-1)):
+        yield float((sums - expected).abs().max() / magnitudes.max())
 
 
 class KernelCounter(TorchDispatchMode):
@@ -106,7 +137,7 @@ def rows(*widths: int) -> list[Tensor]:
     return [torch.randn(SEQUENCES, TOKENS, width) for width in widths]
 
 
-def gated_delta_net_case() -> tuple[Scan, Scan, list[Tensor]]:
+def gated_delta_net_case() -> Case:
     """Two value heads share a key head."""
     shape = GatedDeltaNet(
         key_heads=HEADS // 2, value_heads=HEADS, key_dim=DIM, value_dim=2 * DIM, negative_eigenvalues=True
@@ -114,33 +145,46 @@ def gated_delta_net_case() -> tuple[Scan, Scan, list[Tensor]]:
     fused = partial(fused_scans.scan_gated_delta_net, shape=shape)
     operations = compute_at_once(partial(gated_delta_net.compute_chunks, shape=shape))
     widths = shape.key_width, shape.key_width, shape.value_width, HEADS, HEADS
-    return fused, operations, [*rows(*widths), torch.randn(HEADS), torch.randn(HEADS)]
+    return Case(fused, operations, [*rows(*widths), torch.randn(HEADS), torch.randn(HEADS)])
 
 
-def kimi_delta_case(lower_bound: float | None) -> tuple[Scan, Scan, list[Tensor]]:
+def kimi_delta_case(lower_bound: float | None) -> Case:
     """Decays per dim, with and without a bound."""
     shape = KimiDelta(heads=HEADS, dim=DIM, lower_bound=lower_bound)
     fused = partial(fused_scans.scan_kimi_delta, shape=shape)
     operations = compute_at_once(partial(kimi_delta.compute_chunks, shape=shape))
     width = HEADS * DIM
-    return fused, operations, [*rows(width, width, width, width, HEADS), torch.randn(HEADS), torch.randn(width)]
+    inputs = [*rows(width, width, width, width, HEADS), torch.randn(HEADS), torch.randn(width)]
+    return Case(fused, operations, inputs, partial(list_decay_terms, is_bounded=lower_bound is not None))
 
 
-def lightning_case() -> tuple[Scan, Scan, list[Tensor]]:
+def list_decay_terms(inputs: Sequence[Tensor], gradients: Sequence[Tensor], *, is_bounded: bool) -> dict[int, Tensor]:
+    """Make the terms of the gradients of ``a_log`` and ``dt_bias`` of Kimi delta attention from the gradient of ``f``.
+
+    ``dt_bias`` is added to f: it has f's gradient. With the logits x = f + dt_bias the decay is e^a_log · softplus(x)
+    or, bounded, σ(e^a_log · x), whose derivatives by a_log and by x are as softplus(x) to σ(x), or as x to 1.
+    """
+    f, a_log, dt_bias = (inputs[index] for index in (3, 5, 6))
+    logits = f + dt_bias
+    ratio = logits if is_bounded else F.softplus(logits) / logits.sigmoid()
+    return {5: (gradients[3] * ratio).unflatten(-1, (len(a_log), -1)), 6: gradients[3]}
+
+
+def lightning_case() -> Case:
     """A fast and a slow head."""
     rates = (0.5, 0.1)
     fused = partial(fused_scans.scan_lightning, rates=rates)
     operations = compute_at_once(partial(lightning.compute_chunks, rates=rates, size=CHUNK))
-    return fused, operations, rows(3 * HEADS * DIM)
+    return Case(fused, operations, rows(3 * HEADS * DIM))
 
 
-def mamba2_case() -> tuple[Scan, Scan, list[Tensor]]:
+def mamba2_case() -> Case:
     """Four heads in two groups."""
     shape = Mamba2(heads=2 * HEADS, head_dim=DIM, state=DIM, groups=2, chunk=CHUNK)
     fused = partial(fused_scans.scan_mamba2, shape=shape)
     operations = compute_at_once(partial(mamba2.compute_chunks, shape=shape))
     factors = [torch.randn(shape.heads) for _ in range(3)]
-    return fused, operations, [*rows(shape.conv_width, shape.heads), *factors]
+    return Case(fused, operations, [*rows(shape.conv_width, shape.heads), *factors])
 
 
 CASES = {

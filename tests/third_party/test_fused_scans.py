@@ -20,6 +20,7 @@ pytest.importorskip("fla", reason="flash-linear-attention is not installed")
 
 CASTS = 10  # that 16-bit inputs need and fp32 ones do not, forward and backward
 TOLERANCE = 2e-5  # of the largest number: sums in fp32 in another order
+SUM_TOLERANCE = 5e-6  # of the magnitudes of terms that cancel; draws of other seeds differ by up to 7e-6
 
 
 @pytest.mark.parametrize("mixer", ["gated_delta_net", "kimi_delta", "kimi_delta_bounded", "lightning", "mamba2"])
@@ -30,9 +31,12 @@ def test_a_fused_scan_equals_the_operations_in_outputs_and_gradients(mixer: str,
         [sys.executable, source, mixer, str(tmp_path)], capture_output=True, text=True, env=environment, check=False
     )
     assert run.returncode == 0, run.stderr[-2000:]
-    kernels, *errors = run.stdout.splitlines()
-    assert len(errors) > 1, "outputs and at least one gradient"
-    assert max(map(float, errors)) < TOLERANCE
+    kernels, *lines = run.stdout.splitlines()
+    assert len(lines) > 1, "outputs and at least one gradient"
+    for line in lines:
+        error, *mistakes = map(float, line.split())
+        tolerance = SUM_TOLERANCE if mistakes else TOLERANCE
+        assert error < tolerance < min(mistakes, default=1.0)
     if mixer in FUSED_SCANS:
         for planned, counted in zip(FUSED_LAUNCHES[mixer], map(int, kernels.split()), strict=True):
             assert 0 <= planned - counted <= CASTS
