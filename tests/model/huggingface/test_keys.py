@@ -74,6 +74,7 @@ FOUND: list[tuple[str, str, Any]] = [  # what this test has found, once
     ("gpt2", "num_attention_heads", 2),
     ("deepseek_v3", "mlp_bias", True),
     ("deepseek_v3", "topk_group", 3),
+    ("cohere2_moe", "rope_scaling", {"rope_type": "linear", "factor": 3.0}),
 ]
 
 

@@ -116,7 +116,9 @@ def _write_cohere2_moe(model: Model) -> dict[str, Any]:
     """Return the kinds of all layers, and the prefix by which dense layers rotate."""
     assert model.moe is not None
     forced = any(model.has_rope(layer) and not model.has_window(layer) for layer in range(model.layers))
+    scaling = model.rope_scaling and decoder.write_scaling(model.rope_scaling)
     return decoder.write_layer_types(model) | {
+        **({"rope_parameters": {"rope_theta": model.rope_theta, **scaling}} if scaling else {}),
         "intermediate_size": model.moe.ffn,
         "prefix_dense_intermediate_size": model.ffn,
         "prefix_dense_sliding_window_pattern": 1 if forced else 2,
@@ -147,7 +149,7 @@ COHERE2 = Family(
 COHERE2_MOE = Family(
     model_type="cohere2_moe",
     architecture="Cohere2MoeForCausalLM",
-    keys=KEYS
+    keys=drop_keys(KEYS, "rope_scaling")  # a field of their config, which therefore is no other name of rope_parameters
     | {
         "rms_norm_eps": "rms_norm_epsilon",
         "expert_selection_fn": "scoring_func",
