@@ -749,18 +749,33 @@ def explain_unpiped_freeze(model: Model, job: Job) -> str | None:
     return f"freeze is not modelled with {feature}; take pp1, or freeze modules of layers"
 
 
+def _find_ungathered(job: Job) -> str:
+    """Return what of the job's frozen weights is not counted where weights are gathered one by one; "" if nothing."""
+    adapter, recipe = job.adapter, job.precision
+    if adapter is None:
+        return "freeze is"
+    for is_present, what in (
+        (adapter.base == "nf4", "a base in nf4 is"),
+        (adapter.has_magnitudes, "DoRA is"),
+        (bool(adapter.modules_to_save), "modules_to_save are"),
+        (adapter.adapts_experts or bool(adapter.adapted_ends), "adapters of experts, embedding and head are"),
+        (job.activation_bytes != recipe.high_precision_bytes, f"adapters in precision {recipe.name} are"),
+    ):
+        if is_present:
+            return what
+    return ""
+
+
 def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str | None:
     """Return why the job's frozen weights cannot be sharded like this, in one line; None if they can be."""
     if not job.freezes_text:
         return None
     is_zero3 = zero == 3 and shards > 1
-    if is_zero3 and job.stack.zero3_gather == "weights":
-        what = "adapters are" if job.adapter else "freeze is"
+    adapter = job.adapter
+    if is_zero3 and job.stack.zero3_gather == "weights" and (what := _find_ungathered(job)):
         feature = f"ZeRO-3 of the stack {job.stack.name}, which gathers weight by weight"
         return f"{what} not modelled with {feature}; take zero2, or another stack"
-    if job.adapter is None:
-        return None
-    if job.adapter.base == "int8" and (tp > 1 or is_zero3):
+    if adapter is not None and adapter.base == "int8" and (tp > 1 or is_zero3):
         feature = "a sharded base in int8, which bitsandbytes does not shard"
         return f"adapters are not modelled with {feature}; take dp with zero0 to zero2, or base=nf4"
     return None

@@ -189,6 +189,7 @@ class Watched:
                 *self.model.parameters(),
                 *self.model.buffers(),
                 *_list_scales(self.model),
+                *_list_shards(self.model),
                 *gradients,
                 *self._list_moments(),
             )
@@ -367,6 +368,14 @@ def _iterate_unique(tensors: Iterator[Tensor]) -> Iterator[Tensor]:
 def _count_bytes(tensors: Any) -> int:
     """Return the bytes of the storages of tensors, each counted once."""
     return sum(unique.untyped_storage().nbytes() for unique in _iterate_unique(_to_local(tensor) for tensor in tensors))
+
+
+def _list_shards(model: nn.Module) -> Iterator[Tensor]:
+    """Yield this rank's shards of the weights that DeepSpeed's ZeRO-3 has emptied."""
+    for parameter in model.parameters():
+        shard = getattr(parameter, "ds_tensor", None)
+        if isinstance(shard, Tensor):
+            yield shard
 
 
 def _list_scales(model: nn.Module) -> Iterator[Tensor]:

@@ -64,8 +64,7 @@ def loop(
             if "lora_" in name:
                 parameter.data = parameter.data.float()
     if recompute:
-        llama.embed.register_forward_hook(lambda module, ids, x: x.requires_grad_())
-        loops.apply_ac(llama, every=1)
+        recompute_blocks(llama)
     ddp = nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
     optimizer = torch.optim.AdamW([item for item in model.parameters() if item.requires_grad], fused=True)
 
@@ -99,11 +98,17 @@ def build_sharded_loop(
     names = [(NAMES | ENDS)[name] for name in targets]
     llama = adapt(llama, modules_to_save=modules_to_save, target_modules=names)
     if recompute:
-        llama.embed.register_forward_hook(lambda module, ids, x: x.requires_grad_())
-        loops.apply_ac(llama, every=1)
+        recompute_blocks(llama)
     loops.fully_sharded(llama, mesh, reshard=reshard)
     optimizer = torch.optim.AdamW([item for item in llama.parameters() if item.requires_grad], fused=True)
     return llama, optimizer, loops.plain_step(llama, optimizer), mesh, 0
+
+
+def recompute_blocks(llama: loops.Llama) -> None:
+    """Recompute every block, whose input gets a gradient by peft's ``enable_input_require_grads``."""
+    assert llama.embed is not None
+    llama.embed.register_forward_hook(lambda module, ids, x: x.requires_grad_())
+    loops.apply_ac(llama, every=1)
 
 
 def mix_experts(llama: loops.Llama) -> None:

@@ -90,14 +90,32 @@ def trainer(*, half: bool = False) -> Loop:
 BUCKET = 300_000  # elements: DeepSpeed's default of 5e8 would be 2 GB here
 
 
-def deepspeed(*, zero: int, micro_batches: int = 1, adapts: bool = False, **keys: int) -> Loop:
-    """DeepSpeed's engine on the CPU; ``adapts``: with PEFT's adapters; ``keys``: of its ``zero_optimization``."""
+def deepspeed(
+    *,
+    zero: int,
+    micro_batches: int = 1,
+    adapts: bool = False,
+    quantized: bool = False,
+    recompute: bool = False,
+    **keys: int,
+) -> Loop:
+    """DeepSpeed's engine on the CPU; ``adapts``: with PEFT's adapters, ``quantized``: over bitsandbytes' base in nf4.
+
+    ``keys``: of its ``zero_optimization``.
+    """
     os.environ["DS_ACCELERATOR"] = "cpu"
     os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": "2"}
     import deepspeed as package
 
+    package.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # all messages by gloo, without compiling an extension
     package.init_distributed(dist_backend="gloo")
-    model = adapters.adapt(CausalLM()) if adapts else CausalLM()
+    model = CausalLM()
+    if quantized:
+        adapters.quantize(model.model)
+    if adapts:
+        model = adapters.adapt(model)
+    if recompute:
+        adapters.recompute_blocks(model.model)
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": micro_batches,

@@ -160,17 +160,28 @@ CASES = {
 }
 
 
-def deepspeed(zero: int, micro_batches: int = 1, *, adapts: bool = False, **facts: int) -> Case:
-    """``adapts``: with PEFT's adapters; ``facts``: limits of ZeRO-3's gathers."""
-    keys = {f"stage3_{KEYS[name]}": value for name, value in facts.items()}
-    loop = partial(engines.deepspeed, zero=zero, micro_batches=micro_batches, adapts=adapts, **keys)
+def deepspeed(
+    zero: int,
+    micro_batches: int = 1,
+    *,
+    adapts: bool = False,
+    quantized: bool = False,
+    recompute: bool = False,
+    **facts: int,
+) -> Case:
+    """``adapts``, ``quantized``: with PEFT's adapters, over a base in nf4; ``facts``: limits of ZeRO-3's gathers."""
+    keys: dict[str, int] = {f"stage3_{KEYS[name]}": value for name, value in facts.items()}
+    keys |= {"adapts": adapts, "quantized": quantized, "recompute": recompute}
+    loop = partial(engines.deepspeed, zero=zero, micro_batches=micro_batches, **keys)
     changed = {"loss": "low_precision", "reduce_bucket": engines.BUCKET, **facts}
     changed |= {} if zero == 3 else {"overlap": ()}  # overlap_comm is on by itself under stage 3
     norm = 8 if zero == 3 else 4
     adapter: dict[str, object] | None = {"rank": adapters.RANK} if adapts else None
-    return Case(
-        loop, "deepspeed", f"dp2 zero{zero}", 2, micro_batches, changed, norm=norm, flat=zero == 3, adapter=adapter
-    )
+    if adapter and quantized:
+        adapter["base"] = "nf4"
+    layout = f"dp2 zero{zero}{' ac=full' if recompute else ''}"
+    case = Case(loop, "deepspeed", layout, 2, micro_batches, changed, norm=norm, flat=zero == 3, adapter=adapter)
+    return case._replace(work=not quantized)
 
 
 KEYS = {
@@ -267,7 +278,14 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
         adapter=SHARDED | {"modules_to_save": ("embed_tokens", "lm_head")},
     )
     if importlib.util.find_spec("deepspeed") is not None:
-        CASES |= {f"peft LoRA, DeepSpeed, ZeRO-{zero}": deepspeed(zero, adapts=True) for zero in (1, 2)}
+        CASES |= {f"peft LoRA, DeepSpeed, ZeRO-{zero}": deepspeed(zero, adapts=True) for zero in (1, 2, 3)}
+        CASES["peft LoRA, DeepSpeed, ZeRO-3, a little ahead, 2 micro-batches"] = deepspeed(
+            3, 2, adapts=True, prefetch_bucket_size=100_000, param_persistence_threshold=0, max_reuse_distance=0
+        )
+        CASES["peft LoRA, DeepSpeed, ZeRO-3, weight by weight"] = deepspeed(
+            3, adapts=True, prefetch_bucket_size=0, param_persistence_threshold=1000, max_reuse_distance=0
+        )
+        CASES["peft LoRA, DeepSpeed, ZeRO-3, recomputed"] = deepspeed(3, adapts=True, recompute=True)
     CASES["peft LoRA, head trained, bf16"] = peft("dp1", precision=BF16, modules_to_save=("lm_head",))
     CASES["peft LoRA, embedding and head trained, recomputed"] = peft(
         "dp1 ac=full", recompute=True, modules_to_save=("embed_tokens", "lm_head")
@@ -313,6 +331,10 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
         CASES["peft QLoRA, DDP, recomputed, 2 micro-batches"] = peft(
             "dp2 zero0 ac=full", 2, recompute=True, quantized=True
         )
+        if importlib.util.find_spec("deepspeed") is not None:
+            CASES["peft QLoRA, DeepSpeed, ZeRO-2, recomputed, 2 micro-batches"] = deepspeed(
+                2, 2, adapts=True, quantized=True, recompute=True
+            )
         CASES["peft QLoRA, FSDP2"] = Case(
             partial(adapters.build_sharded_loop, quantized=True),
             "fsdp2",

@@ -39,6 +39,22 @@ def test_messages_states_and_flops_of_other_software_equal_the_prediction(name: 
     assert result.is_equal
 
 
+DEEPSPEED = (
+    "peft LoRA, DeepSpeed, ZeRO-3",
+    "peft LoRA, DeepSpeed, ZeRO-3, a little ahead, 2 micro-batches",
+    "peft LoRA, DeepSpeed, ZeRO-3, recomputed",
+    "peft QLoRA, DeepSpeed, ZeRO-2, recomputed, 2 micro-batches",
+)
+
+
+@pytest.mark.skipif(DEEPSPEED[0] not in CASES, reason="peft and DeepSpeed are installed by make interop")
+@pytest.mark.parametrize("name", mark_share(2, DEEPSPEED))
+def test_adapters_under_deepspeed_are_as_they_are_predicted(name: str) -> None:
+    result = compare_case(name)
+    assert result.is_equal
+    assert max(map(abs, result.errors)) < 0.02
+
+
 @pytest.mark.skipif("peft LoRA" not in CASES, reason="peft is installed by make interop")
 @pytest.mark.parametrize("name", mark_share(2, PEFT))
 def test_memory_of_peft_adapters_equals_the_prediction(name: str) -> None:

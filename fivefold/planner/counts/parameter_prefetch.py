@@ -96,7 +96,8 @@ def list_fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | Non
             units.append(unit)
             recomputed.append(run.recomputed)
             unit_index += 1
-    calls = tuple(_list_calls(units, recomputed))
+    starts = _list_starts(counts, units) if chunk == 0 and not any(recomputed) else frozenset()
+    calls = tuple(_list_calls(units, recomputed, starts))
     return _simulate_fetches(calls, tuple(sizes), len(units), layout.shards, get_limits(stack))
 
 
@@ -113,8 +114,38 @@ def get_limits(stack: Stack) -> Limits:
     )
 
 
-def _list_calls(units: Sequence[Sequence[tuple[str, int]]], recomputed: Sequence[bool]) -> Iterator[ModuleCall]:
-    """Yield the calls of a micro-batch in order.
+READERS = ("q", "k", "v", "q_down", "kv_down", "gate", "up")  # layers that read the input of attention or an MLP
+
+
+def _list_starts(counts: Counts, units: Sequence[Sequence[tuple[str, int]]]) -> frozenset[tuple[int, str]]:
+    """Return the modules below all adapters, with the numbers of their units: they have no backward.
+
+    They are the embedding, and in the first block what no factor comes before: frozen layers of an adapter too.
+    """
+    adapter = counts.job.adapter
+    if adapter is None or adapter.trains_embedding:
+        return frozenset()
+    starts, adapted = {(0, name_module(name)) for name, _ in units[0]}, list[str]()
+    for weight, _ in units[1]:
+        name = name_module(weight)
+        parent, _, layer = name.rpartition(".")
+        if weight.endswith(".lora_a"):
+            adapted.append(parent.rpartition(".")[0])
+        elif not any(layer not in READERS or above != parent for above in adapted):
+            starts.add((1, name))
+    return frozenset(name for name in starts if not name[1].endswith(".lora_b"))
+
+
+def name_module(weight: str) -> str:
+    """Return the module of a weight: peft has one for each factor of an adapter."""
+    module, _, leaf = weight.rpartition(".")
+    return weight if leaf.startswith("lora_") else module
+
+
+def _list_calls(
+    units: Sequence[Sequence[tuple[str, int]]], recomputed: Sequence[bool], starts: frozenset[tuple[int, str]]
+) -> Iterator[ModuleCall]:
+    """Yield the calls of a micro-batch in order; modules of ``starts`` have no backward.
 
     The root module's own calls, without weights, belong to the first and last unit.
     """
@@ -129,23 +160,32 @@ def _list_calls(units: Sequence[Sequence[tuple[str, int]]], recomputed: Sequence
             yield from (
                 call._replace(backward=True) for call in _list_unit_calls(units[unit_index], unit_index, backward=False)
             )
-        unit_calls = list(_list_unit_calls(units[unit_index], unit_index, backward=True))
-        yield from unit_calls
+        without = frozenset(name for index, name in starts if index == unit_index)
+        yield from _list_unit_calls(units[unit_index], unit_index, backward=True, without=without)
         if unit_index == last:
             yield ModuleCall(last, backward=True)
 
 
-def _list_unit_calls(unit: Sequence[tuple[str, int]], place: int, *, backward: bool) -> Iterator[ModuleCall]:
-    """Yield the calls of a unit's modules, each module before its submodules."""
+def _list_unit_calls(
+    unit: Sequence[tuple[str, int]], place: int, *, backward: bool, without: frozenset[str] = frozenset()
+) -> Iterator[ModuleCall]:
+    """Yield the calls of a unit's modules but those of ``without``, each module before its submodules.
+
+    A layer with an adapter calls its base, the dropout, and the factors.
+    """
     modules = {  # in order
         name: tuple(number for _, number in numbered_weights)
-        for name, numbered_weights in groupby(unit, key=lambda weight: weight[0].rpartition(".")[0])
+        for name, numbered_weights in groupby(unit, key=lambda weight: name_module(weight[0]))
     }
     calls_by_module: dict[str, list[ModuleCall]] = {}
     for name, numbers in modules.items():
         module, _, submodule = name.partition(".")
         calls = calls_by_module.setdefault(module if submodule and module in PARENTS else name, [])
-        calls.append(ModuleCall(place, backward, numbers))
+        is_adapted = f"{name}.lora_a" in modules
+        calls += [ModuleCall(place, backward)] * is_adapted
+        if name not in without:
+            calls.append(ModuleCall(place, backward, numbers))
+            calls += [ModuleCall(place, backward)] * is_adapted  # dropout
         if submodule == "gate" and module != "attention":
             calls.append(ModuleCall(place, backward))  # the activation
     block = any(name in PARENTS for name in calls_by_module)

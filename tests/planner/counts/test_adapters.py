@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -16,10 +17,11 @@ from fivefold.model.catalog import build_model
 from fivefold.model.huggingface.peft import count_expert_adapters
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
-from fivefold.model.weights import count_adapters
+from fivefold.model.weights import count_adapters, list_weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
+from fivefold.planner.counts.parameter_prefetch import list_fetches
 from fivefold.planner.counts.traffic import sum_traffic
 from fivefold.planner.predict import predict
 from fivefold.planner.questions import search_longest_sequence
@@ -224,7 +226,12 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
         ("dp1", {"precision": "fp8"}, "precision fp8"),
         ("dp1", {"optimizer": {"kind": "muon"}}, "optimizer muon"),
         ("dp1", {"stack": "megatron-core"}, "merged projections of the stack megatron-core"),
-        ("dp2 zero3", {"stack": "deepspeed"}, "ZeRO-3 of the stack deepspeed"),
+        (
+            "dp2 zero3",
+            {"stack": "deepspeed", "adapter": "qlora:8"},
+            "a base in nf4 is not modelled with ZeRO-3 of the stack deepspeed",
+        ),
+        ("dp2 zero3", {"stack": "deepspeed", "adapter": "dora:8"}, "DoRA is not modelled with ZeRO-3"),
         ("tp2x2", {}, "2D tensor parallelism"),
         ("dp1", {"adapter": {"kind": "dora", "base": "int8"}}, "DoRA over a base in int8"),
         ("dp1", {"adapter": {"base": "fp32"}}, "adapter.base=fp32 is not modelled with bf16 activations"),
@@ -337,6 +344,24 @@ def test_peft_adds_the_update_of_experts_to_their_weights() -> None:
     (frozen,), (peft,) = ranks("dp1", **plain), ranks("dp1", **adapted)
     merged, inputs, outputs = experts * 3 * ffn * width, rows * (width + ffn), rows * width
     assert peft.activations_bytes - frozen.activations_bytes == model.layers * 2 * (merged + inputs + outputs)
+
+
+def test_deepspeed_gathers_each_factor_by_itself() -> None:
+    """But none for a backward that does not exist: of the embedding, and of the first norm and projections."""
+    limits = dict.fromkeys(("prefetch_bucket_size", "param_persistence_threshold", "max_reuse_distance"), 0)
+    chosen = job(stack={"name": "deepspeed", **limits}, precision="fp32")
+    spread = Layout.parse("dp2 zero3")
+    fetches = list_fetches(Counts(SMALL, chosen), spread, chunk=0)
+    assert fetches is not None
+    twice = Counter(2 * [weight.numel for weight in list_weights(SMALL, chosen.adapter)])
+    forward_alone = Counter([1024 * 256, 256, 256 * 256, 128 * 256, 128 * 256])
+    assert Counter(fetches.gathers) == twice - forward_alone
+    above = job({"rank": 8, "targets": ["up_proj"]}, stack=chosen.stack, precision="fp32")
+    fetches = list_fetches(Counts(SMALL, above), Layout.parse("dp2 zero3"), chunk=0)
+    assert fetches is not None
+    twice = Counter(2 * [weight.numel for weight in list_weights(SMALL, above.adapter)])
+    forward_alone += Counter([256 * 256, 256, 640 * 256, 640 * 256])  # attention's output, and what reads norm2
+    assert Counter(fetches.gathers) == twice - forward_alone
 
 
 def test_experts_stay_in_bf16_next_to_a_base_in_nf4() -> None:
