@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
@@ -89,6 +89,17 @@ class Record(BaseModel):
         record_classes = [kind for kind in type(self).__mro__ if issubclass(kind, Record)]
         names = {name for kind in record_classes for name in (*vars(kind), *kind.__annotations__) if name[0] != "_"}
         return sorted(names - type(self).__class_vars__ - {"model_config"})
+
+    if not TYPE_CHECKING:  # type checkers know the fields
+
+        def __getattr__(self, name: str) -> Any:
+            """Raise an ``AttributeError`` that says where the attribute is, or which there are."""
+            try:
+                return super().__getattr__(name)
+            except AttributeError:
+                if name.startswith("_"):
+                    raise
+                raise AttributeError(_describe_missing_attribute(self, name)) from None
 
     @classmethod
     def read(cls, values: dict[str, Any], *, origin: str, options: Mapping[str, str] | None = None) -> Self:
@@ -210,6 +221,16 @@ def _describe_unknown(key: str, place: tuple[int | str, ...], record: type[BaseM
         nested = getattr(record, "spellings", {}) | {name: f"{path}.{name}" for path, name in _list_nested_keys(record)}
         close = [nested[name] for name in get_close_matches(key, nested, n=1)]
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def _describe_missing_attribute(record: Record, name: str) -> str:
+    """Return where an attribute is that a record does not have, or the attributes that it has."""
+    nested = {key: f"{field}.{key}" for field, key in reversed([*_list_nested_keys(type(record))])}
+    known = nested | {key: key for key in dir(record)}
+    close = [known[key] for key in get_close_matches(name, known, n=1)]
+    return f"{type(record).__name__} has no {name!r}; " + (
+        f"did you mean {close[0]!r}?" if close else f"it has {', '.join(dir(record))}"
+    )
 
 
 def _list_nested_keys(record: type[BaseModel]) -> Iterator[tuple[str, str]]:

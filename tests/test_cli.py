@@ -38,6 +38,9 @@ def signals() -> object:
     ("words", "pattern"),
     [
         (("predct",), r"No such command 'predct'.*"),
+        (("watch", "trace.json"), r"No such command 'watch'; ff.watch is a function of Python, .*"),
+        (("write", "nano", "h100:8", "dp8"), r"'h100:8 dp8': one argument too many; write takes a layout .*"),
+        (("write", "dp8", "--model", "nano"), r"name a format, such as --to torchtitan, or set your software: .*"),
         ((*PREDICT, "--gsb", "8"), r"No such option: --gsb.*"),
         ((*PREDICT, "--gbs", "2M"), r"Invalid value for '--gbs': must be a whole number; it counts sequences.*"),
         ((*PREDICT, "--micro-batch", "2"), r"No such option: --micro-batch; degrees, ZeRO stage and micro-batch .*"),

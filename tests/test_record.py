@@ -102,6 +102,19 @@ def test_replacing_a_field_keeps_other_records_and_drops_caches() -> None:
         job.replace(sequence=True)
 
 
+def test_an_attribute_that_a_record_does_not_have_is_named_where_it_is() -> None:
+    bike = Bicycle(name="red")
+    for name, text in (
+        ("nmae", "Bicycle has no 'nmae'; did you mean 'name'?"),
+        ("spokes", "Bicycle has no 'spokes'; did you mean 'front.spokes'?"),
+        ("qqqq", "Bicycle has no 'qqqq'; it has basket, front, name, read, replace, spares"),
+    ):
+        with pytest.raises(AttributeError) as caught:
+            getattr(bike, name)
+        assert str(caught.value) == text
+    assert not hasattr(bike, "_private")
+
+
 BAD = (-1, 0, True, 2**70, 1.5, float("inf"), float("nan"), "", "many\nlines", "dp", None, (), ("a", 1), {"b": 2}, b"c")
 
 

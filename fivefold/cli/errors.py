@@ -57,7 +57,8 @@ def settle(action: Callable[[], object]) -> int:
         code = system_exit.code
     except _UsageError as error:
         option = getattr(error, "option_name", None)  # of an option that the command does not have
-        return _print_line(_explain_usage(error.format_message(), option or ""), code=2)
+        command = getattr(getattr(error.ctx, "command", None), "name", None)
+        return _print_line(_explain_usage(error.format_message(), option or "", command or ""), code=2)
     except UserError as error:
         return _print_line(str(error), code=2)
     except RunFailure as error:
@@ -82,14 +83,19 @@ def settle(action: Callable[[], object]) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _explain_usage(message: str, option: str) -> str:
+def _explain_usage(message: str, option: str, command: str) -> str:
     """Reword one of click's messages, and add what to write instead."""
     if option in OTHER_OPTIONS:
         return f"No such option: {option}{OTHER_OPTIONS[option]}"
     if message == "Option '--against' requires 3 arguments.":
         return "--against needs MODEL MACHINE LAYOUT, such as --against llama3-8b h100:8 'dp8 zero3 mbs1'"
     if match := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-        return f"{match[1]!r}: one argument too many; quote a value that contains spaces, as 'dp8 zero3 mbs1'"
+        fix = "quote a value that contains spaces, as 'dp8 zero3 mbs1'"
+        if command == "write":
+            fix = "write takes a layout or a file; name the model with --model and the machine with --gpus"
+        return f"{match[1]!r}: one argument too many; {fix}"
+    if message.startswith("No such command 'watch'"):
+        return f"{message.rstrip('.')}; ff.watch is a function of Python, see docs/how-to/watch.md"
     if message.startswith(f"No such option: {option}") and (commands := _list_commands_with(option)):
         names = ", ".join(f"`fivefold {name}`" for name in commands)
         return f"{message.rstrip('.')}; {names} {'has' if len(commands) == 1 else 'have'} it"

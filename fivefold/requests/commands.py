@@ -559,13 +559,14 @@ class WriteOptions(JobOptions):
         Argument(metavar="LAYOUT|FILE"),
     ]
     to: Annotated[
-        str,
+        str | None,
         Field(
-            description="Format to write: accelerate, axolotl, bridge (Megatron Bridge), deepspeed, fivefold, "
+            description="Format to write. Default: that of --stack, or of the software of your settings. One of "
+            "accelerate, axolotl, bridge (Megatron Bridge), deepspeed, fivefold, "
             "kubernetes, llamafactory, megatron, nanotron, skypilot, torchtitan, torchtitan-0.2, torchtune or trl."
         ),
         Option(completion="complete_format"),
-    ]
+    ] = None
     stack: Annotated[
         StackName,
         Field(
@@ -919,7 +920,9 @@ class SettingsOptions(JsonOption):
     command = "config"
     panel = "Share"
     example = "config set machine h100:64"
-    action: Annotated[SettingsAction, Field(description="What to do: set, get, unset or list settings."), Argument()]
+    action: Annotated[
+        SettingsAction, Field(description="What to do: set, get, unset or list settings. Default: list."), Argument()
+    ] = "list"
     key: Annotated[
         Line | None,
         Field(description="The setting: stack, machine, prices.NAME, output.color or output.width."),

@@ -215,3 +215,24 @@ def test_config_list_explains_every_key(monkeypatch: pytest.MonkeyPatch, capsys:
     assert run(monkeypatch, "config", "list") == 0
     printed = capsys.readouterr().out
     assert [key for key, meaning in KEYS.items() if f"  {key}: {meaning}" not in printed] == []
+
+
+def test_write_takes_the_software_of_the_settings(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("write", LAYOUT, "--model", "llama3-8b", "--seq", "8192", "--gbs", "64")
+    settings(stack="torchtitan")
+    capsys.readouterr()
+    for more in ((), ("--to", "torchtitan"), ("--stack", "torchtitan")):
+        assert run(monkeypatch, *words, *more) == 0
+    written = capsys.readouterr().out
+    assert written == 3 * written[: len(written) // 3]
+    assert run(monkeypatch, *words, "--stack", "deepspeed") == 0
+    assert "torchtitan" not in capsys.readouterr().out
+
+
+def test_config_alone_lists(settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    settings(stack="torchtitan")
+    capsys.readouterr()
+    assert run(monkeypatch, "config") == 0
+    assert "stack = torchtitan" in capsys.readouterr().out

@@ -13,6 +13,7 @@ from fivefold.requests.commands import WriteOptions
 from fivefold.requests.configs import build_request, describe_defaults, describe_notes, load_config
 from fivefold.requests.job import get_job_words, load_job
 from fivefold.requests.machines import load_machine
+from fivefold.requests.settings import load_settings
 
 if TYPE_CHECKING:
     from fivefold.interop.format import ConfigPlan
@@ -22,11 +23,24 @@ if TYPE_CHECKING:
 @accept_request(WriteOptions)
 def write(request: WriteOptions, job: Job) -> None:
     """Write a config for Megatron, torchtitan, DeepSpeed, …; it lists what that software cannot do."""
+    from fivefold.interop.registry import find_stack_format
     from fivefold.interop.write import write as run
 
+    if request.to is None:
+        request = request.model_copy(update={"stack": request.stack or _find_own_stack()})
+        job = load_job(**get_job_words(request))
     plan = _plan(request, job)
-    put(run(plan, to=request.to), request.output)
+    put(run(plan, to=request.to or find_stack_format(plan.job)), request.output)
     print_defaults(request.what, plan)
+
+
+def _find_own_stack() -> str:
+    """Return the software of the user's settings."""
+    if stack := load_settings().stack:
+        return stack
+    raise UserError(
+        "name a format, such as --to torchtitan, or set your software: fivefold config set stack torchtitan"
+    )
 
 
 def print_defaults(what: str, plan: ConfigPlan) -> None:
