@@ -144,6 +144,13 @@ def test_scores_and_values_of_unfused_attention_have_their_own_dims() -> None:
     assert list_miscounts(case) == []
 
 
+def test_unfused_differential_attention_keeps_the_probabilities_of_both_cores() -> None:
+    case = Drawn(
+        ON_CPUS, DENSE.replace(differential=True), Layout.parse("dp1 pp2 zero0"), FP32.replace(attention="unfused")
+    )
+    assert list_miscounts(case) == []
+
+
 @pytest.mark.parametrize(
     ("number", "dropout"), mark_share(3, [(ON_CPUS, 0.0), (ON_CPUS, 0.1), (ON_GPUS, 0.0), (ON_GPUS, 0.1)])
 )

@@ -369,7 +369,7 @@ def _attend_twice(local: Local, *, q: str, k: str, v: str, layer: int) -> list[O
     ops[0] = ops[0]._replace(moved_bytes=3 * size, moved_backward_bytes=3 * size)
     for index in "12":
         ops += [
-            rename_tensors(op, {name: f"{name}{index}" for name in ("o", "lse", "seeds")})._replace(
+            rename_tensors(op, {name: f"{name}{index}" for name in ("o", "lse", "seeds", "core.s", "core.p")})._replace(
                 name=op.name.replace("core", f"core.{index}", 1)
             )
             for op in _list_core(local, q=q, k=k, v=f"v{index}", layer=layer)
