@@ -124,7 +124,13 @@ theme:
   palette:
     - {media: "(prefers-color-scheme: light)", scheme: default, toggle: {icon: material/weather-night, name: dark}}
     - {media: "(prefers-color-scheme: dark)", scheme: slate, toggle: {icon: material/weather-sunny, name: light}}
-markdown_extensions: [tables, attr_list, md_in_html, toc: {permalink: true}, pymdownx.highlight, pymdownx.superfences]
+markdown_extensions:
+  - tables
+  - attr_list
+  - md_in_html
+  - toc: {permalink: true}
+  - pymdownx.highlight: {pygments_lang_class: true}  # the class by which the style sheet knows printed tables
+  - pymdownx.superfences
 plugins: [search]
 extra_css: [extra.css]
 """

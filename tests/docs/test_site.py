@@ -131,6 +131,11 @@ def inline_commands(page: Path) -> list[list[str]]:
     return [span.split() for span in re.findall(r"`(fivefold [^`]+)`", text)]
 
 
+def test_code_blocks_have_the_class_by_which_printed_tables_scroll_on_narrow_screens(site: Any) -> None:
+    assert ".language-text code" in site.CSS
+    assert "pymdownx.highlight: {pygments_lang_class: true}" in site.CONFIG
+
+
 def test_the_cheat_sheet_is_generated(site: Any) -> None:
     text = site.reference.write_cheat_sheet()
     check_standalone(text)
