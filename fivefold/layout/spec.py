@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 
 from fivefold.bounded_types import RANKS, Degree, Layers, Sequences
 from fivefold.job import Job, Offloaded
+from fivefold.layout.context_parallelism import CONTEXT_PARALLELISMS, CP_KINDS, ContextParallelism
 from fivefold.layout.names import DEFAULT_ORDER, CpKind, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import (
     DEFAULT_SCHEDULE,
@@ -60,7 +61,7 @@ class Layout(Record):
     ac: str = "none"
     stages: tuple[Layers, ...] = ()  # layers of each of the pp·v stages; empty: spread evenly
     order: tuple[MeshAxis, ...] = DEFAULT_ORDER  # order of the mesh axes over the ranks, nearest first
-    cp_kind: CpKind = "ring"  # context parallelism by ring attention or by all-to-all
+    cp_kind: CpKind = CP_KINDS[0]  # context parallelism by ring attention or by all-to-all
     sp: bool = True  # sequence parallelism, with tp > 1
     offload: tuple[Offloaded, ...] = ()  # kept in host memory, in addition to what the job offloads
 
@@ -95,8 +96,8 @@ class Layout(Record):
         self._check_stages()
         if sorted(self.order) != sorted(DEFAULT_ORDER):
             raise ValueError(f"order={'-'.join(self.order)} must name tp, cp, dp and pp once each, nearest first")
-        if self.cp == 1 and self.cp_kind == "ulysses":
-            raise ValueError("cp=ulysses needs context parallelism; add cp2 or more, or drop it")
+        if self.cp == 1 and self.cp_kind != CP_KINDS[0]:
+            raise ValueError(f"cp={self.cp_kind} needs context parallelism; add cp2 or more, or drop it")
         if self.tp == 1 and not self.sp:
             raise ValueError("nosp needs tensor parallelism; add tp2 or more, or drop it")
         return self
@@ -143,6 +144,16 @@ class Layout(Record):
     def pipeline(self) -> PipelineSchedule:
         """Return the properties of the pipeline schedule."""
         return PIPELINE_SCHEDULES[self.schedule]
+
+    @property
+    def context_parallelism(self) -> ContextParallelism:
+        """Return the properties of the kind of context parallelism, which matter if ``cp`` is more than 1."""
+        return CONTEXT_PARALLELISMS[self.cp_kind]
+
+    @property
+    def uses_ring(self) -> bool:
+        """Tell whether attention runs on the tokens of a rank, and keys and values are sent from rank to rank."""
+        return self.cp > 1 and not self.context_parallelism.exchanges_heads
 
     @property
     def recomputation(self) -> str:
@@ -217,7 +228,7 @@ class Layout(Record):
             tokens.append(format_stages(self.stages))
         if self.order != DEFAULT_ORDER:
             tokens.append(f"order={'-'.join(self.order)}")
-        if self.cp_kind != "ring":
+        if self.cp_kind != CP_KINDS[0]:
             tokens.append(f"cp={self.cp_kind}")
         if not self.sp:
             tokens.append("nosp")
@@ -277,16 +288,17 @@ _JOB_OPTIONS = ("precision", "seq", "gbs", "stack", "adapter", "attention")
 _DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(/\d+)?")
 _COUNTED_DATA_PARALLEL = re.compile(r"(ddp|fsdp)(\d+)")
 _ZERO_STAGES = {"ddp": "zero0", "fsdp": "zero3", "hsdp": "zero3"}  # PyTorch's names
+_KINDS = [f"cp={kind}" for kind in CP_KINDS]
 _WORDS = [
     *(f"{axis}2" for axis in ("dp", "tp", "cp", "pp", "ep", "etp", "v")),
     *("mbs1", "zero1", "nosp", *SCHEDULES, *_ZERO_STAGES),
-    *("ac=none", "ac=selective", "ac=full", "cp=ring", "cp=ulysses"),
+    *("ac=none", "ac=selective", "ac=full", *_KINDS),
     *("offload=optimizer", "offload=activations", "offload=optimizer+activations", "offload=parameters"),
 ]
 _FORMS = (
     "dpN, tpN, tpNxN, cpN, ppN, vN, epN, etpN, mbsN, zero0 to zero3, zero3/N, "
     f"{', '.join((*_ZERO_STAGES, *SCHEDULES))}, "
-    "ac=none, ac=selective, ac=full, ac=norm+act, cp=ring, cp=ulysses, nosp, stages=9-8, order=tp-cp-dp-pp, "
+    f"ac=none, ac=selective, ac=full, ac=norm+act, {', '.join(_KINDS)}, nosp, stages=9-8, order=tp-cp-dp-pp, "
     "offload=optimizer+activations"
 )
 
@@ -366,7 +378,7 @@ def read_token(token: str) -> Mapping[str, object]:
         return {"stages": tuple(size for part in token[7:].split("-") for size in _parse_sizes(token, part))}
     if token.startswith("order="):
         return {"order": tuple(token[6:].split("-"))}
-    if token in ("cp=ring", "cp=ulysses"):
+    if token in _KINDS:
         return {"cp_kind": token[3:]}
     if token.startswith("offload="):
         return {"offload": _parse_offload(token)}

@@ -408,13 +408,13 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
 
 
 def _check_context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
-    parts = 2 * layout.cp if layout.cp_kind == "ring" else layout.cp
+    parts = layout.context_parallelism.parts_per_rank * layout.cp
     if layout.cp > 1 and job.sequence % parts:
         multiples = (job.sequence // parts * parts, ceil_div(job.sequence, parts) * parts)
         near = " or ".join(f"seq {multiple}" for multiple in multiples if multiple)
         yield f"sequence {job.sequence} is not divisible by {parts} (cp={layout.cp}, {layout.cp_kind}); try {near}"
     heads = gcd(*(shape.heads for shape in model.attention_shapes)) // layout.tp
-    if layout.cp_kind == "ulysses" and heads % layout.cp:
+    if layout.context_parallelism.exchanges_heads and heads % layout.cp:
         cp = find_divisor_below(heads, layout.cp)
         fix = f"cp{cp}" if cp > 1 else "cp=ring"
         yield f"heads/tp={heads} is not divisible by cp={layout.cp}; try {fix}"
@@ -436,7 +436,7 @@ def _check_mixers(layout: Layout, model: Model, *, sequence: int) -> Iterator[st
         units = geometry.get_sharded_units(model.width)
         if geometry.context_parallel == "none":
             yield f"cp={layout.cp} would shard the tokens of {kind}, which is not supported; take cp1"
-        elif layout.cp_kind != "ulysses":
+        elif layout.uses_ring:
             yield f"cp={layout.cp} as a ring would cut the chain of states of {kind}; take cp=ulysses"
         elif geometry.context_parallel == "halo":
             if (tokens := sequence // layout.cp) < geometry.taps - 1:
@@ -490,7 +490,8 @@ def _check_indexer(layout: Layout, model: Model) -> Iterator[str]:
 
 def _check_shared_keys(layout: Layout, model: Model) -> Iterator[str]:
     """Yield why Ulysses cannot exchange keys that layers share where only some of these layers are recomputed."""
-    if model.shared_kv_layers and layout.cp > 1 and layout.cp_kind == "ulysses" and layout.recompute_every > 1:
+    exchanges_keys = layout.cp > 1 and layout.context_parallelism.exchanges_heads
+    if model.shared_kv_layers and exchanges_keys and layout.recompute_every > 1:
         yield (
             f"ac={layout.ac} is not counted with cp=ulysses and keys that layers share of {model.name}; "
             "use ac=full or cp=ring"

@@ -8,16 +8,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from operator import eq, ge, gt, le, lt, ne
-from typing import NamedTuple, get_args
+from typing import NamedTuple
 
-from fivefold.layout.names import DEFAULT_ORDER, CpKind
+from fivefold.layout.context_parallelism import CP_KINDS
+from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError, make_unknown_name_error
 
 _TERM = re.compile(r"([a-z]+)(<=|>=|!=|<|>|=)(.+)")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {"<=": le, ">=": ge, "<": lt, ">": gt, "=": eq, "!=": ne}
-CP_KINDS: tuple[str, ...] = get_args(CpKind)
 NUMBERS = ("dp", "tp", "cp", "pp", "ep", "etp", "v", "mbs", "zero", "shards")
 WORDS: dict[str, tuple[str, ...]] = {
     "ac": (),

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from fivefold.job import Job
+from fivefold.layout.context_parallelism import CP_KINDS
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import is_legal
-from fivefold.layout.where import CP_KINDS, Where
+from fivefold.layout.where import Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts

@@ -165,13 +165,12 @@ def _check_trained(field: str, kind: str, facts_by_kind: Mapping[str, LossFacts 
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
     """Raise ``UserError`` for an attention kernel that the trainer does not have for this model or layout."""
     _check_trained("attention", job.stack.attention, ATTENTIONS)
-    ring = layout.cp > 1 and layout.cp_kind == "ring"
     _check_chunks(layout, job, model=model)
-    if ring and model.position == "alibi":
+    if layout.uses_ring and model.position == "alibi":
         raise UserError(f"layout {str(layout)!r}: ring attention does not support position='alibi'; take cp=ulysses")
     if not job.stack.attention_facts.materializes_scores:
         return
-    if ring:
+    if layout.uses_ring:
         raise UserError(
             f"layout {str(layout)!r}: ring attention needs flash attention; with attention='unfused' take cp=ulysses"
         )
@@ -196,7 +195,7 @@ def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
             f"job: sequences of {job.sequence} tokens are no multiple of the chunks of {chunk} in which model "
             f"{model.name!r} attends; take --seq {job.sequence // chunk * chunk} or {-(-job.sequence // chunk) * chunk}"
         )
-    if layout.cp > 1 and layout.cp_kind == "ring":
+    if layout.uses_ring:
         raise UserError(
             f"layout {str(layout)!r}: ring attention does not support chunks of {chunk} tokens; take cp=ulysses"
         )

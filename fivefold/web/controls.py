@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_args
 from fivefold.adapter import ADAPTERS, ALL_LINEAR, EXPERT_TARGETS, SAVED, Adapter
 from fivefold.bounded_types import RANKS
 from fivefold.job import RECIPES, Job, Recipe
+from fivefold.layout.context_parallelism import CP_KINDS
 from fivefold.layout.remarks import describe_unused_fused_scans
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, get_1f1b_name
@@ -175,7 +176,7 @@ def _list_values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[
     if field == "schedule":
         return list(SCHEDULES) if layout.pp > 1 else []
     if field in ("cp_kind", "sp"):
-        kinds: list[Any] = ["ring", "ulysses"] if layout.cp > 1 else []
+        kinds: list[Any] = [*CP_KINDS] if layout.cp > 1 else []
         return kinds if field == "cp_kind" else [True, False] if layout.tp > 1 and not model.moe else []
     if field == "mbs":
         return _select_buttons(list_divisors(max(1, resolved.job.global_batch // layout.dp)), most=64, now=current)

@@ -9,6 +9,8 @@ from typing import get_args
 import pytest
 
 import fivefold
+from fivefold.layout.context_parallelism import CONTEXT_PARALLELISMS
+from fivefold.layout.names import CpKind
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.kernel_facts import ATTENTIONS, AUTOGRAD, FIVEFOLD, LOSSES
 from fivefold.stack.spec import Stack
@@ -37,6 +39,27 @@ def compares(field: str, tree: ast.AST) -> bool:
 def test_only_listed_modules_compare_the_names_of_kernels(field: str, modules: list[str]) -> None:
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
     assert sorted(name for name, text in texts.items() if field in text and compares(field, ast.parse(text))) == modules
+
+
+def compares_words(words: set[str], tree: ast.AST) -> bool:
+    """Return whether a module compares anything with one of the words."""
+    return any(
+        isinstance(part, ast.Constant) and part.value in words
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        for side in (node.left, *node.comparators)
+        for part in ast.walk(side)
+    )
+
+
+def test_no_module_compares_the_names_of_kinds_of_context_parallelism() -> None:
+    """Their properties are asked of ``Layout.context_parallelism``."""
+    words = set(get_args(CpKind))
+    assert words == set(CONTEXT_PARALLELISMS)
+    assert compares_words(words, ast.parse("layout.cp_kind in ('ring',)"))
+    texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
+    named = {name: text for name, text in texts.items() if any(f'"{word}"' in text for word in words)}
+    assert [name for name, text in named.items() if compares_words(words, ast.parse(text))] == []
 
 
 def test_every_kind_of_loss_and_attention_has_facts() -> None:

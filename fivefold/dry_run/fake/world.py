@@ -61,7 +61,7 @@ def list_representatives(layout: Layout, *, by_cp: bool = False) -> tuple[int, .
 def has_uneven_cp_work(model: Model, *, layout: Layout, job: Job) -> bool:
     """Return whether the ranks of a ring do unequal work: under a window the first chunks see fewer keys."""
     windows = {get_window(model, job, layer=layer) for layer in range(model.layers)}
-    return layout.cp > 1 and layout.cp_kind == "ring" and (windows != {None} or model.dropout_rates.attention > 0)
+    return layout.uses_ring and (windows != {None} or model.dropout_rates.attention > 0)
 
 
 def count_represented_ranks(dry_run_ranks: Sequence[int], *, layout: Layout) -> Counter[int]:

@@ -138,7 +138,7 @@ def emit_parallelism(plan: ConfigPlan) -> dict[str, Any]:
         if layout.shard_group
         else None,
         "use_tp_pp_dp_mapping": layout.order != DEFAULT_ORDER,
-        "cp_comm_type": None if layout.cp == 1 else "a2a" if layout.cp_kind == "ulysses" else "p2p",
+        "cp_comm_type": None if layout.cp == 1 else "a2a" if layout.context_parallelism.exchanges_heads else "p2p",
         **(emit_stages(layout, model.layers) if layout.pp > 1 else {}),
     }
 

@@ -201,7 +201,7 @@ def list_routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, tim
         for axis in split_axes:
             yield RepeatedMessage(axis, "all_reduce", backward_times, counts_bytes, group(layout, axis).ranks, axis)
     if split_axes and moe.capacity is not None:  # counts of each part of a sequence
-        parts = layout.tp * layout.cp * (2 if layout.cp > 1 and layout.cp_kind == "ring" else 1)
+        parts = layout.tp * layout.cp * (layout.context_parallelism.parts_per_rank if layout.cp > 1 else 1)
         for axis in split_axes:
             yield RepeatedMessage(axis, "all_reduce", plan_times, counts_bytes * parts, group(layout, axis).ranks, axis)
 

@@ -116,7 +116,7 @@ def build_context_exchange(model: Model, job: Job, layout: Layout) -> Exchange:
     head_bytes = _count_tokens(job, layout) * (shape.head_dim + shape.value_dim) * get_activation_width(job)
     flops = layout.mbs * find_most_common_layer(model, job).attention_flops / (layout.tp * n)
     dtype: Dtype = "bf16" if job.precision.is_low_precision else job.precision.compute  # attention stays in 16 bits
-    if layout.cp_kind == "ulysses":
+    if layout.context_parallelism.exchanges_heads:
         return Exchange(flops, (_build_transfer(head_bytes * (heads + kv_heads) * (n - 1) / n, layout, "cp"),), dtype)
     return Exchange(flops / n, (_build_transfer(head_bytes * kv_heads, layout, "cp"),), dtype)
 

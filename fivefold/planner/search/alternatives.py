@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from fivefold.layout.context_parallelism import CP_KINDS
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, get_1f1b_name
 from fivefold.layout.spec import Layout, format_stages
@@ -190,8 +191,7 @@ def _list_choices(layout: Layout) -> Iterator[tuple[str, list[tuple[str, Candida
 
 
 def _list_kinds(layout: Layout) -> list[tuple[str, CandidateList]]:
-    other = "ring" if layout.cp_kind == "ulysses" else "ulysses"
-    return [(f"cp={other}", [change(layout, cp_kind=other)])]
+    return [(f"cp={kind}", [change(layout, cp_kind=kind)]) for kind in CP_KINDS if kind != layout.cp_kind]
 
 
 def _zero(layout: Layout) -> tuple[str, list[tuple[str, CandidateList]]]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import permutations
 
+from fivefold.layout.context_parallelism import CP_KINDS
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import refuse
-from fivefold.layout.where import ANY, CP_KINDS, Where
+from fivefold.layout.where import ANY, Where
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, rank_moves, with_zero

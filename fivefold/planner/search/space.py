@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.job import Job
+from fivefold.layout.context_parallelism import CONTEXT_PARALLELISMS, CP_KINDS
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
@@ -34,7 +35,7 @@ from fivefold.layout.validity import (
     is_divisible_by_tp,
     list_unsharded,
 )
-from fivefold.layout.where import ANY, CP_KINDS, Where
+from fivefold.layout.where import ANY, Where
 from fivefold.model.spec import Model
 from fivefold.planner.search.columns import (
     CandidateLayouts,
@@ -221,14 +222,18 @@ class Space:
 
         Token mixers other than attention need Ulysses.
         """
-        tp, cp, ulysses = rows[:, 1], rows[:, 2], rows[:, 7] == 1
-        kinds = {*self.stack.cp_kinds} - ({"ring"} if self.mixer_units else set())
-        ring = ~ulysses & ((cp == 1) | ((self.job.sequence % (2 * cp) == 0) & ("ring" in kinds)))
+        tp, cp, kinds = rows[:, 1], rows[:, 2], list(CONTEXT_PARALLELISMS.items())
+        exchanges_heads = np.array([facts.exchanges_heads for _, facts in kinds])[rows[:, 7]]
+        parts = np.array([facts.parts_per_rank for _, facts in kinds])[rows[:, 7]]
+        runs = np.array(
+            [name in self.stack.cp_kinds and (facts.exchanges_heads or not self.mixer_units) for name, facts in kinds]
+        )[rows[:, 7]]
+        divides_tokens = (cp == 1) | ((self.job.sequence % (parts * cp) == 0) & runs)
         heads = gcd(
             *(shape.heads for shape in self.model.attention_shapes), *(units.number for units in self.mixer_units)
         )
-        divides_heads = (cp > 1) & (heads // tp % cp == 0) & ("ulysses" in kinds)
-        return np.asarray(ring | (ulysses & divides_heads))
+        divides_heads = (cp > 1) & (heads // tp % cp == 0) & runs
+        return np.asarray(np.where(exchanges_heads, divides_heads, divides_tokens))
 
     def _mask_2d(self, rows: Ints) -> NDArray[np.bool_]:
         """Return whether the planner supports tp = x·y of each row: x and y above 1, or y = 1."""
@@ -462,7 +467,7 @@ class Space:
             schedule=shape.schedule,
             zero=zero,
             shard_group=None if zero == 0 or shards == dp * cp else shards,
-            cp_kind="ulysses" if kind else "ring",
+            cp_kind=CP_KINDS[kind],
             sp=bool(sp),
             ac=self.recomputations[ac],
             order=self.orders[int(candidates.order[row])],

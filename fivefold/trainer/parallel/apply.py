@@ -64,7 +64,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     if layout.tp > 1:
         tensor.attach(module, ranks["tp"], sp=layout.sp)
     if layout.cp > 1:
-        context.attach(module, ranks["cp"], kind=layout.cp_kind)
+        context.attach(module, ranks["cp"], exchanges_heads=layout.context_parallelism.exchanges_heads)
         module.length = job.sequence
         module.positions = context.list_positions(layout, rank=ranks["cp"].rank, sequence=job.sequence).to(ranks.device)
         for dropout in (submodule for submodule in module.modules() if isinstance(submodule, PlacedDropout)):
@@ -76,7 +76,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
             ranks,
             sp=stream_sharded,
             sequence=job.sequence,
-            zigzag=layout.cp_kind == "ring",
+            zigzag=layout.context_parallelism.parts_per_rank == 2,
             fp8_cast=partial(TILES_OF_POWERS, fused=fused) if job.precision.dispatches == "fp8" else None,
         )
     attach_float8(module.blocks, job)

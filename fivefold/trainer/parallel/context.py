@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, Literal, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -34,29 +34,23 @@ from fivefold.trainer.parallel.collectives import all_to_all, exchange, sum_rows
 from fivefold.trainer.parallel.mesh import AxisGroup
 from fivefold.trainer.parallel.ring_blocks import Hops, list_hops, list_zigzag_positions
 
-Kind = Literal["ring", "ulysses"]
-
 
 def list_positions(layout: Layout, *, rank: int, sequence: int) -> Tensor:
     """Return the positions of the tokens of a sequence that rank ``rank`` of cp holds, in its order: int64 [T / cp]."""
-    return _list_local_positions(layout.cp_kind, ranks=layout.cp, rank=rank, sequence=sequence)
+    if layout.context_parallelism.parts_per_rank == 1:
+        return torch.arange(sequence).chunk(layout.cp)[rank]
+    return list_zigzag_positions(ranks=layout.cp, rank=rank, sequence=sequence)
 
 
-def _list_local_positions(kind: Kind, *, ranks: int, rank: int, sequence: int) -> Tensor:
-    if kind == "ulysses":
-        return torch.arange(sequence).chunk(ranks)[rank]
-    return list_zigzag_positions(ranks=ranks, rank=rank, sequence=sequence)
-
-
-def attach(model: nn.Module, axis: AxisGroup, *, kind: Kind) -> None:
+def attach(model: nn.Module, axis: AxisGroup, *, exchanges_heads: bool) -> None:
     """Make every attention in ``model`` (every module with a ``core``) attend to the keys of all ranks of ``axis``."""
     for attention in (module for module in model.modules() if hasattr(module, "core")):
         core: Any = attention.core
-        if kind == "ring":
-            attention.core = Ring(axis, core.rule, heads=core.heads)  # type: ignore[assignment]
-        else:
+        if exchanges_heads:
             attention.hooks = Ulysses(axis)  # type: ignore[assignment]
             core.heads = core.heads._replace(rank=axis.rank, ranks=axis.size)
+        else:
+            attention.core = Ring(axis, core.rule, heads=core.heads)  # type: ignore[assignment]
     for mixer in (module for module in model.modules() if hasattr(module, "halo")):
         mixer.halo = TokenHalo(axis)  # type: ignore[assignment]
     for mixer in (module for module in model.modules() if isinstance(getattr(module, "shape", None), MixerGeometry)):

@@ -125,7 +125,7 @@ def create_ranks(
     axes["kv"] = _build_axis("kv", kv.members(rank), rank=rank)
     axes["world"] = AxisGroup("world", rank, tuple(range(world)), dist.group.WORLD if world > 1 else None)
     axes |= _build_pipeline_axes(axes["pp"], layout, rank=rank)
-    if axes["cp"].size == 2 and layout.cp_kind == "ring" and device.type != "cuda":
+    if axes["cp"].size == 2 and layout.uses_ring and device.type != "cuda":
         axes["cp"] = replace(axes["cp"], back=_build_axis("cp", axes["cp"].ranks, rank=rank).group)
     interleaver = Interleaver() if pairs else None
     axes |= {name: replace(axes[name], interleaver=interleaver) for name in INTERLEAVED_AXES if name in axes}

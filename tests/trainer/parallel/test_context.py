@@ -13,13 +13,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from fivefold.layout.names import CpKind
 from fivefold.layout.spec import Layout
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.attention_mask import AttentionMask, Heads
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.parallel import context
 from fivefold.trainer.parallel.collectives import Pending, exchange
-from fivefold.trainer.parallel.context import Kind, Ring, Ulysses, attach, list_positions
+from fivefold.trainer.parallel.context import Ring, Ulysses, attach, list_positions
 from fivefold.trainer.parallel.mesh import AxisGroup
 from tests.selection import mark_share
 
@@ -30,7 +31,7 @@ DOCUMENTS = torch.tensor([[0] * 5 + [1] * 2 + [2] * 13 + [3] * 4, [9] * T])
 
 
 class Case(NamedTuple):
-    kind: Kind
+    kind: CpKind
     ranks: int
     kv_heads: int = 2
     dims: tuple[int, int] = (8, 8)
@@ -195,7 +196,7 @@ def run_without(left_out: int, case: Case) -> list[Tensor]:
         ("ulysses", 2, 0, [True, True, True, True]),
     ],
 )
-def test_omitted_exchange_is_detected(kind: Kind, ranks: int, hop: int, wrong: list[bool], forked: Fork) -> None:
+def test_omitted_exchange_is_detected(kind: CpKind, ranks: int, hop: int, wrong: list[bool], forked: Fork) -> None:
     case = Case(kind, ranks)
     assert [error > 0.05 for error in errors(case, forked(ranks, run_without, hop, case))] == wrong
 
@@ -233,12 +234,12 @@ class Attention(nn.Module):
 
 def test_attach_sets_ring_attention_or_the_ulysses_hooks() -> None:
     model, axis = nn.Sequential(Attention(), nn.Linear(2, 2), Attention()), AxisGroup("cp", 0, (0, 1), None)
-    attach(model, axis, kind="ulysses")
+    attach(model, axis, exchanges_heads=True)
     assert [type(item.hooks) for item in (model[0], model[2])] == [Ulysses, Ulysses]
     assert [(type(item.core), item.core.rule.window, item.core.heads) for item in (model[0], model[2])] == [
         (Flash, 5, Heads(rank=0, ranks=2))
     ] * 2
-    attach(model, axis, kind="ring")
+    attach(model, axis, exchanges_heads=False)
     assert [(type(item.core), item.core.rule) for item in (model[0], model[2])] == [
         (Ring, AttentionMask(0.3, window=5))
     ] * 2

@@ -41,7 +41,7 @@ def get_local_degrees(layout: Layout) -> LocalDegrees:
     return LocalDegrees(
         layout.mbs,
         layout.cp,
-        layout.cp_kind == "ulysses",
+        layout.context_parallelism.exchanges_heads,
         layout.tp,
         layout.tp_inner,
         layout.sp and layout.tp > 1,

@@ -1,0 +1,25 @@
+"""Kinds of context parallelism, and their properties. Whoever adds a kind states its properties here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from fivefold.layout.names import CpKind
+
+
+class ContextParallelism(NamedTuple):
+    """Properties of a kind of context parallelism that affect bytes, messages, seconds and what is legal."""
+
+    # attention runs on all tokens of some of the heads, which all_to_all exchanges for tokens; else keys and values
+    # are sent from rank to rank, and attention runs on the tokens of a rank
+    exchanges_heads: bool
+    parts_per_rank: int  # equal parts of a sequence that a rank holds
+
+
+CONTEXT_PARALLELISMS: Mapping[CpKind, ContextParallelism] = {
+    # an early part and a late one, so that causal attention is as much work on each rank
+    "ring": ContextParallelism(exchanges_heads=False, parts_per_rank=2),
+    "ulysses": ContextParallelism(exchanges_heads=True, parts_per_rank=1),
+}
+CP_KINDS: tuple[CpKind, ...] = tuple(CONTEXT_PARALLELISMS)  # the first one is the default
