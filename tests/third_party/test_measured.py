@@ -12,6 +12,7 @@ PEFT = (
     "peft LoRA, DDP, 2 micro-batches",
     "peft LoRA, bf16",
     "peft LoRA, autocast",
+    "peft DoRA, recomputed",
     "peft DoRA on q and v, DDP, 2 micro-batches",
     "peft DoRA, autocast",
     "peft LoRA, FSDP2, recomputed, 2 micro-batches",

@@ -173,11 +173,10 @@ def list_routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, tim
     moe = counts.model.moe
     assert moe is not None
     local = counts.get_local(part)
-    plan_times = times * (
-        2 if "layer" in part.recomputed and counts.has_backward(run.name) else 1
-    )  # the dispatch is planned again only under full recomputation
     ops = counts.unit(part, run.name).ops
     resends = any(op.recomputed and op.message and op.message.axis in ("ep", "etp") for op in ops)
+    # the dispatch is planned again only under full recomputation, and not if nothing in the experts has a backward
+    plan_times = times * (2 if "layer" in part.recomputed and resends and counts.has_backward(run.name) else 1)
     # none below the first adapter of the first block
     backward_times = times if any(op.name == "moe.topk" and op.differentiates != () for op in ops) else 0
     copies = local.stream_rows * moe.computed_per_token

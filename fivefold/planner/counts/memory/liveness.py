@@ -13,7 +13,7 @@ compares with the real run, byte by byte.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -93,6 +93,14 @@ class SimulatedUnit:
     def recomputed_before(self) -> dict[int, list[str]]:
         """Return the dropped tensors recomputed before the backward of an operation, by its index."""
         return _map_recomputed(self.unit)
+
+    @cached_property
+    def recomputed_sums(self) -> dict[int, int]:
+        """Return the bytes, above those before it, in which the recomputation before an operation sums DoRA's factors.
+
+        These are temporaries as large as weights, and larger than what the backward of the layer holds.
+        """
+        return _count_recomputed_sums(self.unit, self.forward.sizes, self.recomputed_before)
 
     @cached_property
     def last_reduced(self) -> str:
@@ -319,6 +327,7 @@ class BackwardSimulation:
         self.deferred_bytes = 0
         self.overwritten: set[str] = set()  # kept tensors that became gradients
         self.gradient_bytes, self.recomputed_before = simulated.gradient_sizes, simulated.recomputed_before
+        self.recomputed_sums = simulated.recomputed_sums
         self.grads: dict[str, LiveGradient] = {}
         self.live = self.peak = self.sums = 0
         self.kept = self.kept_at_peak = forward.kept_bytes
@@ -332,6 +341,7 @@ class BackwardSimulation:
         self.live = self.peak = self.kept + self.gradient_bytes[result]
         for index in reversed(range(len(self.ops))):
             recomputed_bytes = sum(self.sizes[name] for name in self.recomputed_before.get(index, ()) if name != result)
+            self._update_peak(self.live + self.recomputed_sums.get(index, 0), self.ops[index].name)
             self.live += recomputed_bytes
             self.kept += recomputed_bytes
             self._update_peak(self.live, self.ops[index].name)
@@ -526,3 +536,22 @@ def _map_recomputed(unit: UnitOperations) -> dict[int, list[str]]:
             recomputed_before.setdefault(max(keeper[name] for name in recomputed_run), []).extend(recomputed_run)
             recomputed_run = []
     return recomputed_before
+
+
+def _count_recomputed_sums(
+    unit: UnitOperations, sizes: Mapping[str, int], recomputed_before: Mapping[int, list[str]]
+) -> dict[int, int]:
+    """Return the most bytes of each recomputation while it sums DoRA's factors, with what it holds until then."""
+    sums = dict[int, int]()
+    for index, names in recomputed_before.items():
+        held = set(names)
+        for place, op in enumerate(unit.ops):
+            if not op.recomputed or ".lora_norm" not in op.name:
+                continue
+            made = {name for earlier in unit.ops[: place + 1] if earlier.recomputed for name in earlier.writes}
+            if held.isdisjoint(made):
+                continue
+            read = {name for later in unit.ops[place:] for name in later.reads}
+            live = sum(sizes[name] for name in made & (held | read | set(op.writes)))
+            sums[index] = max(sums.get(index, 0), live + op.forward_scratch)
+    return sums
