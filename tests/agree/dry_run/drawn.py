@@ -8,16 +8,20 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import random
 import sys
 from typing import NamedTuple
 
 from fivefold.dry_run.match import list_findings
 from fivefold.dry_run.rank_tapes import run_rank
-from fivefold.job import Job
+from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
+from fivefold.record import UserError
 from fivefold.rendering.progress import show_progress
+from fivefold.trainer.supported import check_supported
 from tests.agree.drawn import Drawn, draw_cases, select_covering
 from tests.agree.dry_run.cases import machine
 from tests.agree.dry_run.compare import run
@@ -69,6 +73,25 @@ def lengthen(case: Drawn) -> Drawn:
     return case._replace(job=case.job.replace(global_batch=6 * case.job.global_batch)) if case.number % 3 == 0 else case
 
 
+def change_precision(case: Drawn) -> Drawn:
+    """Return two of three cases in another precision that their layout and features can have, which is drawn."""
+    chance = random.Random(f"{case.number} precision")
+    names = chance.sample(sorted(RECIPES), len(RECIPES)) if chance.random() < 2 / 3 else ()
+    for name in names:
+        job = case.job.replace(precision=RECIPES[name])
+        if is_legal(case.layout, model=case.model, job=job) and _is_supported(case, job):
+            return case._replace(job=job)
+    return case
+
+
+def _is_supported(case: Drawn, job: Job) -> bool:
+    try:
+        check_supported(case.layout, job, model=case.model)
+    except UserError:
+        return False
+    return True
+
+
 def list_miscopied(case: Drawn) -> list[str]:
     """Return a line for each rank whose tapes are other than those of a run of all micro-batches."""
     wrong = []
@@ -99,6 +122,7 @@ def main() -> int:
     with show_progress("dry-run") as report:
         cases = list(itertools.islice(draw_cases(options.seed), options.first, options.first + options.count))
         cases = list(map(lengthen, select_covering(cases) if options.pairs else cases))
+        cases = list(map(change_precision, cases))
         for done, case in enumerate(cases):
             report(str(case.layout), done, len(cases))
             results = [
