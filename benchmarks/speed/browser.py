@@ -70,10 +70,10 @@ def measure(name: str, url: str, browser: Browser, *, changes: int, seed: int) -
         times.append(page.evaluate(CHANGE, chance.randrange(page.locator(CHOICES).count())))
     page.context.close()
     total, server, exchange = (sorted(values) for values in zip(*times, strict=True))
-    high = total[int(0.95 * changes) - 1]
+    middle, high = statistics.median(total), total[int(0.95 * changes) - 1]
+    parts = f"server {statistics.median(server):.0f}, exchange {statistics.median(exchange):.0f}"
     print(f"{name:24} first paint {', '.join(f'{paint:.0f}' for paint in paints)} ms")
-    parts = f"the server {statistics.median(server):.0f}, the exchange {statistics.median(exchange):.0f}"
-    print(f"{'':24} {changes} changes: median {statistics.median(total):.0f} ms, 95 % {high:.0f} ms; {parts}", flush=True)
+    print(f"{'':24} {changes} changes: median {middle:.0f} ms, 95 % {high:.0f} ms; {parts}", flush=True)
 
 
 def open_page(browser: Browser, url: str) -> Page:

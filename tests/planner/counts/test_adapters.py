@@ -404,7 +404,7 @@ def test_other_adapters_are_a_one_line_error(text: object, words: str) -> None:
 
 
 def test_recomputation_holds_dora_s_sums_of_factors() -> None:
-    """In the backward of peft's last layer, whose input is wide, an identity and B A outweigh what the forward holds."""
+    """In the backward of peft's last layer, whose input is wide, identity and B A outweigh what the forward holds."""
     model = SMALL.replace(ffn=4096, vocab=64)
     (rank,) = ranks("dp1 ac=full", {"rank": 8, "kind": "dora"}, model, stack="ddp", sequence=32)
     assert rank.peak_cause.startswith("block 3 backward mlp.down")
