@@ -144,22 +144,22 @@ def test_qlora_needs_the_memory_that_llamafactory_published(sequence: int, publi
 
 
 @pytest.mark.parametrize(
-    ("model", "gpu", "published"),
+    ("model", "gpu", "published", "within"),
     [
-        ("llama3-8b", "rtx4090", 5789),
-        ("llama3-8b", "a100-40", 12_264),
-        ("llama3-8b", "a6000", 15_502),
-        ("llama3-8b", "a100", 28_454),
-        ("llama3-70b", "a100", 6916),
+        ("llama3-8b", "rtx4090", 5789, 0.02),
+        ("llama3-8b", "a100-40", 12_264, 0.02),
+        ("llama3-8b", "a6000", 15_502, 0.02),
+        ("llama3-8b", "a100", 28_454, 0.02),
+        ("llama3-70b", "a100", 6916, 0.06),
     ],
 )
-def test_published_longest_sequences_of_qlora(model: str, gpu: str, published: int) -> None:
+def test_published_longest_sequences_of_qlora(model: str, gpu: str, published: int, within: float) -> None:
     """docs.unsloth.ai/basics/unsloth-benchmarks: Hugging Face with FlashAttention-2, rank 32 on all layers, batch 1."""
     machine = resolve(f"{gpu}:1", local=Path("/nowhere"))
     chosen = job("qlora:32", global_batch=4, stack="ddp", loss="plain", precision="bf16-autocast")
     layout = Layout.parse("dp1 zero0 mbs1 ac=full")
     longest = search_longest_sequence(model=build_model(model), machine=machine, job=chosen, layout=layout)
-    assert longest.value == pytest.approx(published, rel=0.03)
+    assert longest.value == pytest.approx(published, rel=within)
 
 
 @pytest.mark.parametrize(
