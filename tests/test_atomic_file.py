@@ -44,7 +44,7 @@ def test_error_names_path_contents_reason_and_advice(tmp_path: Path) -> None:
         pass
 
 
-def test_advice_fits_the_cause(tmp_path: Path) -> None:
+def test_the_advice_on_a_failed_write_fits_its_cause(tmp_path: Path) -> None:
     def write(path: Path, error: OSError | None = None) -> None:
         with replace_file(path, contents="the table") as file:
             if error:

@@ -67,7 +67,7 @@ def probe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_nothing_of_the_tests_is_left_in_it(probe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_forked_python_starts_with_the_state_of_a_new_process(probe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Seeds, dtypes, variables, descriptors and handlers are those of a new process; the parent's stay as they are."""
     monkeypatch.setenv("PROBE", "parent")
     former = signal.signal(signal.SIGTERM, lambda *_: None)
@@ -105,7 +105,7 @@ def test_nothing_of_the_tests_is_left_in_it(probe: Path, monkeypatch: pytest.Mon
     assert (torch.initial_seed(), random.random()) == (5, drawn)
 
 
-def test_a_signal_ends_it(probe: Path) -> None:
+def test_a_signal_ends_a_forked_python(probe: Path) -> None:
     with subprocess.Popen(PREDICT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=probe) as child:
         assert child.stdout
         child.stdout.readline()

@@ -20,7 +20,7 @@ from fivefold.units import ceil_div, show_bytes, show_count, show_flops, show_se
         (-1536, "-1.50 KiB"),
     ],
 )
-def test_bytes_are_binary(count: int, text: str) -> None:
+def test_bytes_are_printed_with_binary_units(count: int, text: str) -> None:
     assert show_bytes(count) == text
 
 
@@ -37,14 +37,14 @@ def test_bytes_are_binary(count: int, text: str) -> None:
         (1.5e15, "1500.00 T"),
     ],
 )
-def test_counts_are_decimal(count: float, text: str) -> None:
+def test_counts_are_printed_with_decimal_units(count: float, text: str) -> None:
     assert show_count(count) == text
 
 
 @pytest.mark.parametrize(
     ("flops", "text"), [(999, "999"), (8_030_261_248, "8.03 G"), (4.2e17, "420.00 P"), (4.2e18, "4.20 E")]
 )
-def test_flops_have_si_prefixes(flops: float, text: str) -> None:
+def test_flops_are_printed_with_si_prefixes(flops: float, text: str) -> None:
     assert show_flops(flops) == text
 
 
@@ -62,7 +62,7 @@ def test_flops_have_si_prefixes(flops: float, text: str) -> None:
         (7500, "2 h 05 min"),
     ],
 )
-def test_seconds_change_their_unit(seconds: float, text: str) -> None:
+def test_seconds_are_printed_in_a_fitting_unit(seconds: float, text: str) -> None:
     assert show_seconds(seconds) == text
 
 

@@ -111,6 +111,7 @@ class Values:
         self.approximations: dict[str, str] = {}
 
     def __getitem__(self, key: str) -> Any:
+        """Return the value of the key, or its default if the config does not set it or sets a number to null."""
         value, default = self.given.get(key), self.table[key].default
         return default if value is None and (key not in self.given or is_number(default)) else value
 

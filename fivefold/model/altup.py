@@ -22,11 +22,11 @@ MAX_STREAMS = 16
 
 
 class AltUp(Record):
-    """The parts of the stream."""
+    """AltUp: several residual streams, of which each layer computes one and predicts the others (Gemma 3n)."""
 
-    streams: Annotated[int, Field(ge=2, le=MAX_STREAMS)] = 4  # parts, each as wide as the model (n)
-    clip: Positive | None = 120.0  # maximum of the weights that make W and w, in training; None: any
-    scales: bool = True  # per-layer inputs are made from s · c_0; False: from c_0
+    streams: Annotated[int, Field(ge=2, le=MAX_STREAMS)] = 4  # residual streams, each as wide as the model
+    clip: Positive | None = 120.0  # bound of the elements of the prediction and correction matrices in training
+    scales: bool = True  # a trained vector scales the stream from which per-layer inputs are made
 
     def projections(self, name: str, width: int) -> Iterator[Weight]:
         """Yield the matrices of all parts but the first, in the embedding or in the head."""

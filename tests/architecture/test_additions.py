@@ -106,7 +106,7 @@ def failures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("name", [*MAX_FILES, *ONE_FOLDER])
-def test_added_feature_works(name: str, failures: dict[str, str]) -> None:
+def test_an_added_chip_family_schedule_or_optimizer_works(name: str, failures: dict[str, str]) -> None:
     if failures[name]:
         pytest.fail(failures[name], pytrace=False)
 

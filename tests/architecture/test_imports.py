@@ -88,7 +88,7 @@ def test_no_two_modules_import_one_another() -> None:
     ],
     ids=["fivefold", "records", "rendering", "planner", "published", "traces", "explain"],
 )
-def test_loading_imports_no_torch(names: list[str], absent: set[str]) -> None:
+def test_planning_commands_import_no_torch(names: list[str], absent: set[str]) -> None:
     assert names
     loaded = python(f"import sys\nfor name in {names}: __import__(name)\nprint(*sys.modules)").split()
     assert absent.intersection(loaded) == set()

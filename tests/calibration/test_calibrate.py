@@ -107,7 +107,7 @@ def test_invalid_numbers_of_ranks_are_errors(ranks):
 
 
 @pytest.mark.parametrize(("probe_seconds", "kept"), [(1e-4, 3), (0.05, 2), (10.0, 1)])
-def test_products_that_would_take_long_are_left_out(monkeypatch, probe_seconds, kept):
+def test_matmuls_that_would_take_long_are_not_measured(monkeypatch, probe_seconds, kept):
     """A CPU without instructions for bf16 multiplies a hundred times slower; PROBE itself is always measured."""
 
     def multiply(_context, shape, dtype):

@@ -358,7 +358,7 @@ def test_paired_micro_batches_are_not_measured():
 @pytest.mark.long  # new interpreters, which import torch
 @pytest.mark.processes
 @true_interpreters()
-def test_separate_documents_are_measured():
+def test_layers_with_separate_documents_are_measured():
     layout = Layout.parse("dp1 mbs2")
     apart = JOB.replace(documents="separate")
     store = profile_layout(model=NANO, layout=layout, job=apart, machine=machine(), cores=1)

@@ -231,7 +231,9 @@ def test_write_takes_the_software_of_the_settings(
     assert "torchtitan" not in capsys.readouterr().out
 
 
-def test_config_alone_lists(settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_config_without_an_action_lists_the_settings(
+    settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     settings(stack="torchtitan")
     capsys.readouterr()
     assert run(monkeypatch, "config") == 0

@@ -46,7 +46,7 @@ assert "torch" not in sys.modules
 """
 
 
-def test_the_wheel_is_light() -> None:
+def test_the_base_package_is_small_and_has_five_dependencies() -> None:
     names = [re.split(r"[><=]", dependency)[0] for dependency in PROJECT["dependencies"]]
     assert names == ["numpy", "pydantic", "typer", "rich", "pyyaml"]
     files = [path for path in (ROOT / "fivefold").rglob("*") if path.is_file() and "__pycache__" not in path.parts]

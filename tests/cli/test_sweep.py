@@ -55,7 +55,7 @@ def test_a_sweep_prints_rows_and_draws_what_it_varies() -> None:
 
 
 @pytest.mark.slow
-def test_json_is_the_rows_of_the_file() -> None:
+def test_json_output_has_the_rows_of_the_file() -> None:
     shown, _ = run("small.toml", "--json", "--out", "rows.jsonl")
     rows = json.loads(shown)
     assert rows == [json.loads(line) for line in Path("rows.jsonl").read_text().splitlines()]

@@ -85,7 +85,7 @@ def test_trace_prints_where_the_time_went(folder: Path) -> None:
     assert "by rank, ProfilerStep#4" in run(folder, "--step", 4)
 
 
-def test_files_and_their_folder_are_the_same(folder: Path) -> None:
+def test_files_and_their_folder_give_the_same_answer(folder: Path) -> None:
     assert run(*sorted(folder.iterdir())) == run(folder)
 
 

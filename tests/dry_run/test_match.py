@@ -48,7 +48,7 @@ def starts(tape: Tape) -> list[int]:
 
 
 @pytest.mark.parametrize("layout", mark_share(14, DENSE))
-def test_messages_of_training_match(layout: str, make_tapes: MakeTapes) -> None:
+def test_messages_of_a_dry_run_step_match(layout: str, make_tapes: MakeTapes) -> None:
     tapes = make_tapes(layout)
     assert sum(len(starts(tape)) for tape in tapes) > len(tapes)
     for streams in (True, False):  # the planner's second order holds with each other's rules too
@@ -57,7 +57,7 @@ def test_messages_of_training_match(layout: str, make_tapes: MakeTapes) -> None:
 
 
 @pytest.mark.parametrize("layout", mark_share(3, EXPERTS))
-def test_expert_messages_match(layout: str, make_tapes: MakeTapes) -> None:
+def test_messages_of_expert_parallelism_match(layout: str, make_tapes: MakeTapes) -> None:
     assert list_findings(make_tapes(layout, MIXTURE), streams=True) == []
 
 

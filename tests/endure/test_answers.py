@@ -16,7 +16,7 @@ WORDS = ["predict", "tiny", "h100:4", "dp4 zero1 mbs1", "--seq", "128", "--gbs",
 QUESTION = Question(WORDS, "tiny", "h100:4", WORDS[3], WORDS[4:])
 
 
-def test_answers_agree_with_themselves_and_with_predict() -> None:
+def test_random_answers_agree_with_each_other_and_with_predict() -> None:
     with isolate():
         ended = [run(number, seed=5) for number in range(NUMBERS)]
     assert [item.wrong for item in ended if item.wrong] == []

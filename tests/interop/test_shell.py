@@ -116,7 +116,7 @@ def test_nodes_and_gpus_are_read_from_slurm_options() -> None:
     assert run.ranks(result.slurm.nodes, result.slurm.per_node) == 32
 
 
-def test_a_branch_that_is_open_ends_the_following() -> None:
+def test_a_branch_that_the_script_does_not_decide_ends_the_reading_of_shell_logic() -> None:
     result = read_script("A=1\nif [ $A = 2 ]; then B=2\nelif [ $C = 3 ]; then B=3\nelse B=4; fi\nrun $B\n")
     assert result.commands == (("run", "$B"),)
     assert [said.key for said in result.remarks] == ["line 3"]

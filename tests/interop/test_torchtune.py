@@ -171,7 +171,7 @@ def test_a_launch_line_names_recipe_ranks_and_keys(tmp_path: Path) -> None:
         read(["tune", "run", "full_finetune_distributed", "--config", "llama3/8B_full"], Overrides())
 
 
-def test_references_are_resolved(tmp_path: Path) -> None:
+def test_references_between_yaml_keys_are_resolved(tmp_path: Path) -> None:
     path = tmp_path / "own.yaml"
     text = (CONFIGS / "llama3_8b_full.yaml").read_text()
     path.write_text(text.replace("batch_size: 2", "size: 3\nbatch_size: ${size}"))

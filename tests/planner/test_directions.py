@@ -246,7 +246,7 @@ def test_under_zero_3_recomputation_is_free_where_gathers_are_waited_for(case: C
 @pytest.mark.slow
 @SOME
 @given(cases())
-def test_more_tokens_take_longer(case: Case) -> None:
+def test_a_step_of_more_tokens_takes_longer(case: Case) -> None:
     seconds, job = case.estimate().step_time.seconds * (1 - EXACT), case.job
     assert seconds <= case.estimate(job=job.replace(sequence=2 * job.sequence)).step_time.seconds
     assert seconds <= case.estimate(job=job.replace(global_batch=2 * job.global_batch)).step_time.seconds

@@ -178,7 +178,7 @@ def run_one_step(path: Path) -> tuple[float, float]:
     return done.loss, done.norm
 
 
-def test_planned_run_file_trains(tmp_path: Path, forked) -> None:
+def test_a_run_file_written_by_plan_trains(tmp_path: Path, forked) -> None:
     one = resolve("h100:1", local=Path("/nowhere"))
     result = build_playbook(build_model("nano"), one, Job(sequence=64), tokens=6000, where="order=default ac=none")
     assert [stage.title for stage in result.stages] == ["The batch", "Make it fit", "Reach the batch", "Make it fast"]

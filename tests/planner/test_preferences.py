@@ -59,7 +59,7 @@ def test_every_command_keeps_pairs_together() -> None:
     assert find_largest_micro_batch(model=MODEL, machine=MACHINE, job=DPO, layout=Layout.parse("dp4 mbs2")).value == 8
 
 
-def test_the_reference_runs_first() -> None:
+def test_the_reference_model_of_dpo_runs_before_the_policy() -> None:
     planner = Planner(model=MODEL, machine=MACHINE, job=DPO)
     (row,) = build_spans(planner, Layout.parse("dp4 zero0 mbs2"))
     names = [span.name for span in row]

@@ -99,7 +99,7 @@ def test_waits_for_data_are_measured_and_named() -> None:
     assert "num_workers" in str(watched.advice)
 
 
-def test_watching_changes_nothing() -> None:
+def test_watching_a_loop_does_not_change_its_weights() -> None:
     resize = torch.UntypedStorage.resize_
     states = []
     for watching in (False, True):
@@ -202,7 +202,7 @@ def watch_ranks(wrap: Callable[[nn.Module], nn.Module]) -> dict[str, Any]:
     return watched.step.model_dump(mode="json")
 
 
-def test_ddp_on_two_ranks(tmp_path: Path) -> None:
+def test_a_ddp_loop_on_two_ranks_is_measured(tmp_path: Path) -> None:
     """Gradients and their buckets, one all-reduce; of an all-reduce a rank of two sends all once. Where unused
     parameters are looked for, the first buckets stay, and their use is a message.
     """
@@ -226,7 +226,7 @@ def test_ddp_on_two_ranks(tmp_path: Path) -> None:
     assert step["work"]["parameters"] == WEIGHTS
 
 
-def test_fsdp2_on_two_ranks(tmp_path: Path) -> None:
+def test_an_fsdp2_loop_on_two_ranks_is_measured(tmp_path: Path) -> None:
     def shard(module: nn.Module) -> nn.Module:
         from torch.distributed.fsdp import fully_shard
 

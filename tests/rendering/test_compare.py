@@ -16,7 +16,7 @@ def map_by_name(rows: list[QuantityComparison]) -> dict[str, QuantityComparison]
     return {row.quantity: row for row in rows}
 
 
-def test_compared_quantities(small: Step, measured: Step) -> None:
+def test_predicted_and_measured_quantities_are_compared(small: Step, measured: Step) -> None:
     rows = map_by_name(compare(small, measured))
     assert list(rows) == [
         "parameters",

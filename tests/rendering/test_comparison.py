@@ -52,7 +52,7 @@ def test_values_that_print_equal_are_no_difference() -> None:
     assert "*" not in text.partition("gradient")[0].partition("differs")[2]
 
 
-def test_many_variants_are_rows() -> None:
+def test_many_variants_are_printed_as_rows() -> None:
     text = to_text(comparison.render_page(side_by_side(6)))
     rows = [line.split()[0] for line in text.splitlines() if line[:2] in ("A ", "B ", "C ", "D ", "E ", "F ")]
     assert rows == [*"ABCDEF", "A", *"ABCDEF"]  # what each is, what was found, the figures of each

@@ -32,7 +32,7 @@ def make_dry_run(step: Step) -> Step:
 
 
 @pytest.mark.parametrize("width", [60, 100, 160])
-def test_findings_come_first(small: Step, width: int) -> None:
+def test_findings_of_a_dry_run_are_printed_first(small: Step, width: int) -> None:
     step = make_dry_run(small)
     first = step.memory.stages[0].replace(peak_bytes=100 * MIB, peak_cause="update, zeros_like")
     text = to_text(render_page(step, findings=["rank 0 needs 5 GiB"], moment=MOMENT, first=first), width=width)

@@ -73,5 +73,5 @@ def test_only_the_engine_has_the_engines_kernels() -> None:
     assert all(fact is AUTOGRAD for name, fact in facts.items() if name != "fivefold")
 
 
-def test_kernels_of_the_trainer_and_of_autograd_differ_in_every_fact() -> None:
+def test_every_kernel_fact_differs_between_the_trainer_and_autograd() -> None:
     assert [name for name in FIVEFOLD._fields if getattr(FIVEFOLD, name) == getattr(AUTOGRAD, name)] == []

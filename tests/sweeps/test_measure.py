@@ -164,7 +164,7 @@ def commands(folder: Path, **bodies: str) -> None:
 
 
 @pytest.mark.processes
-def test_slurm_submits_then_collects(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trials_on_slurm_are_submitted_and_later_collected(local: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from fivefold.cli.commands.sweep import _submit
 
     folder = local.parent / "bin"

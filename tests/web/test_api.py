@@ -272,7 +272,7 @@ def test_brackets_without_end_are_no_config(client: TestClient) -> None:
     assert (answer.status_code, answer.json()["detail"][:25]) == (422, "the pasted config is not ")
 
 
-def test_the_api_documents_itself(client: TestClient) -> None:
+def test_the_api_serves_its_own_documentation(client: TestClient) -> None:
     schema = client.get("/api/openapi.json").json()
     assert set(schema["paths"]) >= {"/api/predict", "/api/search", "/api/ask/{question}", "/api/catalog"}
     step = schema["components"]["schemas"]["Step"]

@@ -60,7 +60,7 @@ def test_an_invalid_choice_states_the_rule_with_its_numbers() -> None:
     assert tensor["8"].startswith("heads=12 is not divisible by tp=8; try tp")
 
 
-def test_offload_is_a_control() -> None:
+def test_the_plan_page_has_a_control_for_offloading() -> None:
     resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3 offload=optimizer", gbs=64)
     row = next(row for row in list_controls(resolved, now) if row.word == "offload")
     chosen = {option.text: option.chosen for option in row.options}

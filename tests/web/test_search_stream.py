@@ -51,7 +51,9 @@ def test_every_layout_that_fits_is_sent_once(streamed_search: tuple[list[Fit], A
     assert min(fit.seconds for fit in fits) == result.best[0].step.time.step_seconds
 
 
-def test_the_page_sketches_the_best_and_draws_all(streamed_search: tuple[list[Fit], Any], tmp_path: Path) -> None:
+def test_the_search_page_draws_the_best_layouts_first_and_then_all(
+    streamed_search: tuple[list[Fit], Any], tmp_path: Path
+) -> None:
     fits, result = streamed_search
     page = Page(**ASKED)
     sketch = render_best(page, fits)

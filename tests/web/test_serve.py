@@ -15,7 +15,7 @@ from fivefold.web import serve
 from fivefold.web.app import COLLECTED, create
 
 
-def test_an_early_request_waits() -> None:
+def test_a_request_during_the_start_of_the_server_waits() -> None:
     """The address is printed, and the browser opened, before the server has started."""
     with serve._listen(0) as listening, socket.create_connection(listening.getsockname(), timeout=5):
         assert listening.getsockname()[0] == "127.0.0.1"

@@ -72,15 +72,19 @@ def shorten_row(row: Sequence[P2PStep]) -> Repetition | None:
 
 
 def _leave_out(row: Sequence[P2PStep], cut: int, period: int, shift: int, copies: int) -> Repetition | None:
-    """Return ``row`` without ``copies`` periods from ``cut`` on; None if the rest is not a schedule by itself."""
+    """Return ``row`` without ``copies`` periods from ``cut`` on; None if the rest is not a schedule by itself.
+
+    A schedule runs every pass once, and the same micro-batches forward and backward. The share of a stage's forwards
+    that remain must be equal for all stages, as what one micro-batch costs is scaled by it.
+    """
     rest = (_shift_step(step, -copies * shift) for step in row[cut + copies * period :])
     shortened = (*row[:cut], *rest)
     counts = [Counter(part for step in steps for part in list_parts(step.action)) for steps in (row, shortened)]
     forwards, backwards, weights = ({part[1:] for part in counts[1] if part[0] == kind} for kind in "FBW")
     if not forwards == backwards == weights or set(counts[1].values()) != {1}:
         return None
-    full, run = (Counter(stage for kind, stage, _ in count if kind == "F") for count in counts)
-    shares = {(run[stage], full[stage]) for stage in full}
+    full, remaining = (Counter(stage for kind, stage, _ in count if kind == "F") for count in counts)
+    shares = {(remaining[stage], full[stage]) for stage in full}
     return Repetition(shortened, cut, period, shift, copies, shares.pop()) if len(shares) == 1 else None
 
 

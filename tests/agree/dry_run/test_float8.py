@@ -39,7 +39,7 @@ def test_planned_bytes_of_casts_equal_the_dry_run(case: Case) -> None:
     assert abs(verdict.worst_stage) <= WORST, verdict.stages
 
 
-def test_the_peak_includes_casts() -> None:
+def test_the_planned_peak_includes_fp8_casts() -> None:
     """It is where the gradient of the last down-projection is made, of m [1536, 11008] and g [1536, 4096]: both in fp8,
     each with one scale."""
     case = CASES[0]

@@ -33,7 +33,7 @@ def test_a_dry_run_with_nf4_base_weights_equals_the_real_run() -> None:
     assert [*list_differences(ours, ran)] == []
 
 
-def test_a_difference_is_reported() -> None:
+def test_a_difference_between_dry_run_and_real_run_is_reported() -> None:
     """Of one event on one rank, and of what it does to the totals."""
     case = Case("dense", "dp2 zero2 mbs1")
     ours = run_rank(model=case.model, layout=case.layout, job=case.job, rank=1, streams=False)

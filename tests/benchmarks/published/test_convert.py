@@ -61,7 +61,9 @@ def test_nodes_of_another_size_have_the_same_link_rates() -> None:
     ("change", "rule"),
     [({"oom": "y"}, convert.OUT_OF_MEMORY), ({"trust": "check"}, convert.CHECK), ({}, "of the source")],
 )
-def test_rules_of_all_sources_come_first(change: dict[str, str], rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exclusion_rules_of_all_sources_are_applied_first(
+    change: dict[str, str], rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     one = next(iter(rows("kempnerforge")))
     monkeypatch.setattr(convert, "rows", lambda source: [one | change, one | {"kind": "formula"}])
     never: Callable[[convert.Row], Case] = lambda row: pytest.fail("an excluded row became a case")  # noqa: E731

@@ -57,7 +57,7 @@ def test_a_case_is_scored_on_its_measured_quantities() -> None:
         ({"quantity": "activations"}, 40),
     ],
 )
-def test_each_meter_has_its_prediction(changes: dict[str, object], predicted: int) -> None:
+def test_each_memory_figure_is_compared_with_its_own_prediction(changes: dict[str, object], predicted: int) -> None:
     case = CASE._replace(memory_bytes=50.0, step_seconds=None, **changes)  # type: ignore[arg-type]
     (result,) = score(case, make_figures(seconds=1, peak=100, reserved=120))
     assert result.predicted == predicted

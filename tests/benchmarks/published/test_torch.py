@@ -140,7 +140,7 @@ def test_stages_of_playbook_rows_balance_layers_and_head() -> None:
     assert buckets == {"0006", "0013", "0020"}  # data parallel without ZeRO
 
 
-def test_internevo_shards_in_groups() -> None:
+def test_internevo_rows_shard_in_groups() -> None:
     result = cases("misc_throughput")
     layouts = [str(result[f"misc_throughput-{row}"].layout) for row in ("0017", "0018", "0015", "0039")]
     assert layouts == ["dp8 zero1 mbs2", "dp16 zero1/8 mbs2", "dp512 zero1 mbs2", "dp256 tp2 zero1/4 mbs4 nosp"]

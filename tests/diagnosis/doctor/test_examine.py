@@ -110,7 +110,7 @@ def test_the_peak_is_that_of_the_real_run(case: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_flops_are_those_of_torch(case: str) -> None:
+def test_flops_equal_those_of_flop_counter_mode(case: str) -> None:
     make, loss = CASES[case]
     model, result = make(), examine(make, loss)
     with FlopCounterMode(display=False) as counter:

@@ -113,7 +113,7 @@ def test_a_collective_begins_when_its_last_rank_has_arrived() -> None:
     assert result.time().compute_seconds == 5.0
 
 
-def test_pipeline_bubbles_are_waits() -> None:
+def test_pipeline_bubbles_are_simulated_as_waits() -> None:
     result = simulate_with_costs(tape(0, "kks", SEND), tape(1, "swkukk", RECEIVE))
     first, second = result.ranks
     assert result.step_seconds == 8.0  # 2 + 3 + 1 + 2

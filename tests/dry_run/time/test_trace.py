@@ -54,7 +54,7 @@ def test_a_dry_run_trace_has_kernels_messages_scopes_and_memory(simulation: Simu
         assert on["tp"][0]["args"]["at"].endswith(")")
 
 
-def test_the_peak_is_reported(simulation: SimulatedTapes, tmp_path: Path) -> None:
+def test_the_dry_run_trace_marks_the_memory_peak(simulation: SimulatedTapes, tmp_path: Path) -> None:
     tape = simulation.tapes[0]
     live = peak = 0
     sizes: dict[int, int] = {}

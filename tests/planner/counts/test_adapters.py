@@ -184,7 +184,7 @@ def test_published_memory_of_qlora_with_weights_on_the_host(
 
 
 @pytest.mark.parametrize("zero", [0, 1, 2, 3])
-def test_adapters_alone_are_reduced(zero: int) -> None:
+def test_only_gradients_of_adapters_are_reduced(zero: int) -> None:
     """And gathered, unless ZeRO-3 shards the frozen weights too."""
     chosen, layout = job("qlora:8"), Layout.parse(f"dp4 zero{zero} mbs1")
     assert chosen.adapter is not None

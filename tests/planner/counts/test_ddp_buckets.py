@@ -61,7 +61,7 @@ def test_zero3_gathers_parameters_as_its_prefetch_limits_say() -> None:
     assert count_sent("dp2 zero3 mbs2", job(**LEAST_PREFETCH)) == reduced + item
 
 
-def test_gathered_weights_follow_from_the_limits() -> None:
+def test_gathered_weights_follow_from_the_prefetch_limits() -> None:
     counts = Counts(MODEL, job(param_persistence_threshold=0))
     result = list_fetches(counts, Layout.parse("dp2 zero3 mbs2"), chunk=0)
     assert result is not None

@@ -110,7 +110,7 @@ def test_a_layer_keeps_what_korthikanti_counts(technique: str, tp: int, B: int, 
     ],
     ids=["22B", "175B", "1T"],
 )
-def test_activations_in_flight_are_those_of_figure_1(
+def test_activations_in_flight_equal_figure_1_of_korthikanti(
     layers: int, width: int, heads: int, layout: str, global_batch: int, none: float, selective: float
 ) -> None:
     """GiB on the first stage of Korthikanti 2022's models, as read by calculon-ai/calculon@caa4b11:

@@ -57,7 +57,7 @@ def test_matrices_of_muon_are_sent_to_their_owner_and_back_in_16_bits() -> None:
     assert back >= there
 
 
-def test_adafactors_sums_are_vectors() -> None:
+def test_adafactor_reduces_only_vectors() -> None:
     result = list(update_messages(Counts(LLAMA, job("adafactor")), Layout.parse("dp8 zero1"), chunks=(0,)))
     matrices, vectors = 32 * 7 + 2, 32 * 2 + 1
     columns = 32 * (6 * 4096 + 14336) + 2 * 4096

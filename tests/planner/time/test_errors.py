@@ -144,7 +144,7 @@ def test_bounds_are_in_order_and_scale_with_the_prediction(ratios: list[float], 
     assert other.error == pytest.approx(one.error)
 
 
-def test_unmeasured_class_is_reported() -> None:
+def test_a_class_of_runs_without_published_runs_is_reported() -> None:
     cells = [cell("a", STEADY), cell("b", STEADY, HERE._replace(kind="experts", precision="fp8"))]
 
     def list_outside(of: RunClass, ranks: int = 64) -> tuple[str, ...]:

@@ -129,7 +129,7 @@ def test_the_switch_reduces_only_on_one_or_two_nodes():
         assert (seconds == without) == (nodes > 2), nodes
 
 
-def test_measured_curves_come_first():
+def test_measured_curves_replace_the_model_of_the_network():
     points = [("all_reduce", 4, 10**3, 1e-4), ("all_reduce", 4, 10**5, 1e-2), ("all_reduce", 2, 10**4, 5.0)]
     measured = tuple(CollectivePoint(collective=c, ranks=r, bytes=b, seconds=s) for c, r, b, s in points)
     calibration = Calibration(date="2026-01-01", torch="2.13.0", cores=2, collectives=measured)

@@ -49,7 +49,7 @@ def test_the_breakdown_equals_that_of_a_sweep_over_every_nanosecond(
         assert nanoseconds(report.total[rank]) == sweep.sweep_gpu(events, whole)
 
 
-def test_parts_add_up(tmp_path: Path) -> None:
+def test_parts_of_the_trace_breakdown_add_up_to_the_step(tmp_path: Path) -> None:
     for item in read(kineto.write(kineto.draw(5), tmp_path)).report.breakdown:
         parts = item.compute_seconds + item.exposed_seconds + item.memcpy_alone_seconds + item.idle_seconds
         assert parts == pytest.approx(item.window_seconds, abs=1e-12)

@@ -213,7 +213,7 @@ def test_bytes_and_bandwidth_of_a_message_equal_those_by_hand(tmp_path: Path) ->
         ("all_to_allv", 400, 390, 400, 300), ("broadcast", 400, 400, 400, 400), ("allreduce", 400, 400, 400, 600),
     ],
 )  # fmt: skip
-def test_bytes_on_the_bus(
+def test_bus_bytes_of_collectives_follow_nccl_tests(
     collective: str, sent: int, received: int, payload: int, on_the_bus: int, tmp_path: Path
 ) -> None:
     args = {

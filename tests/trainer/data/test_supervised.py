@@ -98,7 +98,7 @@ def test_loss_on_all_leaves_out_the_first_token_alone(folder: Path) -> None:
         assert trained[1:].all()
 
 
-def test_tools_reach_the_template(tmp_path: Path) -> None:
+def test_tools_of_a_conversation_reach_the_chat_template(tmp_path: Path) -> None:
     source = (
         "{% if tools %}{{ tools | tojson }}{% endif %}{{ bos_token }}"
         "{% generation %}{{ messages[1].content }}{% endgeneration %}"

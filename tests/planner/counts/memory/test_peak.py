@@ -49,7 +49,7 @@ def test_states_are_those_of_zero_table_1(zero: int, shards: int) -> None:
     assert states_bytes(stage) == pytest.approx(expected, rel=1e-4)
 
 
-def test_zero_0_shards_nothing() -> None:
+def test_zero_0_keeps_all_states_on_every_rank() -> None:
     P = ZERO_TABLE.parameters
     for name, per_parameter in (("fp32", 16), ("bf16", 18), ("bf16-grad16", 16), ("bf16-pure", 12)):
         job = JOB.replace(precision=get_recipe(name))

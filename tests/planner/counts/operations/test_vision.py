@@ -314,7 +314,7 @@ def test_an_answer_without_images_says_that_the_tower_is_not_counted() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("kind", ["llava", "llama4", "glm4v", "kimi_k25", "mistral3", "qwen3_5"])
-def test_random_towers_are_counted(kind: str, seed: int) -> None:
+def test_operations_of_random_vision_towers_are_counted(kind: str, seed: int) -> None:
     """Every weight but that of unused norms, heads and layers is used by one operation."""
     model = from_config(draw(kind, seed), name="x")
     tower = model.vision
