@@ -111,6 +111,14 @@ def test_deferred_weight_gradients_do_not_keep_tensors_of_earlier_blocks(block: 
     assert list_miscounts(Drawn(0, model, Layout.parse("pp2 zb2p mbs2 ac=full stages=2-1"), job)) == []
 
 
+@pytest.mark.parametrize(("pairs", "text"), mark_share(2, [(True, "tp2 pp2 ep2 v2"), (False, "tp2 pp2 ep2 v2")]))
+def test_a_forward_that_interleaves_with_a_backward_keeps_no_more_than_one_that_ends_before(
+    pairs: bool, text: str
+) -> None:
+    job = Job(sequence=8, global_batch=6).replace(pairs=pairs)
+    assert list_miscounts(Drawn(0, MIXTURE.replace(layers=4), Layout.parse(f"{text} dualpipev mbs1"), job)) == []
+
+
 @pytest.mark.parametrize("documents", mark_share(2, ["separate", "joined"]))
 def test_dropout_in_chunked_attention_saves_no_keys(documents: Literal["joined", "separate"]) -> None:
     """Keys of the chunks of a sequence are made from that of the sequence whenever they are used."""

@@ -34,7 +34,9 @@ COUNTED_AT_ONCE = 2**19  # elements of a counts column; ranks are counted togeth
 
 
 class PassStreams(NamedTuple):
-    """The passes of a table as columns, rank by rank in time order; an FB is F, then BW.
+    """The passes of a table as columns, rank by rank in time order.
+
+    An FB is F, then BW, which hold no less than the two if they interleave at their messages.
 
     ``kind``: an index into ``columns.KINDS``. ``held_streams``: streams from a stage of the rank to another after the
     pass; ``messages``: all streams allocated during it.
