@@ -162,6 +162,7 @@ FLOATS = {
     "moe_aux_loss_coeff", "moe_router_bias_update_rate", "moe_router_topk_scaling_factor", "mtp_loss_scaling_factor",
     "mscale", "mscale_all_dim", "norm_epsilon", "rotary_percent", "rotary_scaling_factor", "sgd_momentum",
     "weight_decay",
+    "beta_fast", "beta_slow",  # fields of MLATransformerConfig, which no argument sets
 }  # fmt: skip
 
 
@@ -318,6 +319,18 @@ def test_latent_attention_keeps_its_scale_and_its_scaling_of_positions(name: str
     assert read_back.attention_scale == pytest.approx(model.attention_scale, rel=1e-12)
     if name != "kimi-k2":  # beta_fast is no argument
         assert read_back.rope_scaling == model.rope_scaling
+
+
+@pytest.mark.parametrize("name", ["deepseek-v3", "kimi-k2", "mistral-small-4"])
+def test_bridge_keeps_all_numbers_of_yarn(name: str, tmp_path: Path) -> None:
+    model = resolve(name).replace(temperature=None)  # of Mistral's scores, which Bridge has no field for
+    job = Job.read({"global_batch": 64, "stack": "megatron-bridge"}, origin="job")
+    written = write(ConfigPlan(model, Layout.parse("dp8 ep8 zero1 mbs1"), job, 8), to="bridge")
+    (text,) = written.files.values()
+    (tmp_path / "run_config.yaml").write_text(text)
+    read_back = read([str(tmp_path / "run_config.yaml")], Overrides(ranks=8)).model
+    assert read_back is not None
+    assert read_back.rope_scaling == model.rope_scaling
 
 
 @pytest.mark.parametrize(

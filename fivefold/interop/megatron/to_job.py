@@ -204,10 +204,7 @@ def _read_latent_attention(values: Values) -> MLA | None:
 
 
 def _read_yarn(values: Values, mla: MLA) -> dict[str, Any]:
-    """Return YaRN's scaling of latent attention, which also sharpens the scores (multi_latent_attention.py).
-
-    The other numbers of YaRN have the defaults of ``MLATransformerConfig``.
-    """
+    """Return YaRN's scaling of latent attention, which also sharpens the scores (multi_latent_attention.py)."""
     factor, mscale, all_dims = (values.number(name) for name in ("rotary_scaling_factor", "mscale", "mscale_all_dim"))
     if factor is None or factor <= 1:
         return {}
@@ -215,7 +212,9 @@ def _read_yarn(values: Values, mla: MLA) -> dict[str, Any]:
     scaling = {
         "kind": "yarn",
         "factor": factor,
-        "original_positions": 4096,
+        "original_positions": values["original_max_position_embeddings"],
+        "beta_fast": values["beta_fast"],
+        "beta_slow": values["beta_slow"],
         "mscale": mscale,
         "mscale_all_dims": all_dims,
     }

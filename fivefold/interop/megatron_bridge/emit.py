@@ -47,6 +47,9 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     if model.mla:
         given["q_lora_rank"] = model.mla.q_rank  # null, unlike a key that is missing, leaves queries as they are
         given.setdefault("rotary_scaling_factor", 1.0)  # without YaRN
+        if (yarn := model.rope_scaling) and yarn.kind == "yarn":  # no arguments, but fields of MLATransformerConfig
+            given["original_max_position_embeddings"] = yarn.original_positions
+            given |= {"beta_fast": yarn.beta_fast, "beta_slow": yarn.beta_slow}
     field_names = {
         their_name: our_name
         for our_name, their_name in NAMES.items()
