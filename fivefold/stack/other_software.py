@@ -75,7 +75,7 @@ NANOTRON = StackEntry(
             "in_place",
             f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py, CausalSelfAttention: queries of "
             "qkv_states.view().permute().contiguous(), keys and values concatenated; "
-            "Dao-AILab/flash-attention@71f674a:flash_attn/layers/rotary.py, RotaryEmbedding: inplace=True",
+            "Dao-AILab/flash-attention@09d422b:flash_attn/layers/rotary.py, RotaryEmbedding: inplace=True",
         ),
         "merged_projections": Fact(
             True, f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py: qkv_proj, gate_up_proj"

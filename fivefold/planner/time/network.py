@@ -88,6 +88,21 @@ class MeasuredMessage(NamedTuple):
 
 
 @final
+class TokenCopies(NamedTuple):
+    """The number of experts that a token is sent to, and of the groups that they are chosen from.
+
+    Groups are of consecutive experts, and so on as few ranks and nodes as possible (arXiv:2412.19437 §2.1.2 limits the
+    nodes of a token by them).
+    """
+
+    number: int
+    groups: int = 1
+    chosen_groups: int = 1
+
+
+ONE_COPY = TokenCopies(1)
+
+
 class Network:
     """The collectives of one machine; costs are cached by collective and group, because a search needs millions."""
 
@@ -112,14 +127,14 @@ class Network:
             busy = point.seconds if point.busy_seconds is None else min(point.busy_seconds, point.seconds)
             measured_message = MeasuredMessage(point.bytes, point.seconds, busy)
             self._curves.setdefault((point.collective, point.ranks, point.nodes), []).append(measured_message)
-        self._lines: dict[tuple[str, RankGroup, int], list[AlphaBetaCost]] = {}
+        self._lines: dict[tuple[str, RankGroup, TokenCopies], list[AlphaBetaCost]] = {}
 
-    def seconds(self, collective: str, payload: int, group: RankGroup, *, copies: int = 1) -> float:
+    def seconds(self, collective: str, payload: int, group: RankGroup, *, copies: TokenCopies = ONE_COPY) -> float:
         """Return the seconds of a collective on a full tensor of ``payload`` bytes (docs/notation.md §5).
 
         0 for one rank.
 
-        ``copies``: the number of copies of each token in an all_to_all's payload (top-k) of which a rank needs one.
+        ``copies``: of each token in an all_to_all's payload, of which a rank needs one.
         """
         if group.ranks == 1:
             return 0.0
@@ -151,7 +166,7 @@ class Network:
         span = self._machine.links[0].span
         return 1 if reach <= span else -(-group.ranks // max(1, min(group.ranks, span // group.stride)))
 
-    def _lay(self, collective: str, place: GroupPlacement, copies: int = 1) -> list[AlphaBetaCost]:
+    def _lay(self, collective: str, place: GroupPlacement, copies: TokenCopies = ONE_COPY) -> list[AlphaBetaCost]:
         """Return one cost per algorithm and protocol; raise for an unknown collective."""
         constants = self._constants
         if not self._nccl and (line := _price_gloo(collective, place, constants)):
@@ -175,7 +190,7 @@ class Network:
                 AlphaBetaCost(link.bulk, 1 / link.rate),
             ]
         if collective == "all_to_all":
-            return [_exchange(place) if copies == 1 else _dispatch(place, copies)]
+            return [_exchange(place) if copies.number == 1 else _dispatch(place, copies)]
         raise make_unknown_name_error(collective, list(get_args(Collective)), kind="collective")
 
     def _place(self, group: RankGroup) -> GroupPlacement:
@@ -271,10 +286,10 @@ def _exchange(place: GroupPlacement) -> AlphaBetaCost:
     return AlphaBetaCost(near_peers * place.near.quick + far_peers * place.far.quick, per_byte)
 
 
-def _dispatch(place: GroupPlacement, copies: int) -> AlphaBetaCost:
+def _dispatch(place: GroupPlacement, copies: TokenCopies) -> AlphaBetaCost:
     """Return the cost of a fused all-to-all.
 
-    A token goes once to each node and rank that has one of its ``copies`` experts.
+    A token goes once to each node and rank that has one of its experts.
 
     These are the kernels of DeepEP and HybridEP, which write directly into the ranks' buffers: README.md of
     deepseek-ai/DeepEP measures 45 GB/s on the NICs of H100s (two nodes) and 563 to 647 on the NVLink of B200s, the
@@ -282,13 +297,23 @@ def _dispatch(place: GroupPlacement, copies: int) -> AlphaBetaCost:
     """
     near_share = _expect_distinct(place.ranks, copies) * (place.local - 1) / place.local
     far_share = _expect_distinct(place.nodes, copies) * (place.nodes - 1) / place.nodes
-    per_byte = max(near_share / place.near.rate, far_share / place.far.rate) / copies
+    per_byte = max(near_share / place.near.rate, far_share / place.far.rate) / copies.number
     return AlphaBetaCost(place.near.quick + (place.far.quick if place.nodes > 1 else 0.0), per_byte)
 
 
-def _expect_distinct(places: int, draws: int) -> float:
-    """Return the expected number of distinct places in ``draws`` uniform draws with replacement from ``places``."""
-    return places * (1 - (1 - 1 / places) ** draws)
+def _expect_distinct(places: int, copies: TokenCopies) -> float:
+    """Return the expected number of distinct places, ranks or nodes, that have one of a token's experts.
+
+    Its experts are drawn from those places that have one of its groups of experts: all, without groups.
+    """
+    groups, chosen = copies.groups, copies.chosen_groups
+    if places >= groups:
+        candidates = places * chosen / groups
+    else:
+        groups_of_place = groups / places
+        without = math.prod(max(0.0, (groups - groups_of_place - index) / (groups - index)) for index in range(chosen))
+        candidates = places * (1 - without)
+    return candidates * (1 - (1 - 1 / candidates) ** copies.number)
 
 
 def _interpolate(curve: list[tuple[int, float]], size: int) -> float:

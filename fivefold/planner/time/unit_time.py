@@ -21,7 +21,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.op import Op, OpMessage
 from fivefold.planner.time.compute import OpTime
 from fivefold.planner.time.constants import Constants
-from fivefold.planner.time.network import MessageTime, Network
+from fivefold.planner.time.network import ONE_COPY, MessageTime, Network, TokenCopies
 from fivefold.stack.spec import Stack
 
 AXES = ("tp", "cp", "ep", "etp")
@@ -202,7 +202,8 @@ class UnitTimer:
         They are those in the forward, of its gradients, and those sent again for the gradients.
         """
         moe = self.model.moe
-        copies = moe.topk if moe and message.axis == "ep" and self.job.stack.dispatcher == "fused" else 1
+        is_fused = moe is not None and message.axis == "ep" and self.job.stack.dispatcher == "fused"
+        copies = TokenCopies(moe.topk, moe.groups, moe.topk_groups) if moe and is_fused else ONE_COPY
         back_payload = message.payload if message.backward_payload is None else message.backward_payload
         forward = self._estimate_message_time(
             message, message.forward, message.payload, rank_group=rank_group, copies=copies
@@ -249,7 +250,14 @@ class UnitTimer:
         return [*takewhile(lambda at: self.ops[at].kind == "matmul", range(index + 1, len(self.ops)))]
 
     def _estimate_message_time(
-        self, message: OpMessage, collective: str, payload: int, *, rank_group: RankGroup, copies: int, parts: int = 1
+        self,
+        message: OpMessage,
+        collective: str,
+        payload: int,
+        *,
+        rank_group: RankGroup,
+        copies: TokenCopies,
+        parts: int = 1,
     ) -> MessageTime:
         """Return the seconds of all messages of one collective of an operation in one pass, sent in ``parts``.
 

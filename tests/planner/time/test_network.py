@@ -1,5 +1,6 @@
 import math
 from pathlib import Path
+from random import Random
 from typing import get_args
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import strategies as st
 
 from fivefold.machine.catalog import list_names, resolve
 from fivefold.machine.spec import Calibration, Chip, Collective, CollectivePoint, Link, Machine
-from fivefold.planner.time.network import Network, RankGroup
+from fivefold.planner.time.network import Network, RankGroup, TokenCopies, _expect_distinct
 from fivefold.record import UserError
 
 COLLECTIVES = get_args(Collective)
@@ -99,17 +100,34 @@ def test_seconds_of_collectives_equal_those_by_hand():
 def test_tokens_sent_once_per_node_take_the_time_of_the_formula():
     """Of 4 copies of a token on 2 nodes of 4 ranks 2 · (1 - 1/16) nodes and 8 · (1 - (7/8)^4) ranks want one."""
     network, payload = Network(round_machine()), 8 * 10**9
-    once = network.seconds("all_to_all", payload, RankGroup(8, 1), copies=4)
+    once = network.seconds("all_to_all", payload, RankGroup(8, 1), copies=TokenCopies(4))
     assert once == pytest.approx(20e-6 + 3e-6 + payload / 4 * (15 / 16) / (20e9 / 1.02), rel=1e-12)
-    near = network.seconds("all_to_all", payload, RankGroup(4, 1), copies=4)
+    near = network.seconds("all_to_all", payload, RankGroup(4, 1), copies=TokenCopies(4))
     assert near == pytest.approx(20e-6 + 1e-6 + payload / 4 * 3 * (1 - (3 / 4) ** 4) / 200e9, rel=1e-12)
+
+
+@pytest.mark.parametrize(("groups", "chosen"), [(1, 1), (4, 2), (8, 3), (16, 4), (64, 8)])
+@pytest.mark.parametrize("places", [2, 4, 8, 16, 64])
+def test_tokens_reach_as_many_places_as_drawn_experts_have(places: int, groups: int, chosen: int) -> None:
+    """Group-limited routing by hand: groups are drawn, experts of these are, and the places that hold them counted.
+
+    A place holds consecutive experts. Experts are drawn with replacement, as the formula has it.
+    """
+    random, experts, copies, draws = Random(3), 256, 8, 2000
+    count = 0
+    for _ in range(draws):
+        drawn = random.sample(range(groups), chosen)
+        size = experts // groups
+        held = [random.choice(drawn) * size + random.randrange(size) for _ in range(copies)]
+        count += len({expert * places // experts for expert in held})
+    assert _expect_distinct(places, TokenCopies(copies, groups, chosen)) == pytest.approx(count / draws, rel=0.08)
 
 
 @given(payload=st.integers(1, 2**40), copies=st.integers(2, 64), ranks=st.sampled_from([8, 16, 64, 256]))
 def test_sending_a_token_once_is_never_slower(payload, copies, ranks):
     network = NETWORKS["h100"]
     often = network.seconds("all_to_all", payload, RankGroup(ranks, 1))
-    assert network.seconds("all_to_all", payload, RankGroup(ranks, 1), copies=copies) <= often
+    assert network.seconds("all_to_all", payload, RankGroup(ranks, 1), copies=TokenCopies(copies)) <= often
 
 
 def test_all_reduces_reduced_in_the_switch_take_the_time_of_the_formula():
