@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from fivefold.adapter import Adapter, parse_adapter
 from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Positive, Seed, Sequences, Steps, Tokens
 from fivefold.freeze import parse_part
+from fivefold.number_formats import NUMBER_FORMATS, NumberFormat
 from fivefold.record import Record, UserError, make_unknown_name_error
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.spec import FACTS, Stack
@@ -113,14 +114,19 @@ class Recipe(Record):
         return first, second
 
     @property
+    def number_format(self) -> NumberFormat:
+        """Return the properties of the number format of the matrix multiplications."""
+        return NUMBER_FORMATS[self.compute]
+
+    @property
     def autocasts(self) -> bool:
         """Tell whether matmuls read 16-bit casts of fp32 weights, under PyTorch's autocast."""
-        return self.compute in ("bf16", "fp16") and self.weights_bytes == 4
+        return self.number_format.operand_bits == 16 and self.weights_bytes == 4
 
     @property
     def is_low_precision(self) -> bool:
         """Tell whether matmuls read operands with fewer than 16 bits."""
-        return self.compute in ("fp8", "fp4")
+        return self.number_format.operand_bits < 16
 
     @property
     def total_bytes(self) -> int:
@@ -417,7 +423,7 @@ class Job(Record):
     @property
     def activation_bytes(self) -> int:
         """Return the bytes per element of an activation: 4 in fp32, else 2, as fp8 and fp4 exist only in matmuls."""
-        return 4 if self.precision.compute in ("fp32", "tf32") else 2
+        return 4 if self.precision.number_format.operand_bits == 32 else 2
 
     @property
     def even_batch(self) -> int:

@@ -722,7 +722,7 @@ def _check_saved_modules(model: Model, job: Job, adapter: Adapter) -> Iterator[s
         (model.tied_embeddings, f"{model.name}, whose embedding and head are one weight", "a model with two weights"),
         (job.objective == "dpo", "objective=dpo, whose reference is the model without them", "sft"),
         (
-            job.precision.autocasts and job.precision.compute == "fp16",
+            job.precision.autocasts and job.precision.number_format.needs_loss_scaling,
             f"precision {job.precision.name}, as its gradients of them cannot be unscaled",
             "bf16-autocast",
         ),

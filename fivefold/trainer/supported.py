@@ -147,7 +147,7 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
         ),
         (model.differential, f"differential attention of {model.name}", "a model without it"),
         (job.stack.is_compiled, "compiled blocks", "compile=false"),
-        (job.precision.compute == "tf32", "precision tf32", "fp32 or bf16"),
+        (job.precision.number_format.rounds_operands, f"precision {job.precision.compute}", "fp32 or bf16"),
         (bool(recomputed), f"ac={'+'.join(sorted(recomputed))}", "ac=full, selective, norm or act"),
     ):
         if is_present:

@@ -9,11 +9,14 @@ from typing import get_args
 import pytest
 
 import fivefold
+from fivefold.job import RECIPES, get_recipe
 from fivefold.layout.context_parallelism import CONTEXT_PARALLELISMS
 from fivefold.layout.names import CpKind
+from fivefold.number_formats import NUMBER_FORMATS
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.kernel_facts import ATTENTIONS, AUTOGRAD, FIVEFOLD, LOSSES
 from fivefold.stack.spec import Stack
+from fivefold.units import Dtype
 
 PACKAGE = Path(fivefold.__file__).parent
 
@@ -60,6 +63,24 @@ def test_no_module_compares_the_names_of_kinds_of_context_parallelism() -> None:
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
     named = {name: text for name, text in texts.items() if any(f'"{word}"' in text for word in words)}
     assert [name for name, text in named.items() if compares_words(words, ast.parse(text))] == []
+
+
+def test_only_configs_that_name_them_compare_the_names_of_number_formats() -> None:
+    """Their properties are asked of ``Recipe.number_format``."""
+    assert set(get_args(Dtype)) == set(NUMBER_FORMATS)
+    names = {get_recipe(name).compute for name in RECIPES}
+    found = []
+    for path in PACKAGE.rglob("*.py"):
+        text = path.read_text(encoding="utf-8")
+        if "compute" in text and any(
+            isinstance(side, ast.Attribute | ast.Name) and ast.unparse(side).split(".")[-1] == "compute"
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Compare) and compares_words(names, node)
+            for side in (node.left, *node.comparators)
+        ):
+            found.append(path.relative_to(PACKAGE).as_posix())
+    # a recipe that checks itself; keys bf16 and fp16 of configs, and what torchtune has; a chip that has only fp16
+    assert sorted(found) == ["interop/huggingface/emit.py", "interop/torchtune/emit.py", "job.py", "layout/remarks.py"]
 
 
 def test_every_kind_of_loss_and_attention_has_facts() -> None:

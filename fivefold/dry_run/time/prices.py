@@ -105,8 +105,8 @@ class Pricer:
 
     def _choose_dtype(self, kernel: Kernel) -> Dtype:
         """Return the dtype of the matrix units: tf32 for fp32 if the job computes in tf32."""
-        dtype = DTYPES[kernel.dtype]
-        return self.job.precision.compute if dtype == "fp32" and self.job.precision.compute == "tf32" else dtype
+        dtype, recipe = DTYPES[kernel.dtype], self.job.precision
+        return recipe.compute if dtype == "fp32" and recipe.number_format.rounds_operands else dtype
 
     def _price_attention(self, kernel: Kernel) -> float:
         """Return an attention kernel's seconds.

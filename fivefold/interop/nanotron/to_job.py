@@ -110,10 +110,11 @@ def _read_precision(values: Values) -> Recipe:
         raise UserError(
             f"{values.origin}: model.dtype is {values['model.dtype']!r}; it must be bfloat16, float16 or float32"
         )
-    base = get_recipe("bf16" if values["model.dtype"] == "bfloat16" else "fp16")
+    in_bf16 = values["model.dtype"] == "bfloat16"
+    base = get_recipe("bf16" if in_bf16 else "fp16")
     if values[f"{OPTIMIZER}accumulate_grad_in_fp32"]:
         return base if base.accumulated_bytes else base.replace(name="fp16-grad32", accumulated_bytes=4)
-    return get_recipe("bf16-pure") if base.compute == "bf16" else base.replace(name="fp16-pure", master_bytes=0)
+    return get_recipe("bf16-pure") if in_bf16 else base.replace(name="fp16-pure", master_bytes=0)
 
 
 def _read_learning_rate(values: Values) -> dict[str, Any]:

@@ -170,7 +170,7 @@ def get_gathered_width(job: Job) -> float:
     """
     if job.precision.scaling == "rowwise" and not job.stack.kernel_facts.fuses_linears:
         return get_activation_width(job)
-    return {"fp8": 1.0, "fp4": 0.5}.get(job.precision.compute, get_activation_width(job))
+    return job.precision.number_format.operand_bits / 8 if job.precision.is_low_precision else get_activation_width(job)
 
 
 def get_weight_width(job: Job) -> int:

@@ -104,12 +104,12 @@ class WeightedSource(NamedTuple):
 
 def run_class(*, model: Model, machine: Machine, layout: Layout, job: Job) -> RunClass:
     """Return the class of a run."""
-    chip, compute = machine.chip, job.precision.compute
+    chip, recipe = machine.chip, job.precision
     return RunClass(
         generation=chip.generation or chip.name,
         nodes="one" if layout.world <= machine.ranks_per_node else "many",
         kind="experts" if model.moe else "dense",
-        precision="16 bits" if compute in ("bf16", "fp16") else compute,
+        precision="16 bits" if recipe.number_format.operand_bits == 16 else recipe.compute,
         software=job.stack.family,
         recomputed="nothing" if layout.ac == "none" else "all" if layout.ac == "full" else "some",
     )

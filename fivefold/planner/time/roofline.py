@@ -13,6 +13,7 @@ from __future__ import annotations
 from math import gcd
 
 from fivefold.machine.spec import Chip
+from fivefold.number_formats import NUMBER_FORMATS
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.stack.spec import Attention
 from fivefold.units import Dtype
@@ -87,7 +88,7 @@ def estimate_attention(
     """
     if flops <= 0 or tokens < 1 or keys < 1:
         return 0.0
-    matmul_dtype: Dtype = "bf16" if dtype in ("fp8", "fp4") else dtype
+    matmul_dtype: Dtype = "bf16" if NUMBER_FORMATS[dtype].operand_bits < 16 else dtype
     share = chip.attention_backward_share if backward else chip.attention_share
     older_share = {
         "flash": 1.0,

@@ -47,7 +47,7 @@ class Dtypes:
 
 def check_trainable(recipe: Recipe) -> None:
     """Raise a user error if the trainer has no recipe of that name, or one with other values."""
-    if recipe.compute == "fp16" and not recipe.loss_scaling:
+    if recipe.number_format.needs_loss_scaling and not recipe.loss_scaling:
         raise UserError(
             f"precision {recipe.name!r}: fp16 without loss_scaling loses gradients below 2^-24; set loss_scaling"
         )
@@ -81,7 +81,7 @@ def check_chip(job: Job, *, model: Model) -> None:
 
 def describe_other_format(job: Job) -> str:
     """Return a warning if this chip runs the recipe's products in another format than the recipe says; else ""."""
-    if job.precision.compute != "tf32" or job.emulate or has_units():
+    if not job.precision.number_format.rounds_operands or job.emulate or has_units():
         return ""
     chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"
     return f"precision 'tf32': {chip} has no tf32 units and multiplies in fp32; job.emulate = true rounds as they do"

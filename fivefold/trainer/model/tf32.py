@@ -23,8 +23,8 @@ DROPPED = 13  # of fp32's 23 bits of mantissa
 def attach(module: nn.Module, job: Job, *, device: torch.device) -> None:
     """Switch tf32 products on or off for this process' CUDA device; round operands if the job emulates them."""
     if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = job.precision.compute == "tf32"
-    if job.precision.compute != "tf32" or not job.emulate:
+        torch.backends.cuda.matmul.allow_tf32 = job.precision.number_format.rounds_operands
+    if not job.precision.number_format.rounds_operands or not job.emulate:
         return
     dense, grouped = Tf32Gemms(), Tf32GroupedGemms()
     for submodule in module.modules():

@@ -306,8 +306,7 @@ def list_sent_casts(local: Local, in_features: int) -> Iterator[tuple[str, int]]
     For a scale of the full matrix the ranks agree on its largest element.
     """
     scaling, rows = local.job.precision.scaling, local.rows
-    data = rows * (ceil_div(in_features, 2) if local.job.precision.compute == "fp4" else in_features)
-    yield "all_gather", data
+    yield "all_gather", rows * local.job.precision.number_format.count_bytes(in_features)
     if scaling in ("tensorwise", "blocks16"):
         yield "all_reduce", 4
     if scaling != "tensorwise":
@@ -337,16 +336,15 @@ def count_low_precision_bytes(local: Local, numel: int) -> int:
     block = SCALED_ELEMENTS.get(recipe.scaling)
     per_scale = 1 if recipe.scaling in ("blocks", "blocks16") else 4
     scales_bytes = 4 if block is None else per_scale * ceil_div(numel, block)
-    return (ceil_div(numel, 2) if recipe.compute == "fp4" else numel) + scales_bytes + _count_outer_bytes(local)
+    return recipe.number_format.count_bytes(numel) + scales_bytes + _count_outer_bytes(local)
 
 
 def _count_row_bytes(local: Local, columns: int, *, groups: int) -> int:
     """Return the bytes of a row of ``columns`` in MXFP8 or NVFP4 with scales; ``groups`` adds space for uneven ends."""
-    elements = SCALED_ELEMENTS[local.job.precision.scaling]
-    in_fp4 = local.job.precision.compute == "fp4"
+    elements, bits = SCALED_ELEMENTS[local.job.precision.scaling], local.job.precision.number_format.operand_bits
     if groups:
-        return (columns // 2 + groups if in_fp4 else columns) + columns // elements + groups + 1
-    return (ceil_div(columns, 2) if in_fp4 else columns) + ceil_div(columns, elements)
+        return columns * bits // 8 + (groups if bits < 8 else 0) + columns // elements + groups + 1
+    return ceil_div(columns * bits, 8) + ceil_div(columns, elements)
 
 
 def _count_outer_bytes(local: Local) -> int:

@@ -124,7 +124,7 @@ def _make_tower_precision(recipe: Recipe, *, frozen: bool) -> Recipe:
     if recipe.is_low_precision:
         return recipe.replace(compute="bf16", scaling="tensorwise")
     if frozen and recipe.autocasts:
-        return RECIPES["fp16" if recipe.compute == "fp16" else "bf16"]
+        return RECIPES[recipe.compute]
     return recipe
 
 
