@@ -24,7 +24,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.record import read_lines
+from fivefold.job import Job
+from fivefold.layout.spec import Layout
+from fivefold.layout.validity import refuse
+from fivefold.machine.toml import emit
+from fivefold.model.catalog import resolve
+from fivefold.model.shape import MLA, MoE
+from fivefold.record import UserError, read_lines
+from fivefold.trainer.supported import check_supported
 from tests.endure.kills import enter_folder
 from tests.trainer.test_faults import set_run
 
@@ -35,6 +42,17 @@ LAYOUTS = (
     "dp3 zero3 mbs1", "dp3 zero1 mbs2",
     "dp4 zero2 mbs1", "dp2 tp2 zero3 mbs2", "dp2 pp2 zero1 mbs1", "cp2 tp2 mbs2", "dp2 cp2 zero2 mbs1",
 )  # fmt: skip
+NANO = resolve("nano")
+MODELS = {  # each of nano's size, written to a file of its name
+    "nano": NANO,
+    "mixture": NANO.replace(name="mixture", moe=MoE(experts=4, topk=2, ffn=64, shared_experts=1, dense_layers=1)),
+    "latent": NANO.replace(
+        name="latent", kv_heads=4, mla=MLA(q_rank=32, kv_rank=32, nope_dim=16, rope_dim=8, v_dim=16)
+    ),
+    "tied": NANO.replace(name="tied", tied_embeddings=True, activation="gelu_tanh", norm="layernorm"),
+    "sliding": NANO.replace(name="sliding", window=16, window_kind="sliding", attention_softcap=30.0),
+}
+ADAPTERS = ("lora:4", "dora:4", "qlora:4", "qdora:4")
 PATIENCE_SECONDS = 600.0  # for one run
 STACKS = "PYTHONFAULTHANDLER"  # set, it lets an abort leave its stack
 
@@ -50,18 +68,32 @@ class Told(NamedTuple):
 
 
 def draw_run(draw: random.Random) -> tuple[dict[str, Any], list[str]]:
-    """What a run file sets in addition to the usual, and the arguments of the command."""
+    """What a run file that the trainer supports sets in addition to the usual, and the arguments of the command."""
+    while True:
+        changes, words = _draw(draw)
+        layout, job = Layout.parse(changes["layout"]), Job.read(changes["job"], origin="drawn")
+        with contextlib.suppress(UserError):
+            refuse(layout, model=MODELS[changes["model"]], job=job)
+            check_supported(layout, job, model=MODELS[changes["model"]])
+            return changes, words
+
+
+def _draw(draw: random.Random) -> tuple[dict[str, Any], list[str]]:
+    adapter = draw.choice(ADAPTERS) if draw.random() < 0.3 else None
     job = {
         "sequence": 32,
         "global_batch": 12,
         "steps": draw.randint(5, 16),
         "seed": draw.randrange(99),
-        "precision": draw.choice(("fp32", "bf16", "fp16")),
+        "precision": draw.choice(("fp32", "bf16", "bf16-grad16", "fp16")),
         "optimizer": {"kind": draw.choice(("adamw", "muon"))},
         "loss": draw.choice(("fused", "chunked")),
         "learning_rate": {"kind": "constant"},
     }
+    if adapter:
+        job["adapter"] = adapter
     changes = {
+        "model": draw.choice(sorted(MODELS)),
         "layout": draw.choice(LAYOUTS),
         "job": job,
         "evaluate_every": draw.randint(1, 20),
@@ -78,6 +110,9 @@ def run(number: int, *, seed: int) -> Told:
     """Run number ``number`` in the working directory, which keeps all of it if it does not end well."""
     changes, words = draw_run(random.Random(f"{seed} {number}"))
     shutil.rmtree("run", ignore_errors=True)
+    if (name := changes["model"]) != "nano":
+        Path(f"{name}.toml").write_text(emit(MODELS[name].model_dump(exclude_none=True, exclude_defaults=True)))
+        changes["model"] = f"{name}.toml"
     set_run(**changes)
     begin = time.monotonic()
     out, error, code = _run_command([sys.executable, "-m", "fivefold", "train", "run.toml", *words])

@@ -9,10 +9,9 @@ import pytest
 
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
-from fivefold.model.catalog import resolve
 from fivefold.trainer.run import Run
 from fivefold.trainer.supported import check_supported
-from tests.endure.runs import LAYOUTS, draw_run, fault
+from tests.endure.runs import ADAPTERS, LAYOUTS, MODELS, draw_run, fault
 from tests.trainer.test_faults import MACHINE, RUN
 
 SAID = "step 0  held-out loss 5.5784\nfinished 16 steps; saved run/checkpoints/step-00000016\n"
@@ -25,15 +24,16 @@ EXIT_RETRY = "fivefold: rank 1 was ended by SIGABRT; the same command goes on\nf
 
 
 def test_every_random_run_is_valid() -> None:
-    model, machine, seen = resolve("nano"), MACHINE.replace(ranks=4, ranks_per_node=4), set()
-    for number in range(200):
+    machine, seen = MACHINE.replace(ranks=4, ranks_per_node=4), set[object]()
+    for number in range(400):
         changes, _ = draw_run(random.Random(number))
+        model = MODELS[changes["model"]]
         values = {**RUN, **changes, "job": {**RUN["job"], **changes["job"]}}
         run, layout = Run.read(values, origin="drawn"), Layout.parse(changes["layout"])
         refuse(layout, model=model, job=run.job, machine=machine)
         check_supported(layout, run.job, model=model)
-        seen.add(changes["layout"])
-    assert seen == set(LAYOUTS)
+        seen |= {changes["layout"], changes["model"], changes["job"].get("adapter")}
+    assert seen == {*LAYOUTS, *MODELS, *ADAPTERS, None}
 
 
 @pytest.mark.parametrize(
