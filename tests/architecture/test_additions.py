@@ -29,6 +29,8 @@ MAX_FILES = {
     "schedule": 1,
     "optimizer": 2,
     "collective": 2,
+    "loss": 2,
+    "change": 1,
     "column": 2,
     "sweep_column": 2,
     "command": 3,
