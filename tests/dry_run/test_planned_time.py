@@ -112,7 +112,7 @@ def count_launches(model: Model, text: str, words: str, tokens: int) -> dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixer", mark_share(5, SCANS))
+@pytest.mark.parametrize("mixer", mark_share(6, SCANS))
 def test_the_kernels_of_a_group_of_chunks_are_those_that_a_dry_run_counts(mixer: str) -> None:
     model, chunks, size = SCANS[mixer]
     groups = [[chunks * size] * n for n in (4, 8)]

@@ -55,7 +55,7 @@ def test_random_plans_do_not_deadlock(case: Drawn) -> None:
 
 
 def test_planned_counts_of_random_jobs_equal_the_dry_run() -> None:
-    few = [case for case in itertools.islice(draw_cases(5, worlds=(1, 2)), 40) if case.layout.world <= 2][:2]
+    few = [case for case in itertools.islice(draw_cases(5, worlds=(1, 2)), 40) if case.layout.world <= 2][:1]
     for case in few:
         assert list_miscounts(case) == [], str(case)
 

@@ -244,7 +244,7 @@ def test_a_lower_precision_is_searched_only_if_allowed() -> None:
     assert narrow.job["precision"]["name"] == "fp8"  # type: ignore[index]
 
 
-@pytest.mark.parametrize("where", ["pp=1 tp=1 order=default", "pp=1 tp=1 cp=1 order=default"])
+@pytest.mark.parametrize("where", mark_share(2, ["pp=1 tp=1 cp=1 order=default", "pp=1 tp=1 order=default"]))
 def test_the_ranking_has_the_fastest_layouts_of_all_precisions(where: str) -> None:
     """The slower layouts of the job's own precision, searched first, do not stand for faster ones in fp8."""
     model, job, only = build_model("llama3-8b"), JOB.replace(global_batch=8), Where.parse(where)
