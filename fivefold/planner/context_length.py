@@ -21,6 +21,7 @@ from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Planner
 from fivefold.planner.questions import MAX_SEQUENCE, search_longest_sequence
 from fivefold.planner.search import find_fitting_layout
+from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.layout_changes import change, list_changed_keywords
 from fivefold.planner.search.work import EXACT_UNITS, WorkBudget
 from fivefold.record import UserError
@@ -37,6 +38,7 @@ MAX_CP = 64
 HIGHER_RISK = 0.2  # of running out of memory, for comparison with the limit of an answer
 
 
+@collect_garbage_rarely()
 def compute_lengths(
     *,
     model: Model,

@@ -26,10 +26,11 @@ from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Planner
 from fivefold.planner.run_estimate import validate_tokens
 from fivefold.planner.search import find_fitting_layout, search
+from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.job_changes import NUMERICS_CHANGES, list_job_changes
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
 from fivefold.planner.search.neighbours import climb, shrink
-from fivefold.planner.search.work import CLIMBING_UNITS, EXACT_UNITS, SearchWork, WorkBudget
+from fivefold.planner.search.work import EXACT_UNITS, SearchWork, WorkBudget
 from fivefold.planner.time.ratio_errors import describe_run, estimate_speed_ratio
 from fivefold.record import UserError
 from fivefold.results.search_result import Batch, Change, FineTune, QuestionAnswer
@@ -38,8 +39,9 @@ from fivefold.units import ceil_div, show_bytes, show_count, show_risk, show_ris
 
 DOUBLED_MODEL_UNITS = EXACT_UNITS // 2  # of work to find a layout of the first size of a model, or of a doubled one
 MODEL_UNITS = EXACT_UNITS // 2  # of work to find layouts of all sizes between
-SHRINKING_UNITS = EXACT_UNITS // 10  # of work to make the layout of another size fit, by single changes
-NUMBERS_UNITS = 3 * EXACT_UNITS  # of work to try all numbers of ranks, and to find the fastest layout of the fewest
+SHRINKING_UNITS = 2 * EXACT_UNITS // 25  # of work to make the layout of another size fit, by single changes
+FASTER_MODEL_UNITS = 3 * EXACT_UNITS // 25  # of work to make the layout of the largest model faster
+NUMBERS_UNITS = 14 * EXACT_UNITS // 5  # of work to try all numbers of ranks, and for the fastest layout of the fewest
 GPUS_UNITS = EXACT_UNITS // 2  # of work to find the fastest layout of the fewest ranks
 MAX_PAIRS = 3  # pairs of changes that are returned
 MAX_TRIED_GPUS = 16_384  # of a machine that is named without a number
@@ -108,6 +110,7 @@ def search_longest_sequence(
     return _answer(question, f"{most * step:,} tokens{beyond_text}", most * step, get_planner(most), layout)
 
 
+@collect_garbage_rarely()
 def list_fine_tunes(
     *, model: Model, machine: Machine, job: Job, layout: Layout | None = None, risk: float = FITS_RISK
 ) -> list[FineTune]:
@@ -195,6 +198,7 @@ def _predict_fine_tune(model: Model, machine: Machine, job: Job, layout: Layout,
     )
 
 
+@collect_garbage_rarely()
 def find_fewest_gpus(
     *,
     model: Model,
@@ -322,6 +326,7 @@ def _list_node_multiples(low: int, high: int, node: int) -> list[int]:
     return list(range((low // step + 1) * step, high, step))
 
 
+@collect_garbage_rarely()
 def find_largest_model(
     *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK
 ) -> tuple[QuestionAnswer, Model]:
@@ -369,7 +374,7 @@ def find_largest_model(
         )
     planner, layout = fits[most]
     largest = planner.model
-    estimate = climb(planner, layout, work=SearchWork(exact_units=CLIMBING_UNITS))
+    estimate = climb(planner, layout, work=SearchWork(exact_units=FASTER_MODEL_UNITS))
     line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
     line += f"{largest.width}"
     remarks = [
@@ -510,6 +515,7 @@ def list_changes(*, model: Model, machine: Machine, job: Job, layout: Layout, ri
     return sorted(changes, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
 
 
+@collect_garbage_rarely()
 def list_changes_and_pairs(
     *, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK
 ) -> list[Change]:

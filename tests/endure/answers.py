@@ -3,8 +3,9 @@
     python -m tests.endure.answers --inputs 500 --seed 1
 
 Models of the catalog, machines of 1 to 512 ranks, jobs with up to three of ``SETTINGS``, layouts of divisors that are
-legal, batches that they divide. Held: verdict, risk and bytes; tokens per second and MFU from their formulas; the text
-of ``predict`` against its JSON; the layout of ``search``, ``ask`` and ``compare`` against ``predict`` of it.
+legal, batches that they divide. Held: verdict, risk and bytes; tokens per second and MFU from their formulas and the
+chip's peak; a risk that is no larger with more memory of the chip or with a smaller micro-batch; the text of
+``predict`` against its JSON; layout and verdict of ``search``, ``ask`` and ``compare`` against ``predict`` of it.
 """
 
 from __future__ import annotations
@@ -190,6 +191,7 @@ def find_faults(question: Question, result: Any) -> Iterator[str]:
     if command == "predict":
         yield from check_step(question, result)
         yield from check_text(question, result)
+        yield from check_risk_order(question, result)
     elif command == "compare":
         for variant in result["variants"]:
             yield from check_step(question, variant["step"]) if variant["step"] else ()
@@ -248,11 +250,15 @@ def _check_figures(
         yield f"{shlex.join(words)}: {step['time']['step_seconds']} s instead of {figures['step_seconds']}"
     if fits and not step["memory"]["fits"]:
         yield f"{shlex.join(words)} does not fit"
+    for name in ("risk", "fits", "verdict"):
+        if name in figures and figures[name] != step["memory"][name]:
+            yield f"{shlex.join(words)}: {name} {step['memory'][name]} instead of {figures[name]}"
 
 
 def compare_with_predict(question: Question, step: dict[str, Any]) -> Iterator[str]:
     """Yield where ``predict`` says other figures of a step's layout."""
     figures = {"memory_bytes": step["memory"]["peak_bytes"], "step_seconds": step["time"]["step_seconds"]}
+    figures |= {name: step["memory"][name] for name in ("risk", "fits", "verdict")}
     yield from _check_figures(question, step["layout"], figures, question.job)
 
 
@@ -278,11 +284,39 @@ def check_step(question: Question, step: dict[str, Any]) -> Iterator[str]:
         yield f"{layout}: {step['tokens_per_second_per_gpu']} tokens per second instead of {tokens}"
     if not 0 < step["mfu"]["causal"] <= step["mfu"]["non_causal"] < 1:
         yield f"{layout}: MFU {step['mfu']}"
+    peak = resolve(question.machine, local=Path("/nowhere")).chip.peak(job["precision"]["compute"])
+    for name in ("causal", "non_causal"):
+        share = step["work"][f"model_flops_{name}"] / (seconds * step["world"] * peak)
+        if not isclose(share, step["mfu"][name], rel_tol=1e-6) or share > 1:
+            yield f"{layout}: MFU {step['mfu'][name]} instead of {share} of {peak:.6g} FLOP/s"
     ratio = step["work"]["model_flops_causal"] / step["work"]["model_flops_non_causal"]
     if not isclose(ratio, step["mfu"]["causal"] / step["mfu"]["non_causal"], rel_tol=1e-6):
         yield f"{layout}: MFU {step['mfu']} of {step['work']}"
     if step["time"]["bubble_seconds"] + step["time"]["optimizer_seconds"] > seconds * (1 + 1e-9):
         yield f"{layout}: bubble and optimizer take longer than the step"
+
+
+def check_risk_order(question: Question, step: dict[str, Any]) -> Iterator[str]:
+    """Yield where more memory of the chip, or a micro-batch of half the size, has a larger risk or a larger peak.
+
+    A step of one micro-batch needs no sums of gradients, and schedules that run all forwards first keep the same
+    activations of more micro-batches: their micro-batches are not halved.
+    """
+    memory, layout = step["memory"], Layout.parse(step["layout"])
+    words, batch = ["predict", question.model, question.machine, question.layout, *question.job, "--json"], step["job"]
+    micro_batches = batch["global_batch"] // (layout.dp * layout.mbs)
+    larger = [*words[:2], f"{question.machine} memory={memory['capacity_bytes'] * 9 // (8 * 2**30)}GiB", *words[3:]]
+    asked = [larger]
+    if layout.mbs % 2 == 0 and micro_batches > 1 and not layout.pipeline.forwards_first:
+        asked.append([*words[:3], str(layout.replace(mbs=layout.mbs // 2)), *words[4:]])
+    for line in asked:
+        code, out, _, _ = answer(line, limit=LIMIT_SECONDS)
+        other = json.loads(out)["memory"] if code == 0 else memory
+        if code != 0 and line is larger:
+            yield f"{shlex.join(line)} ends with {code}"
+        for name in ("risk", "peak_bytes", "driver_bytes"):
+            if other[name] > memory[name]:
+                yield f"{shlex.join(line)}: {name} {other[name]} instead of at most {memory[name]}"
 
 
 def check_text(question: Question, step: dict[str, Any]) -> Iterator[str]:

@@ -8,7 +8,15 @@ from typing import Any
 
 import pytest
 
-from tests.endure.answers import Question, check_step, check_text, draw_question, run
+from tests.endure.answers import (
+    Question,
+    check_risk_order,
+    check_step,
+    check_text,
+    compare_with_predict,
+    draw_question,
+    run,
+)
 from tests.endure.commands import answer, isolate
 
 NUMBERS = 12
@@ -45,6 +53,7 @@ def step() -> dict[str, Any]:
         lambda step: step.update(world=8),
         lambda step: step["time"].update(step_seconds=1.0),
         lambda step: step["mfu"].update(causal=step["mfu"]["causal"] * 1.01),
+        lambda step: step.update(mfu={name: 1.01 * share for name, share in step["mfu"].items()}),
     ],
 )
 def test_a_planted_fault_is_seen(plant: Callable[[dict[str, Any]], None], step: dict[str, Any]) -> None:
@@ -59,3 +68,20 @@ def test_another_figure_in_the_text_is_seen(step: dict[str, Any]) -> None:
         assert list(check_text(QUESTION, step)) == []
         changed = step | {"memory": step["memory"] | {"peak_bytes": 2**40}}
         assert list(check_text(QUESTION, changed))
+
+
+def test_a_risk_that_grows_with_the_memory_is_seen(step: dict[str, Any]) -> None:
+    words = [*WORDS[:3], "dp4 zero1 mbs2", *WORDS[4:-1], "16"]
+    question = QUESTION._replace(words=words, layout=words[3], job=words[4:])
+    with isolate():
+        larger = json.loads(answer([*words, "--json"], limit=10)[1])
+        assert list(check_risk_order(question, larger)) == []
+        lower = larger | {"memory": larger["memory"] | {"risk": -1.0}}
+        assert len(list(check_risk_order(question, lower))) == 2  # more memory, and half the micro-batch
+
+
+@pytest.mark.parametrize("planted", [{"risk": 0.04}, {"verdict": "tight"}, {"fits": False}])
+def test_another_verdict_than_that_of_predict_is_seen(planted: dict[str, Any], step: dict[str, Any]) -> None:
+    with isolate():
+        assert list(compare_with_predict(QUESTION, step)) == []
+        assert list(compare_with_predict(QUESTION, step | {"memory": step["memory"] | planted}))

@@ -138,7 +138,12 @@ def _find_pipelined_peaks(rank_bytes: RankBytes) -> list[PassesPeak]:
     bytes_per_count = np.array(rank_bytes.bytes_per_count)
     activation_counts = 2 * len(rank_bytes.stages[0])
     in_flight, activations_in_flight = (
-        np.concatenate([rows[:, :n] @ sizes[:n] for rows, sizes in zip(numbers_by_rank, bytes_per_count, strict=True)])
+        np.concatenate(  # a product of integers by einsum takes three quarters of the time of @
+            [
+                np.einsum("pc,c->p", rows[:, :n], sizes[:n])
+                for rows, sizes in zip(numbers_by_rank, bytes_per_count, strict=True)
+            ]
+        )
         for n in (bytes_per_count.shape[1], activation_counts)
     )
     pass_bytes = np.array(_check_sizes([[size for size, _ in peaks]], rank_bytes.layout)[0])

@@ -180,7 +180,7 @@ class PassColumns(NamedTuple):
         """
         n_stages = self.counts.shape[1] // GROUPS
         state_code = self.previous * 2 + self.is_gathered
-        counts = self.counts.copy()
+        counts = self.counts.astype(np.int32)  # of micro-batches and tensors; half the memory to compare
         counts[:, 4 * n_stages : 6 * n_stages] *= -1
         group = ((self.rank * (self.stage.max() + 1) + self.stage) * len(KINDS) + self.kind) * (
             state_code.max() + 1
