@@ -276,6 +276,12 @@ def test_fields_of_a_class_of_nemo_and_their_changes(
     assert {said.key for said in result.not_understood} == not_understood
 
 
+def test_another_plugin_of_nemo_is_an_error(tmp_path: Path) -> None:
+    plugin = "nemo.lightning.pytorch.plugins.mixed_precision.MegatronMixedPrecision"
+    result = read([put(tmp_path, NEMO.replace(plugin, "lightning.pytorch.plugins.precision.MixedPrecision"))])
+    assert {said.key for said in result.not_understood} == {"plugins"}
+
+
 def test_defaults_of_the_data_of_nemo(tmp_path: Path) -> None:
     text = NEMO.replace("  seq_length: 8192\n  micro_batch_size: 1\n  global_batch_size: 512\n", "")
     result = read([put(tmp_path, text)])

@@ -184,6 +184,7 @@ def test_a_remark_names_a_window_as_long_as_the_sequence() -> None:
 def test_a_remark_names_idle_ranks_unless_the_search_left_them_out() -> None:
     (line,) = list_remarks(NANO, NODE, JOB, Layout(dp=2))
     assert "uses 2 of the 4 ranks of h100; 2 stay idle" in line
+    assert line.endswith("or degrees that multiply to 4, such as 'dp4 zero0 mbs1'.")
     assert list_remarks(NANO, NODE, JOB, Layout(dp=2), is_searched=True) == ()
 
 

@@ -18,6 +18,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve, with_ranks
+from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner import context_length, questions
@@ -231,6 +232,25 @@ def test_the_answer_on_the_fewest_gpus_has_a_layout_that_fits(
     planner = Planner(model=SMALL, machine=with_ranks(machine, int(limited.value)), job=job)
     assert planner.fits(Layout.parse(limited.layout))
     assert "its layout is the first one that fits" in limited.remarks[-1]
+
+
+def test_all_ranks_are_tried_if_they_are_no_power_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
+    find = questions.find_fitting_layout
+
+    def find_on_three(*arguments: Any, machine: Machine, **options: Any) -> Layout | None:
+        return find(*arguments, machine=machine, **options) if machine.ranks == 3 else None
+
+    monkeypatch.setattr(questions, "find_fitting_layout", find_on_three)
+    machine, job = with_ranks(NODE, 3), Job(sequence=256, global_batch=6)
+    assert questions.find_fewest_gpus(model=SMALL, machine=machine, job=job).value == 3
+
+
+def test_bytes_of_states_are_those_of_trained_weights() -> None:
+    """Weights, masters and two moments in mixed precision: 2 + 4 + 8 bytes of a parameter."""
+    full, lora = Job(), Job(adapter=Adapter(rank=8))
+    qlora = Job(adapter=Adapter(rank=8, base="nf4"))
+    counted = [questions.count_least_state_bytes(SMALL, job) / SMALL.parameters for job in (full, lora, qlora)]
+    assert counted == [14, 2, 0.5]
 
 
 def test_a_number_of_gpus_that_the_work_limit_leaves_undecided_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,6 +17,9 @@ from starlette.testclient import TestClient
 
 from fivefold.web import dropped
 from fivefold.web.app import create
+from fivefold.web.files import list_files
+from fivefold.web.folder import ServedFolder
+from fivefold.web.question import FilesQuestion
 from tests.cli.commands import run
 from tests.web.browser import NEEDS_CHROMIUM, is_within_window, list_violations
 from tests.web.conftest import SECRET
@@ -74,6 +77,14 @@ def test_traces_below_the_folder_are_compared_with_a_prediction(examples: TestCl
     assert name == "found"
     assert "Compared with the prediction" in html
     assert "dp2 zero0 mbs1" in html
+
+
+def test_folders_within_a_named_folder_are_no_files(tmp_path: Path) -> None:
+    (tmp_path / "traces" / "older").mkdir(parents=True)
+    (tmp_path / "traces" / "rank0.json").touch()
+    question, folder = FilesQuestion(files=("traces",)), ServedFolder(tmp_path)
+    files = list_files(question, folder=folder, dropped=dropped.DroppedFiles(tmp_path))
+    assert [path.name for path in files] == ["rank0.json"]
 
 
 def test_an_explanation_names_cause_and_change_and_no_folder(examples: TestClient) -> None:
