@@ -249,6 +249,8 @@ def _list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
         yield "mla.indexer yet", f"{estimated}, or leave it out to attend to all keys"
     if model.activation == "xielu" and model.mlp != "plain":
         yield "gated xielu yet", "take mlp 'plain'"
+    if model.activation == "xielu" and "lightning" in model.non_attention_mixers:
+        yield "xielu within lightning attention, whose activation has no weights", estimated
     if moe is None:
         return
     kind = f"{model.mlp} {model.activation}"

@@ -11,6 +11,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model.catalog import build_model
+from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.shape import MLA, MoE
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
@@ -100,3 +101,10 @@ def test_a_tied_head_without_weights_of_its_own_is_planned_and_trained_up_to_zer
     check_supported(Layout.parse("dp2 zero2 mbs1"), job, model=model)
     with pytest.raises(UserError, match=r"does not shard a tied head without weights of its own; take zero2"):
         check_supported(Layout.parse("dp2 zero3 mbs1"), job, model=model)
+
+
+def test_lightning_attention_has_no_activation_with_weights() -> None:
+    model = build_model("nano").replace(mixers=("lightning",), lightning=Lightning(heads=2, dim=8), mlp="plain")
+    check_supported(Layout(), Job(), model=model)
+    with pytest.raises(UserError, match="xielu within lightning attention"):
+        check_supported(Layout(), Job(), model=model.replace(activation="xielu"))
