@@ -11,6 +11,7 @@ from typing import Annotated
 from pydantic import Field
 
 # Limits of a model
+StageLayers = Annotated[int, Field(ge=0, le=2**12)]  # an end of a pipeline may have none
 Layers = Annotated[int, Field(ge=1, le=2**12)]  # DeepNet has 1,000 (arXiv:2203.00555), Llama 3 405B 126
 LayerIndex = Annotated[int, Field(ge=0, le=2**12)]
 Width = Annotated[int, Field(ge=1, le=2**20)]  # 25,600 for a trillion dense parameters (arXiv:2104.04473)

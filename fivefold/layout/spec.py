@@ -20,7 +20,7 @@ from typing import Self, get_args
 
 from pydantic import Field, model_validator
 
-from fivefold.bounded_types import RANKS, Degree, Layers, Sequences
+from fivefold.bounded_types import RANKS, Degree, Sequences, StageLayers
 from fivefold.job import Job, Offloaded
 from fivefold.layout.context_parallelism import CONTEXT_PARALLELISMS, CP_KINDS, ContextParallelism
 from fivefold.layout.names import DEFAULT_ORDER, CpKind, MeshAxis
@@ -38,7 +38,7 @@ from fivefold.record import Record, UsageWarning, UserError, make_unknown_name_e
 # Groups of operations that can be recomputed in the backward, by the part of the name before the dot, or the full name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
 CHEAP = frozenset({"norm", "act", "rope", "up"})  # their outputs are recomputed even if another operation saves them
-STAGES = 2**12  # more stages than any model has layers
+STAGES = 2**12  # more stages than any model has layers and ends
 
 
 class Layout(Record):
@@ -59,7 +59,8 @@ class Layout(Record):
     # activation recomputation: none, selective, full, full/2 (every second layer), or groups of operations joined by +;
     # full@2: only on the first two pipeline ranks, which hold the most micro-batches
     ac: str = "none"
-    stages: tuple[Layers, ...] = ()  # layers of each of the pp·v stages; empty: spread evenly
+    # layers of each of the pp·v stages, of which the first and the last may have none; empty: spread evenly
+    stages: tuple[StageLayers, ...] = ()
     order: tuple[MeshAxis, ...] = DEFAULT_ORDER  # order of the mesh axes over the ranks, nearest first
     cp_kind: CpKind = CP_KINDS[0]  # context parallelism by ring attention or by all-to-all
     sp: bool = True  # sequence parallelism, with tp > 1
@@ -121,6 +122,10 @@ class Layout(Record):
             raise ValueError(
                 f"{format_stages(self.stages)} lists {len(self.stages)} stages, but pp·v={stages}; "
                 f"list {stages}, or change pp or v"
+            )
+        if 0 in self.stages[1:-1] or not any(self.stages or (1,)):
+            raise ValueError(
+                f"{format_stages(self.stages)}: each stage but the first and the last needs a layer; move one there"
             )
         if not _AC.fullmatch(self.ac):
             raise ValueError(
@@ -409,16 +414,14 @@ def _parse_degree(token: str, digits: str) -> int:
 
 
 def _parse_sizes(token: str, part: str) -> list[int]:
-    """Return the layers of one stage (``8``) or of several (``8x14``); an invalid entry gives 0, which is not valid."""
+    """Return the layers of one stage (``8``) or of several (``8x14``)."""
     size, repeated, count_text = part.partition("x")
     if not size.isdecimal() or (repeated and not count_text.isdecimal()):
-        return [0]
+        raise UserError(f"layout token {token!r}: {part!r} is no number of layers; write stages=7-8x14-7")
     count = _parse_degree(token, count_text) if count_text else 1
     if count > STAGES:
-        raise UserError(
-            f"layout token {token!r}: no model has {count} stages, as each needs a layer; write fewer stages"
-        )
-    return [_parse_degree(token, size)] * count
+        raise UserError(f"layout token {token!r}: no model has layers for {count} stages; write fewer stages")
+    return [0 if size == "0" else _parse_degree(token, size)] * count
 
 
 def format_stages(stages: Sequence[int]) -> str:

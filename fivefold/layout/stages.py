@@ -3,7 +3,8 @@
     stage 0: embedding + layers   stage 1: layers   ...   last stage: layers + head
 
 Layers are split evenly. If the stages do not divide the layers, middle stages take one more each before the two ends
-do, which also hold embedding and head.
+do, which also hold embedding and head. With one or two stages more than layers, the last stage is the head alone, and
+the first the embedding alone, as in Llama 3 405B (arXiv:2407.21783 §3.3.2).
 
 A stage is on pipeline rank ``stage mod pp``; if the schedule is V-shaped, every second round of stages runs backwards
 over the ranks.

@@ -531,16 +531,16 @@ def _order(layout: Layout, model: Model) -> Iterator[str]:
 
 def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     pp, v, layers = layout.pp, layout.v, model.layers
-    if pp * v > layers:
+    # embedding and head may be stages of their own, as in Llama 3 405B, arXiv:2407.21783 §3.3.2
+    most = layers + 2 if job.stack.runs.uneven_stages else layers
+    if pp * v > most:
         step = 2 if layout.pipeline.enters_both_ends else 1
-        fewer = range(min(pp - step, layers // v // step * step), 1, -step)
+        fewer = range(min(pp - step, most // v // step * step), 1, -step)
         fixes = [f"pp{n}" for n in fewer if layout.world % n == 0][:1]
-        fixes += [f"v{n}" for n in range(min(v - 1, layers // pp), 1, -1) if layout.pipeline.is_interleaved][:1]
+        fixes += [f"v{n}" for n in range(min(v - 1, most // pp), 1, -1) if layout.pipeline.is_interleaved][:1]
         fix = f"try {' or '.join(fixes)}" if fixes else "lower pp or v"
-        if pp * v <= layers + 2:  # as in Llama 3 405B, arXiv:2407.21783 §3.3.2
-            fix += "; stages of the embedding or the head alone (Megatron's account_for_…_in_pipeline_split) are not "
-            fix += "modelled"
-        yield f"pp·v={pp * v} stages are more than layers={layers}; {fix}"
+        limit = f"layers={layers}" + (", embedding and head" if most > layers else "")
+        yield f"pp·v={pp * v} stages are more than {limit}; {fix}"
     if pp > 1 and not can_simulate(layout.schedule, pp=pp, v=v, micro_batches=layout.micro_batches(job)):
         micro = layout.micro_batches(job)
         fix = "raise dp or mbs, or lower pp or gbs"
@@ -792,6 +792,12 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
         ends = (stages[0], frozen.trains_embedding), (stages[-1], frozen.trains_head)
         if not all(layers or is_trained for layers, is_trained in ends):
             yield "freeze is not modelled with a stage that trains nothing; give it a layer"
+    if job.adapter is not None and layout.pp > 1:
+        trained = {*job.adapter.adapted_ends, *job.adapter.modules_to_save}
+        stages = list_stage_layers(model.layers, layout)
+        for layers, module in ((stages[0], EMBEDDING), (stages[-1], HEAD)):
+            if not layers and module not in trained:
+                yield f"adapters are not modelled with a stage of {module} alone, which trains nothing; give it a layer"
     if job.adapter is not None and job.adapter.adapts_experts:
         for axis, degree, is_present in (
             ("etp", layout.etp, layout.etp > 1),

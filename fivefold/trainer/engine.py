@@ -359,6 +359,7 @@ class Engine:
             inputs,
             targets,
             layers=self.layers[stage],
+            last=stage == self.pipeline.last,
             entry_RD=entry,
             documents_BT=documents,
             keys_B=keys,

@@ -21,6 +21,7 @@ from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.altup import AltUp
 from fivefold.model.attention import Sliding
@@ -80,7 +81,8 @@ def draw_cases(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn
         else:
             case = _add_freeze(case, random.Random(f"{seed} {number} freeze"))
         case = _add_masked_loss(case, random.Random(f"{seed} {number} sft"))
-        yield _add_preferences(case, random.Random(f"{seed} {number} dpo"))
+        case = _add_preferences(case, random.Random(f"{seed} {number} dpo"))
+        yield _empty_ends(case, random.Random(f"{seed} {number} ends"))
 
 
 # Features of models and of layouts with their jobs; a draw is wide if any two that can go together are drawn together.
@@ -170,6 +172,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "split backward": lambda layout, _: layout.pp > 1 and layout.pipeline.splits_backward,
     "pairs of passes": lambda layout, _: layout.pp > 1 and layout.pipeline.pairs_passes,
     "v shaped": lambda layout, _: layout.pp > 1 and layout.pipeline.is_v_shaped,
+    "ends alone": lambda layout, _: 0 in layout.stages,
     "interleaved": lambda layout, _: layout.pp > 1 and layout.pipeline.is_interleaved,
     "documents": lambda _, job: job.documents == "separate",
     "chunked loss": lambda _, job: job.stack.loss == "chunked",
@@ -388,6 +391,19 @@ def _add_preferences(case: Drawn, chance: random.Random) -> Drawn:
     if chance.random() > 0.16 or not _is_supported(layout, job, model=model):
         return case
     return case._replace(model=model, layout=layout, job=job)
+
+
+def _empty_ends(case: Drawn, chance: random.Random) -> Drawn:
+    """Return a pipeline whose first or last stage, or both, have no layers, as the next ones take them, if legal."""
+    layout, ends = case.layout, chance.choice(((), (), (0,), (-1,), (0, -1)))
+    sizes = [len(stage) for stage in list_stage_layers(case.model.layers, layout)]
+    if len(sizes) < 3 or not ends:
+        return case
+    for end in ends:
+        sizes[1 if end == 0 else -2] += sizes[end]
+        sizes[end] = 0
+    layout = layout.replace(stages=tuple(sizes))
+    return case._replace(layout=layout) if _is_supported(layout, case.job, model=case.model) else case
 
 
 def _is_supported(layout: Layout, job: Job, *, model: Model) -> bool:

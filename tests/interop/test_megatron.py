@@ -196,6 +196,22 @@ def test_ffn_of_a_gated_block_is_megatrons_default(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "flags",
+    [
+        "--num-virtual-stages-per-pipeline-rank 8 --account-for-embedding-in-pipeline-split "
+        "--account-for-loss-in-pipeline-split",
+        "--pipeline-model-parallel-layout E|(t|)*126L",
+    ],
+)
+def test_stages_of_the_embedding_and_of_the_loss_alone_are_read(flags: str, tmp_path: Path) -> None:
+    script = GPT3.replace("--num-layers 96", f"--num-layers 126 {flags}")
+    result = read([put(tmp_path, "train.sh", script)])
+    assert result.layout is not None
+    assert (result.layout.pp, result.layout.v, result.layout.stages) == (16, 8, ())
+    assert result.not_understood == ()
+
+
+@pytest.mark.parametrize(
     ("flags", "biases"), [("--disable-bias-linear --add-qkv-bias", True), ("--disable-bias-linear", False)]
 )
 def test_biases_of_queries_keys_and_values_have_a_flag_of_their_own(flags: str, biases: bool, tmp_path: Path) -> None:

@@ -11,12 +11,14 @@ from pydantic import ValidationError
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
+from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
+from fivefold.stack.spec import Stack, SupportedLayouts
 
 MODEL = Model(name="m", layers=8, width=64, heads=12, kv_heads=4, head_dim=16, ffn=96, vocab=256)
 EXPERTS = MODEL.replace(moe=MoE(experts=6, topk=2, ffn=40))
@@ -165,9 +167,11 @@ def check_one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
         ("dp8 zero1/3", "dp·cp=8 is not divisible by the shard group 3; try zero1/2"),
         ("dp8 zero0/4", "zero0/4 shards nothing"),
         ("tp4 etp3", "etp=3 does not divide tp=4; try etp2"),
-        ("pp2 stages=1x9999999", "no model has 9999999 stages"),
+        ("pp2 stages=1x9999999", "no model has layers for 9999999 stages"),
         ("pp2 stages=2x1", "stages=2 lists 1 stages, but pp·v=2"),
-        ("pp2 stages=2x", "stages[0] must be 1 or more, not 0"),
+        ("pp2 stages=2x", "'2x' is no number of layers; write stages=7-8x14-7"),
+        ("pp4 stages=2-0-2-1", "stages=2-0-2-1: each stage but the first and the last needs a layer; move one there"),
+        ("pp2 stages=0-0", "each stage but the first and the last needs a layer"),
         ("dp4 ep3", "ep=3 does not divide dp·cp·tp/etp=4; try ep2"),
         ("v2", "interleaved v2 needs a pipeline; add pp2"),
         ("gpipe", "gpipe v1 needs a pipeline"),
@@ -224,7 +228,7 @@ REFUSALS = [
     ("cp8 cp=ulysses", {}, "heads/tp=12 is not divisible by cp=8; try cp6"),
     ("tp2 cp4 cp=ulysses", {"model": MODEL.replace(heads=8)}, ""),
     ("tp4 cp2 cp=ulysses", {"job": JOB}, "heads/tp=3 is not divisible by cp=2; try cp=ring"),
-    ("pp4 v3", {}, "pp·v=12 stages are more than layers=8; try pp2 or v2"),
+    ("pp4 v3", {}, "pp·v=12 stages are more than layers=8, embedding and head; try pp2 or v2"),
     ("pp4 v2 mbs12", {}, "interleaved needs 4 micro-batches or more, but the batch gives 2; try gbs 48 or mbs6"),
     ("pp4 dualpipev mbs4", {}, "but the batch gives 6; try gbs 32 or mbs3"),
     (
@@ -315,12 +319,25 @@ def cause(refusal: str) -> str:
     return "tp" if re.match(r"(heads|ffn|kv_heads)=", text) else text
 
 
-def test_fewer_stages_are_advised_that_divide_the_ranks() -> None:
+def test_embedding_and_head_may_be_stages_of_their_own() -> None:
+    """As in Llama 3 405B, arXiv:2407.21783 §3.3.2; with one stage less, the embedding's has a layer."""
     model, job = MODEL.replace(layers=126), JOB.replace(global_batch=2048)
+    layout = Layout.parse("dp16 pp16 v8 interleaved")
+    refuse(layout, model=model, job=job, machine=with_ranks(MACHINE, 256))
+    sizes = [len(stage) for stage in list_stage_layers(126, layout)]
+    assert sizes == [0, *[1] * 126, 0]
+    assert Layout.parse("dp16 pp16 v8 stages=0-1x126-0").stages == tuple(sizes)
+    assert [len(stage) for stage in list_stage_layers(127, layout)] == [*[1] * 127, 0]
+    with pytest.raises(UserError, match="pp·v=128 stages are more than layers=126; try pp8 or v7"):
+        even = Stack(name="mine", runs=SupportedLayouts(uneven_stages=False))
+        refuse(layout, model=model, job=job.replace(stack=even), machine=with_ranks(MACHINE, 256))
+
+
+def test_fewer_stages_are_advised_that_divide_the_ranks() -> None:
+    model, job = MODEL.replace(layers=125), JOB.replace(global_batch=2048)
     with pytest.raises(UserError) as caught:
         refuse(Layout.parse("dp16 pp16 v8 interleaved"), model=model, job=job, machine=with_ranks(MACHINE, 256))
     line = check_one_line(caught)
-    assert "pp·v=128 stages are more than layers=126; try pp8 or v7;" in line
-    assert "stages of the embedding or the head alone" in line
+    assert "pp·v=128 stages are more than layers=125, embedding and head; try pp8 or v7" in line
     for text in ("dp32 pp8 v8 interleaved", "dp16 pp16 v7 interleaved"):
         refuse(Layout.parse(text), model=model, job=job, machine=with_ranks(MACHINE, 256))

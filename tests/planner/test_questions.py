@@ -437,8 +437,8 @@ def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:
 
 
 def test_an_invalid_layout_is_named_as_the_error_and_not_the_sequence() -> None:
-    layout, hardware = Layout.parse("dp2 pp2 zbv zero2 mbs1"), resolve("h100:4", local=Path())
-    with pytest.raises(UserError, match="pp·v=4 stages are more than layers=2"):
+    layout, hardware = Layout.parse("dp1 pp4 zbv zero0 mbs1"), resolve("h100:4", local=Path())
+    with pytest.raises(UserError, match="pp·v=8 stages are more than layers=2, embedding and head"):
         questions.search_longest_sequence(
             model=build_model("nano"), machine=hardware, job=Job(global_batch=256), layout=layout
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from itertools import groupby
 from typing import Any
 
 from fivefold.interop.format import ConfigPlan, WrittenConfig
@@ -148,8 +149,10 @@ def emit_stages(layout: Layout, layers: int) -> dict[str, Any]:
     sizes = [len(stage) for stage in list_stage_layers(layers, layout)]
     if len(set(sizes)) == 1:
         return {"num_virtual_stages_per_pipeline_rank": layout.v} if layout.v > 1 else {}
-    text = "|".join("t" * size for size in sizes)
-    return {"pipeline_model_parallel_layout": f"E{text}L"}
+    first, *middle, last = ("t" * size for size in sizes)
+    runs = [(stage, len([*equal])) for stage, equal in groupby(middle)]
+    text = "".join(f"({stage}|)*{count}" if count > 2 else f"{stage}|" * count for stage, count in runs)
+    return {"pipeline_model_parallel_layout": f"E{first}|{text}{last}L"}
 
 
 def emit_recomputation(ac: str, *, experts: bool) -> dict[str, Any]:

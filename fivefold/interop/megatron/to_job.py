@@ -336,10 +336,10 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     if pp == 1:
         return {}
     v, sizes = _read_stages(values, model.layers, pp)
-    if sum(sizes) != model.layers or min(sizes) < 1:
+    if sum(sizes) != model.layers or min(sizes) < 0 or 0 in sizes[1:-1]:
         raise UserError(
             f"{values.origin}: stages of {'-'.join(map(str, sizes))} layers must have {model.layers} in all, and one "
-            "or more each"
+            "or more each but for the first and the last; change the sizes"
         )
     fields: dict[str, Any] = {"layout.v": v, "layout.schedule": get_1f1b_name(v)}
     even_layout = Layout.read({"pp": pp, "v": v, "schedule": fields["layout.schedule"]}, origin=values.origin)
@@ -356,9 +356,10 @@ def _read_stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, 
                 f"{values.origin}: pipeline_model_parallel_layout has {len(sizes)} stages, which is not a multiple of "
                 f"pp={pp}; change one"
             )
-        if min(sizes) < 1:
+        if 0 in sizes[1:-1]:
             values.mark_not_modelled(
-                "pipeline_model_parallel_layout", "stages without a layer; read as spread evenly over all"
+                "pipeline_model_parallel_layout",
+                "stages without a layer between the first and the last; read as spread evenly over all",
             )
             v = len(sizes) // pp
             even_layout = Layout(pp=pp, v=v, schedule=get_1f1b_name(v))

@@ -196,10 +196,10 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     else:
         stages = -(-(model.layers + first + last) // layers_per_stage) if layers_per_stage else pp * (1 + is_looped)
         sizes = distribute_layers(model.layers, stages, first=first, last=last)
-    if len(sizes) % pp or min(sizes) < 1:
+    if len(sizes) % pp or min(sizes) < 0 or 0 in sizes[1:-1]:
         raise UserError(
             f"{values.origin}: {len(sizes)} stages of {min(sizes)} to {max(sizes)} layers do not spread over pp={pp}; "
-            "each rank must have the same number of stages, and each stage at least one layer"
+            "each rank must have the same number of stages, and each stage between the first and the last a layer"
         )
     v = len(sizes) // pp
     if (v > 1) != is_looped:

@@ -211,6 +211,7 @@ class Transformer(nn.Module):
         targets_BT: Tensor | None,
         *,
         layers: range,
+        last: bool = True,
         entry_RD: Tensor | None = None,
         documents_BT: Tensor | None = None,
         keys_B: Tensor | None = None,
@@ -218,7 +219,7 @@ class Transformer(nn.Module):
         mtp_targets: MTPTargets | None = None,
         reference: Reference | None = None,
     ) -> Tensor:
-        """Run a pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the last stage also the head.
+        """Run a pipeline stage: ``layers`` on ``entry_RD``, or on the embedding if None; the ``last`` also the head.
 
         ``documents_BT``: a document id per token of the full sequences, if tokens attend only inside their document.
         ``keys_B``: keys of the sequences for dropout; None: no dropout. ``reference``: as in ``Head``.
@@ -243,7 +244,7 @@ class Transformer(nn.Module):
                 x_RD, *keys_values = x_RD
                 lent[slides] = (keys_values[0], keys_values[1])
         del lent, inputs
-        if layers.stop < self.model.layers:
+        if not last:
             return x_RD
         out: Tensor = self.head(x_RD, targets_BT, scale, mtp_targets, rows, reference)
         return out

@@ -104,6 +104,18 @@ def test_tensors_passed_from_layer_to_layer_are_counted(case: Drawn) -> None:
     assert list_miscounts(case) == []
 
 
+@pytest.mark.parametrize(
+    "text",
+    mark_share(4, ["pp3 zero1 zb2p mbs2 stages=2-1-0", "pp2 v2 zero0 zbv mbs1 ac=full stages=0-1-2-0",
+                   "dp2 pp2 v2 zero2 interleaved mbs1", "dp2 pp4 zero1 dualpipe mbs1 stages=0-2-1-0"]),
+)  # fmt: skip
+@pytest.mark.parametrize("tied", [False, True])
+def test_stages_of_the_embedding_or_the_head_alone_are_counted(text: str, tied: bool) -> None:
+    job = Job(sequence=8, global_batch=32, precision=get_recipe("fp32"))
+    case = Drawn(0, MIXTURE.replace(layers=3, tied_embeddings=tied), Layout.parse(text), job)
+    assert [*find_unmet(case), *list_miscounts(case)] == []
+
+
 @pytest.mark.parametrize("block", mark_share(2, ["post", "pre"]))
 def test_deferred_weight_gradients_do_not_keep_tensors_of_earlier_blocks(block: Literal["pre", "post"]) -> None:
     """W reads the input of a ``post`` block itself, which must not keep the graph of the block that made it."""

@@ -165,7 +165,11 @@ def pass_peak(rules: PassRules, pass_kind: PassKind) -> tuple[int, Cause]:
         moments = list_pass_moments(
             rules, pass_kind._replace(last=last), include_non_peak_units=rules.coalesced.is_uneven
         )
-        peak = rules.stages.peaks[key] = max(((moment.bytes, moment.cause) for moment in moments), key=itemgetter(0))
+        # a stage of an end alone may have nothing to do in a W
+        idle: tuple[int, Cause] = (0, (0, 0, "weights"))
+        peak = rules.stages.peaks[key] = max(
+            ((moment.bytes, moment.cause) for moment in moments), key=itemgetter(0), default=idle
+        )
     return peak
 
 
