@@ -24,7 +24,6 @@ from benchmarks.published.readers import (
     paddlenlp,
     prime_rl,
     torchtitan,
-    zero_bubble,
 )
 from benchmarks.published.score import Score
 
@@ -43,14 +42,12 @@ WORDS = (
     kempnerforge.WHOLE_EXPERTS,
     megatron_bridge_perf.ATTENTION_ALONE,
     kempnerforge.SAME_TOKENS,
-    megatron_bridge_perf.EMPTY_STAGE,
     megatron_bridge_perf.OFFLOADED,
     megatron_moe_zoo.FSDP,
     megatron_moe_zoo.OFFLOADED,
     paddlenlp.ALIBI,
     prime_rl.OFFLOADED,
     torchtitan.OP_WISE,
-    zero_bubble.NO_LAYERS,
 )
 REFUSED = ("not in our catalog", "no chip of our catalog", "must be 1 or more")  # by the catalogs, and of a layout
 

@@ -29,7 +29,6 @@ from benchmarks.published.convert import (
     read,
     seconds_of_tokens,
 )
-from benchmarks.published.readers.megatron_bridge_perf import EMPTY_STAGE
 from fivefold.model.catalog import resolve
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
@@ -91,8 +90,6 @@ def _rule(row: Row) -> str:
         return NEW_GROK
     if unknown := next((rule for start, rule in UNKNOWN_MODEL.items() if row["model"].startswith(start)), ""):
         return unknown
-    if degree(row, "pp") * degree(row, "vp") > (integer(row, "layers") or _model(row).layers):
-        return EMPTY_STAGE
     return NO_STAGES if degree(row, "pp") > 1 and not integer(row, "vp") else ""
 
 

@@ -47,7 +47,6 @@ REGRESSION = "a known regression of that release"
 ATTENTION_ALONE = "the cores of attention are recomputed and those of Mamba-2 are not; ours are both or none"
 UNKNOWN_RECOMPUTE = "which modules this layout recomputes is not established"
 OFFLOADED = "activations of some of the layers are offloaded (cpu_offloading_num_layers); ours are all or none"
-EMPTY_STAGE = "more pipeline stages than layers: embedding and loss are stages of their own"
 
 NEMOTRON = "nemotron3-nano-30b-a3b"
 MIXTURES = (  # recipes read
@@ -163,8 +162,6 @@ def _rule(row: Row) -> str:
         return ATTENTION_ALONE  # ["moe", "layernorm", "core_attn", "moe_act"], as of all rows with its ep=8
     if integer(row, "fsdp"):
         return OFFLOADED  # 20 to 40 of 80 layers in every such recipe
-    if stages > model_of(name).layers:
-        return EMPTY_STAGE
     return UNKNOWN_RECOMPUTE if name.startswith("DeepSeek") and not _deepseek_recipe_read(row, stages) else ""
 
 

@@ -15,7 +15,6 @@ from benchmarks.published.cells import (
     RECOMPUTED,
     Row,
     apply_printed_shape,
-    degree,
     find_model,
     integer,
     number,
@@ -32,7 +31,6 @@ from fivefold.stack.spec import Stack
 OFFLOADED = "activations are offloaded to the host in addition to recomputation; ours are one or the other"
 FSDP = "Megatron's own FSDP, whose units and gathers are no part of this stack"
 DROPLESS = "experts as the router fills them: how unevenly is not printed"
-EMPTY_STAGE = "more pipeline stages than layers: embedding and loss are stages of their own"
 
 MODULES: Mapping[str, str] = RECOMPUTED | {"norm, act": "norm+act", "norm, moe": "norm+moe"}
 
@@ -47,11 +45,6 @@ def stages_of(model: Model, layout: Layout) -> tuple[int, ...]:
     return (per_stage - 1, *(per_stage,) * (layout.pp * layout.v - 2), per_stage - 1)
 
 
-def stages_rule(row: Row) -> str:
-    """Return the rule that a row with more stages than layers breaks, or ""."""
-    return EMPTY_STAGE if degree(row, "pp") * degree(row, "vp") > find_model(row["model"]).layers else ""
-
-
 def layout_of(row: Row, model: Model) -> Layout:
     """Return the layout with its uneven stages; the experts are not cut by tensor parallelism (etp 1)."""
     layout = layout_of_row(row, zero=1, ac=read_recomputation(row, words=MODULES))
@@ -63,7 +56,7 @@ def _rule(row: Row) -> str:
         return FSDP
     if "offloaded" in row["note"]:
         return OFFLOADED
-    return DROPLESS if row["balance"] == "dropless" else stages_rule(row)
+    return DROPLESS if row["balance"] == "dropless" else ""
 
 
 def _stack(row: Row) -> Stack:

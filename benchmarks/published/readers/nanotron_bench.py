@@ -4,7 +4,9 @@ huggingface.co/nanotron/old_bench and bench_cluster, log_metrics.csv of each lay
 template/base_config.py and create_configs.py@0144ad0: ZeRO-1, fp32 gradient sums, 1F1B, tensor parallelism whose
 messages are waited for (tp_linear_async_communication is off) and whose gathered inputs autograd keeps
 (nanotron@eca4bdc: parallel/tensor_parallel/functional.py, column_linear), nothing recomputed. Seconds are the median of
-iterations 8 to 12, empty where they disagree. Of pipelines it is not stated whose memory the log has. Half is held out.
+iterations 8 to 12, empty where they disagree. Of pipelines it is not stated whose memory the log has. Of eight stages
+nanotron's division gives the last the head alone; over two nodes or more these runs take two to four times as long as
+predicted, which is not explained. Half is held out.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from benchmarks.published.cells import (
     sharding,
 )
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
-from benchmarks.published.readers.megatron_moe_zoo import layout_of, stages_rule
+from benchmarks.published.readers.megatron_moe_zoo import layout_of
 from fivefold.layout.names import Axis
 from fivefold.model.spec import Model
 from fivefold.stack.catalog import build_stack
@@ -51,9 +51,7 @@ HIDDEN: dict[str, tuple[Axis, ...]] = {
 def _rule(row: Row) -> str:
     if row["table"] == "llama3_8b":
         return SILENT
-    if row["note"].startswith("unbalanced"):
-        return UNBALANCED
-    return stages_rule(row) if row["table"] == "Megatron MoE" else ""
+    return UNBALANCED if row["note"].startswith("unbalanced") else ""
 
 
 def _case(row: Row) -> Case:

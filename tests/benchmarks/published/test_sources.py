@@ -35,7 +35,7 @@ def cases(source: str) -> dict[str, Case]:
         (llama3_table4, 1, 0),
         (bloom_prequel, 51, 25),
         (vtrain, 938, 0),
-        (zero_bubble, 21, 89),
+        (zero_bubble, 28, 82),
         (simumax_b200, 56, 0),  # 28 rows, twice: peak and reserved bytes
     ],
 )
@@ -121,7 +121,8 @@ def test_bloom_uses_the_uneven_stages_of_its_notes() -> None:
 def test_the_first_and_last_stage_of_zero_bubble_rows_have_one_layer_less() -> None:
     result = cases("zero_bubble")
     assert result["zero_bubble-0010"].layout.stages == (1, *[2] * 30, 1)
-    assert {case.layout.schedule for case in result.values()} == {"1f1b", "zb1p", "zb2p"}
+    assert (result["zero_bubble-0037"].layout.v, result["zero_bubble-0037"].layout.stages) == (3, ())  # 22 layers
+    assert {case.layout.schedule for case in result.values()} == {"1f1b", "interleaved", "zb1p", "zb2p"}
 
 
 def test_vtrain_runs_few_micro_batches_as_gpipe() -> None:
