@@ -165,11 +165,7 @@ def pass_peak(rules: PassRules, pass_kind: PassKind) -> tuple[int, Cause]:
         moments = list_pass_moments(
             rules, pass_kind._replace(last=last), include_non_peak_units=rules.coalesced.is_uneven
         )
-        # a stage of an end alone may have nothing to do in a W
-        idle: tuple[int, Cause] = (0, (0, 0, "weights"))
-        peak = rules.stages.peaks[key] = max(
-            ((moment.bytes, moment.cause) for moment in moments), key=itemgetter(0), default=idle
-        )
+        peak = rules.stages.peaks[key] = max(((moment.bytes, moment.cause) for moment in moments), key=itemgetter(0))
     return peak
 
 
@@ -197,6 +193,8 @@ def list_pass_moments(
         cause = (len(units) - 1, 0, "backward", "waits")
         other = rules.stream_bytes + rules.buffers.output_bytes(stage)
         return iter([LiveBytes(cause, pending, kept_size, gathered_bytes, other)])
+    if kind == "W" and not w_computes_all and not any(_split_profile(rules, unit).deferred_bytes for unit in units):
+        return iter([LiveBytes((len(units) - 1, 0, "weights"), pending, 0, 0, 0)])  # of an end alone: nothing to do
     if kind == "W" and not w_computes_all:
         moments = _list_w_moments(rules, units, first=first, last=pass_kind.last, pending=pending)
         return _subtract_activations(moments, rules.buffers.graph_bytes(stage)) if rules.retains_graph else moments
