@@ -276,7 +276,8 @@ def test_pictures_are_loaded_when_they_come_near_the_window(page: Any) -> None:
 def test_a_change_keeps_the_elements_that_it_does_not_change(page: Any) -> None:
     page.goto(PLAN)
     page.evaluate("""() => {
-      window.kept = [...document.querySelectorAll("#controls .options, #answer h2:not(#over-time h2), #answer details")];
+      const parts = "#controls .options, #answer h2:not(#over-time h2), #answer details";
+      window.kept = [...document.querySelectorAll(parts)];
       window.former = document.querySelector("#answer .figures").textContent;
     }""")
     page.locator("#answer summary", has_text="Longest operations").click()
