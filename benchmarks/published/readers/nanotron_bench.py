@@ -5,8 +5,12 @@ template/base_config.py and create_configs.py@0144ad0: ZeRO-1, fp32 gradient sum
 messages are waited for (tp_linear_async_communication is off) and whose gathered inputs autograd keeps
 (nanotron@eca4bdc: parallel/tensor_parallel/functional.py, column_linear), nothing recomputed. Seconds are the median of
 iterations 8 to 12, empty where they disagree. Of pipelines it is not stated whose memory the log has. Of eight stages
-nanotron's division gives the last the head alone; over two nodes or more these runs take two to four times as long as
-predicted, which is not explained. Half is held out.
+nanotron's division gives the last the head alone. Half is held out.
+
+Runs over two nodes or more take up to four times as long as predicted, which neither bytes nor messages explain
+(nanotron@eca4bdc: parallel/pipeline_parallel/p2p.py; docs/explanation/how-a-step-costs/published.md). The network did
+not stay the same: where iterations disagree, one takes 2.1 to 2.8 s as predicted and the others 8.7 to 9.9 s. Later
+bench_cluster@f55b5e5 "fix throughput issue" changed PyTorch, Triton, FlashAttention and libraries linked in Slurm.
 """
 
 from __future__ import annotations

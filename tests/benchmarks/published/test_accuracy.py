@@ -6,6 +6,7 @@ A wanted change is frozen with ``FIVEFOLD_FREEZE=1 pytest tests/benchmarks/publi
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from statistics import fmean, median
 
@@ -14,7 +15,7 @@ import pytest
 
 from benchmarks.published import Report, exclusions, headline, run, table_markdown
 from benchmarks.published.intervals import coverage, learn, write
-from benchmarks.published.ratios import learn_ratios, write_ratios
+from benchmarks.published.ratios import learn_ratios, summarize_pairs, write_ratios
 from benchmarks.published.score import RESOLUTION, Score
 from benchmarks.published.table import ratios_markdown
 from fivefold.planner.time.errors import TABLE
@@ -73,7 +74,7 @@ BOUNDS = {
     ("megatron_moe_zoo", "time"): 8.0,
     ("nemo_automodel", "time, held out"): 10.5,
     ("nanotron_bench", "time"): 13.5,
-    ("nanotron_bench", "time, held out"): 36.0,  # four pipelines over two nodes or more take up to four times as long
+    ("nanotron_bench", "time, held out"): 33.0,  # seven of ten over several nodes, up to -75 %
     ("megascale", "time, held out"): 8.0,
     ("llama3_table4", "time, held out"): 4.0,
     ("deepseek_v3", "time, held out"): 17.0,  # 15.6 until its tokens were limited to 4 of 8 nodes
@@ -99,17 +100,38 @@ def test_the_error_of_each_source_is_within_its_bound(report: Report) -> None:
     assert BOUNDS.keys() <= means.keys()
 
 
-def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> None:
-    """By constants set without the source, all of its runs together; the mean over sources."""
+def summarize_left_out(scores: Iterable[Score]) -> tuple[dict[str, float], dict[str, float]]:
+    """Return mean absolute error and bias of step times by source, by constants set without the source."""
     errors: dict[str, list[float]] = {}
-    for score in report.scores:
+    for score in scores:
         if score.quantity == "time":
             errors.setdefault(score.source, []).append(score.predicted_without_source / score.measured - 1)
     means = {source: fmean(map(abs, values)) for source, values in errors.items()}
-    assert fmean(means.values()) <= 0.097  # four pipelines of nanotron are 0.3 points of it, and 0.7 of the bias
-    assert abs(fmean(map(fmean, errors.values()))) <= 0.037
-    assert max(mean for source, mean in means.items() if source != "nanotron_bench") <= 0.185
+    return means, {source: fmean(values) for source, values in errors.items()}
+
+
+def list_unsteady_runs(report: Report) -> set[tuple[str, str]]:
+    """Return the runs of nanotron's sweep over several nodes, whose network did not stay the same: source and row."""
+    times = (score for score in report.scores if score.quantity == "time")
+    return {(score.source, score.row) for score in times if (score.source, score.nodes) == ("nanotron_bench", "many")}
+
+
+def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> None:
+    """By constants set without the source, all of its runs together; the mean over sources."""
+    means, biases = summarize_left_out(report.scores)
+    assert fmean(means.values()) <= 0.097
+    assert abs(fmean(biases.values())) <= 0.037
     assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
+
+
+def test_the_error_of_left_out_sources_without_the_unsteady_network_is_within_its_bound(report: Report) -> None:
+    """Without nanotron's sweep over several nodes, so that no other source can get worse unseen."""
+    unsteady = list_unsteady_runs(report)
+    means, biases = summarize_left_out(score for score in report.scores if (score.source, score.row) not in unsteady)
+    assert len(unsteady) == 9
+    assert fmean(means.values()) <= 0.091
+    assert abs(fmean(biases.values())) <= 0.03
+    assert max(means.values()) <= 0.185
 
 
 def test_repeats_of_a_run_differ_by_the_stated_resolution(report: Report) -> None:
@@ -187,7 +209,6 @@ def test_the_uncertainty_that_compare_prints_is_that_of_this_commit(report: Repo
 def test_errors_of_predicted_ratios_are_smaller_than_errors_of_times(report: Report) -> None:
     """What two runs share cancels; the order of clearly different runs is the measured one."""
     kinds = {row.kind: row for row in report.ratios}
-    # layout 0.078 and ranks 0.033 without four pipelines of nanotron over two nodes or more, which are not explained
     most = {"layout": 0.107, "recomputation": 0.03, "precision": 0.045, "ranks": 0.085, "chip": 0.08}
     for kind, mean in most.items():
         assert kinds[kind].mean <= mean
@@ -197,6 +218,21 @@ def test_errors_of_predicted_ratios_are_smaller_than_errors_of_times(report: Rep
     covered = [(row.half, row.most) for row in report.ratios if row.sources > 2]
     assert 0.45 <= fmean(half for half, _ in covered if half is not None) <= 0.75
     assert fmean(most for _, most in covered if most is not None) >= 0.8
+
+
+def test_errors_of_ratios_without_the_unsteady_network_are_those_on_the_page(report: Report) -> None:
+    """Without the pairs of nanotron's sweep over several nodes, so that no other source can get worse unseen."""
+    unsteady = list_unsteady_runs(report)
+    pairs = [
+        pair for pair in report.pairs if unsteady.isdisjoint(((pair.source, pair.first), (pair.source, pair.second)))
+    ]
+    kinds = {row.kind: row.mean for row in summarize_pairs(pairs)}
+    text = " ".join(PAGE.read_text(encoding="utf-8").split())
+    assert f"{len(report.pairs) - len(pairs)} pairs have a run of nanotron's sweep over several nodes" in text
+    assert f"the mean error of layout is {kinds['layout']:.3f}, that of micro-batch {kinds['micro-batch']:.3f}" in text
+    assert f"one pair only, {kinds['ranks']:.3f}." in text
+    assert kinds["layout"] <= 0.085
+    assert kinds["ranks"] <= 0.035
 
 
 def test_the_page_states_the_share_of_complete_rows_that_is_scored(report: Report) -> None:
