@@ -15,7 +15,8 @@ import argparse
 import random
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import product
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -132,13 +133,19 @@ class Drawn(NamedTuple):
         return self._replace(keys={key: value for key, value in self.keys.items() if key not in keys})
 
 
+def is_overridden(key: str, others: Iterable[str]) -> bool:
+    """Return whether the software reads one of other keys, or their section, and then not the key."""
+    names = [name for other in others for name in other.rsplit(".", 1)]
+    return any(pair in OVERRIDDEN for pair in product((key, key.rpartition(".")[2]), names))
+
+
 def is_ignored(drawn: Drawn, key: str, full: Reading, folder: Path) -> bool:
     """Return whether the answer to a config is the same without one of its keys, and none of four reasons holds.
 
     The software then reads another key (``OVERRIDDEN``); the answer names the key; other keys say the same (without the
     others, the key sets what the answer has, but for what they set); another value changes the answer.
     """
-    if any((key.rpartition(".")[2], other.rpartition(".")[2]) in OVERRIDDEN for other in drawn.keys):
+    if is_overridden(key, drawn.keys):
         return False
     answer, without = describe_answer(full), drawn.drop(key).read(folder)
     if is_named(full, key) or without is None or describe_answer(without) != answer:

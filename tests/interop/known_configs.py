@@ -291,7 +291,8 @@ SWITCHES = frozenset({
     "stage", "training.dtype", "use_peft", "recipe", "ac_mode", "lr_scheduler._component_",
 })  # fmt: skip
 
-OVERRIDDEN = {  # pairs of keys: the software reads the second before the first, and then not the first
+OVERRIDDEN = {  # pairs of keys, or a key and a section: the software reads the second first, and then not the first
+    ("model.config.tp_comm_overlap", "callbacks.MegatronCommOverlapCallback"): "the callback sets the model's field",
     ("tf32", "fp16"): "matmuls are in fp16",
     ("tf32", "bf16"): "matmuls are in bf16",
     ("checkpoint_activations", "recompute_activations"): "an old script's; arguments.py sets the granularity",

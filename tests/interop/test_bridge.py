@@ -299,3 +299,26 @@ def test_the_callback_of_overlaps_turns_on_those_of_data_parallelism(tmp_path: P
     assert result.job is not None
     assert ("dp" in without.job.stack.overlap, "dp" in result.job.stack.overlap) == (False, True)
     assert result.not_understood == ()
+
+
+def test_the_callback_of_overlaps_overrides_the_tensor_parallelism_of_the_model(tmp_path: Path) -> None:
+    """NVIDIA/NeMo:nemo/lightning/pytorch/callbacks/megatron_comm_overlap.py, _apply_model_comm_overlap_cfgs."""
+    plain = NEMO.replace("    sequence_parallel: true\n", "    sequence_parallel: {sp}\n")
+    model = "    _target_: nemo.collections.llm.gpt.model.llama.Llama3Config8B\n"
+    plain = plain.replace(model, f"{model}    tp_comm_overlap: true\n")
+    callback = "  callbacks:\n  - _target_: nemo.megatron_comm_overlap.MegatronCommOverlapCallback\n"
+    unset = plain.replace("  max_steps: 100\n", f"  max_steps: 100\n{callback}")
+    given = plain.replace("  max_steps: 100\n", f"  max_steps: 100\n{callback}    tp_comm_overlap: true\n")
+    for text, is_parallel, overlaps in (
+        (plain, "true", True), (unset, "true", False), (given, "true", True), (given, "false", False)
+    ):  # fmt: skip
+        job = read([put(tmp_path, text.replace("{sp}", is_parallel))]).job
+        assert job is not None
+        assert ("tp" in job.stack.overlap) == overlaps
+
+
+@pytest.mark.parametrize("rate", ["2", "2.0"])
+def test_a_rate_without_decimals_has_its_minimum(rate: str, tmp_path: Path) -> None:
+    job = read([put(tmp_path, NEMO.replace("    lr: 0.0003\n", f"    lr: {rate}\n    min_lr: 1\n"))]).job
+    assert job is not None
+    assert (job.learning_rate.peak, job.learning_rate.floor) == (2.0, 0.5)

@@ -267,6 +267,13 @@ def test_a_yaml_of_deepseek_v3_with_variables_is_read(tmp_path: Path) -> None:
             ("--num-layers 96", "--num-layers 96 --recompute-granularity full --recompute-num-layers 1 2"),
             r"recompute_num_layers must be a whole number of 1 or more, not \['1', '2'\]",
         ),
+        (
+            (
+                "--num-layers 96",
+                "--num-layers 96 --decoder-last-pipeline-num-layers 5 --pipeline-model-parallel-layout Et*96|L",
+            ),
+            "pipeline_model_parallel_layout and decoder_last_pipeline_num_layers both set stages; remove one",
+        ),
         ((GPT3, "cd here"), "holds no command"),
     ],
 )

@@ -50,6 +50,12 @@ BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 TOKENIZERS = {"GPT2BPETokenizer": 50_257, "BertWordPieceLowerCase": 30_522, "Llama2Tokenizer": 32_000}
 
 SIZES = ("num_layers", "hidden_size", "num_attention_heads")
+STAGE_KEYS = (  # which Megatron does not take together with pipeline_model_parallel_layout
+    "decoder_first_pipeline_num_layers",
+    "decoder_last_pipeline_num_layers",
+    "account_for_embedding_in_pipeline_split",
+    "account_for_loss_in_pipeline_split",
+)
 
 
 def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
@@ -350,6 +356,8 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
 def _read_stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]:
     text = values["pipeline_model_parallel_layout"]
     if text:
+        if other := next((key for key in STAGE_KEYS if values[key]), None):  # TransformerConfig.__post_init__
+            raise UserError(f"{values.origin}: pipeline_model_parallel_layout and {other} both set stages; remove one")
         sizes = parse_stages(str(text), origin=values.origin)
         if len(sizes) % pp:
             raise UserError(
@@ -552,8 +560,8 @@ def read_learning_rate(values: Values) -> dict[str, Any]:
     style = str(values["lr_decay_style"])
     kind = {"WSD": "wsd", "cosine": "cosine", "linear": "wsd"}.get(style, "constant")
     fields: dict[str, Any] = {"job.learning_rate.kind": kind}
-    peak, min_rate = values["lr"], values.number("min_lr") or 0.0
-    if isinstance(peak, float) and peak > 0:
+    peak, min_rate = values.number("lr") or 0.0, values.number("min_lr") or 0.0
+    if peak > 0:
         fields["job.learning_rate.floor"] = divide_rates(min_rate, peak)
     if decay := values.optional("lr_wsd_decay_iters"):
         fields["job.learning_rate.decay_steps"] = decay

@@ -246,15 +246,20 @@ def has_lightning_precision(sections: Mapping[str, Any]) -> bool:
 
 
 def read_overlap(callback: Mapping[str, Any], gathered: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``MegatronCommOverlapCallback``, with what it turns on if a field is not given."""
-    fields: dict[str, Any] = {}
+    """Return the fields of ``MegatronCommOverlapCallback``, with what it turns on or off if a field is not given.
+
+    It overrides the fields of the model. The overlap of tensor parallelism needs sequence parallelism.
+    """
+    fields: dict[str, Any] = {"tp_comm_overlap": False}
     is_interleaved = (gathered.get("virtual_pipeline_model_parallel_size") or 1) > 1
     if (gathered.get("pipeline_model_parallel_size") or 1) > 1:
         fields["overlap_p2p_comm"] = is_interleaved
     if gathered.get("use_distributed_optimizer"):
         fields |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
-    given = {key: value for key, value in callback.items() if not key.startswith("_") and value is not None}
-    return fields | given
+    fields |= {key: value for key, value in callback.items() if not key.startswith("_") and value is not None}
+    if not (gathered.get("sequence_parallel") and (gathered.get("tensor_model_parallel_size") or 1) > 1):
+        fields["tp_comm_overlap"] = False
+    return fields
 
 
 def read_data_defaults(sections: Mapping[str, Any]) -> dict[str, Any]:
