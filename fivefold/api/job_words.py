@@ -50,6 +50,7 @@ class JobWords(TypedDict, total=False):
     linears: Literal["fused_backward", "separate"]
     low_precision_saved: Sequence[Literal["activation", "attention"]]
     fused_scans: bool
+    scan_temporary_bytes: int | None
     transposes_attention: bool
     column_inputs: Literal["regathered", "saved"]
     tp_buffers: Literal["in_place", "copied"]

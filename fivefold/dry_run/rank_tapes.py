@@ -91,7 +91,7 @@ def _record_rank(
         model = model.replace(moe=model.moe.replace(capacity=None))
     stack = job.stack.with_device_kernels(gpu=streams)
     kernels = "eager" if stack.is_compiled else stack.kernels
-    job = job.replace(compile=False, kernels=kernels, documents="joined")
+    job = job.replace(stack=stack.replace(compile=False, kernels=kernels), documents="joined")
     recorder = TapeRecorder(rank=rank, categories=CATEGORIES, skipped_files=SKIPPED_FILES)
     module = build_module(model, job)  # outside of the modes, under which each of its weights would take far longer
     with enter_fake_rank(layout, rank=rank), recorder:

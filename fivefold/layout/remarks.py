@@ -13,9 +13,10 @@ from fivefold.job import Job, Recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
+from fivefold.model.mixers.chunk_groups import CPU_TEMPORARY_BYTES, GPU_TEMPORARY_BYTES
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import count_vision
-from fivefold.stack.spec import FUSED_SCANS
+from fivefold.stack.spec import CHUNKED_SCANS, FUSED_SCANS
 
 
 def list_remarks(
@@ -42,6 +43,7 @@ def list_remarks(
         _describe_deferred_recompute(layout) if layout else (),
         _describe_unused_pairs(model, job, layout) if layout else (),
         describe_unused_fused_scans(model, job),
+        _describe_unused_temporary_limit(model, job),
     )
     return tuple(chain.from_iterable(remarks))
 
@@ -121,6 +123,17 @@ def describe_unused_fused_scans(model: Model, job: Job) -> Iterator[str]:
         yield f"fused_scans=true changes nothing: model {model.name!r} has no layers of {', '.join(FUSED_SCANS)}"
     elif not job.stack.kernel_facts.separate_adds:
         yield f"fused_scans=true changes nothing: scans of {job.stack.name} are fused anyway"
+
+
+def _describe_unused_temporary_limit(model: Model, job: Job) -> Iterator[str]:
+    """Yield a remark if ``scan_temporary_bytes`` is set to other than a default where no scan has such temporaries."""
+    limit = job.stack.scan_temporary_bytes
+    if limit in (None, CPU_TEMPORARY_BYTES, GPU_TEMPORARY_BYTES):
+        return
+    if set(model.non_attention_mixers).isdisjoint(CHUNKED_SCANS):
+        yield f"scan_temporary_bytes={limit} changes nothing: model {model.name!r} has no scans"
+    elif not any(job.stack.launches_scan(mixer) for mixer in CHUNKED_SCANS if mixer in model.non_attention_mixers):
+        yield f"scan_temporary_bytes={limit} changes nothing: the scans of this job are fused kernels"
 
 
 def _describe_assumed_batch(job: Job, machine: Machine) -> Iterator[str]:

@@ -4,13 +4,14 @@ The defaults are those of Fivefold's trainer. Where a named stack differs, its e
 """
 
 from collections.abc import Sequence
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from fivefold.bounded_types import Elements, Multiple
+from fivefold.bounded_types import Bytes, Elements, Multiple
 from fivefold.layout.names import DEFAULT_ORDER, Axis, CpKind, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
+from fivefold.model.mixers.chunk_groups import CPU_TEMPORARY_BYTES, GPU_TEMPORARY_BYTES
 from fivefold.model.shape import MixerName
 from fivefold.record import Record
 from fivefold.stack.kernel_facts import (
@@ -30,6 +31,8 @@ Launches = Annotated[int, Field(ge=0, le=1000)]
 
 # token mixers whose scans flash-linear-attention has kernels for (``trainer/model/mixers/fused_scans.py``)
 FUSED_SCANS: tuple[MixerName, ...] = ("gated_delta_net", "kimi_delta", "lightning", "mamba2")
+# token mixers that scan a sequence in chunks (``model/mixers/chunk_groups.py``)
+CHUNKED_SCANS: tuple[MixerName, ...] = (*FUSED_SCANS, "mamba", "rg_lru")
 
 AT_LEAST_ONE = Field(min_length=1)  # errors name one of them
 
@@ -140,6 +143,9 @@ class Stack(Record):
     # scans of Fivefold's trainer run the kernels of flash-linear-attention on GPUs, where it has any (``FUSED_SCANS``);
     # else PyTorch's operations in groups of chunks. Other software runs fused kernels anyway
     fused_scans: bool = False
+    # the largest temporary of a scan of PyTorch's operations, which computes as many chunks at once as it holds; by
+    # default 256 MiB on GPUs, where fewer chunks at once are more launches, and 16 MiB on CPUs, whose caches hold it
+    scan_temporary_bytes: Bytes | None = None
     # layers have the tokens of a micro-batch first, attention its sequences: the output of attention is copied for the
     # projection, which saves the copy, where there are several sequences (nanotron)
     transposes_attention: bool = False
@@ -308,9 +314,12 @@ class Stack(Record):
 
     def with_device_kernels(self, *, gpu: bool) -> Self:
         """Return the stack on GPUs or CPUs, with Fivefold's ``fused`` kernels replaced by those that run there."""
-        if self.name != "fivefold" or self.kernels != "fused":
-            return self
-        return self.replace(kernels="compiled" if self.compile else "triton" if gpu else "eager")
+        changes: dict[str, Any] = {}
+        if self.name == "fivefold" and self.kernels == "fused":
+            changes["kernels"] = "compiled" if self.compile else "triton" if gpu else "eager"
+        if self.kernel_facts.separate_adds and self.scan_temporary_bytes is None:
+            changes["scan_temporary_bytes"] = GPU_TEMPORARY_BYTES if gpu else CPU_TEMPORARY_BYTES
+        return self.replace(**changes) if changes else self
 
     def overlaps_p2p(self, schedule: ScheduleName) -> bool:
         """Tell whether messages between pipeline stages overlap with compute under ``schedule``."""

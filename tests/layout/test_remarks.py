@@ -107,6 +107,28 @@ def test_a_remark_says_that_fused_scans_change_nothing_without_scans(
     assert is_equal == bool(reason)
 
 
+@pytest.mark.parametrize(
+    ("model", "changes", "reason"),
+    [
+        ("llama3-8b", {}, "model 'llama3-8b' has no scans"),
+        ("qwen3-next-80b-a3b", {"fused_scans": True}, "the scans of this job are fused kernels"),
+        ("jamba-v0.1", {"fused_scans": True}, None),  # flash-linear-attention has no Mamba
+        ("qwen3-next-80b-a3b", {}, None),
+    ],
+)
+def test_a_remark_says_that_a_limit_of_temporaries_changes_nothing_without_scans_in_groups(
+    model: str, changes: dict[str, bool], reason: str | None
+) -> None:
+    chips, job = resolve("h200:8", local=Path("/nowhere")), LONG.replace(**changes)
+    planner, limited = (
+        Planner(model=build_model(model), machine=chips, job=job.replace(scan_temporary_bytes=limit))
+        for limit in (None, 2**25)
+    )
+    lines = [line for line in list_remarks(planner.model, chips, limited.job, Layout(dp=8)) if "scan_temp" in line]
+    assert lines == ([f"scan_temporary_bytes=33554432 changes nothing: {reason}"] if reason else [])
+    assert (planner.estimate(Layout(dp=8)) == limited.estimate(Layout(dp=8))) == bool(reason)
+
+
 def test_fused_scans_on_a_machine_without_gpus_are_an_error() -> None:
     hosts, model, job = NODE.replace(backend="gloo"), build_model("nano"), FUSED["--set fused_scans=true"]
     for ask in (partial(predict, layout=Layout()), search, find_fewest_gpus):

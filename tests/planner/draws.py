@@ -216,6 +216,7 @@ STACK: dict[str, Draw] = {
     "column_inputs": choose_option(Stack, "column_inputs"),
     "token_permutation": choose_option(Stack, "token_permutation"),
     "fused_scans": choose(False, False, True),
+    "scan_temporary_bytes": choose(None, None, 2**20, 2**26),
     "transposes_attention": choose_option(Stack, "transposes_attention"),
     "tp_buffers": choose_option(Stack, "tp_buffers"),
     "wgrad_accumulation": choose_option(Stack, "wgrad_accumulation"),

@@ -64,10 +64,10 @@ class GatedDeltaNet(MixerGeometry):
             return self
         return self.replace(key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)
 
-    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+    def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
         largest = 4 * sequences * self.value_heads * max(self.chunk, self.key_dim) * max(self.chunk, self.value_dim)
-        return split_into_groups(tokens, self.chunk, count_chunks_of_group(largest))
+        return split_into_groups(tokens, self.chunk, count_chunks_of_group(largest, temporary_bytes))
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

@@ -55,10 +55,10 @@ class KimiDelta(MixerGeometry):
         """Return the heads of one of ``ranks`` ranks; every rank has the latents of decays and gates."""
         return self if ranks == 1 else self.replace(heads=self.heads // ranks)
 
-    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+    def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
         largest = 4 * sequences * self.heads * max(self.chunk, self.dim) ** 2
-        return split_into_groups(tokens, self.chunk, count_chunks_of_group(largest))
+        return split_into_groups(tokens, self.chunk, count_chunks_of_group(largest, temporary_bytes))
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

@@ -48,10 +48,10 @@ class Mamba(MixerGeometry):
         """Return the channels of one of ``ranks`` ranks."""
         return self if ranks == 1 else self.replace(inner=self.inner // ranks)
 
-    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+    def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
         largest = 4 * sequences * CHUNK * self.inner * self.state
-        return split_into_groups(tokens, CHUNK, count_chunks_of_group(largest))
+        return split_into_groups(tokens, CHUNK, count_chunks_of_group(largest, temporary_bytes))
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

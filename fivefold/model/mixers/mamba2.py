@@ -80,10 +80,10 @@ class Mamba2(MixerGeometry):
         """Return the groups of one of ``ranks`` ranks."""
         return self if ranks == 1 else self.replace(heads=self.heads // ranks, groups=self.groups // ranks)
 
-    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+    def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
         largest = 4 * sequences * self.heads * max(self.chunk**2, max(self.chunk, self.state) * self.head_dim)
-        return split_into_groups(tokens, self.chunk, count_chunks_of_group(largest, self.chunk))
+        return split_into_groups(tokens, self.chunk, count_chunks_of_group(largest, temporary_bytes, self.chunk))
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

@@ -23,9 +23,10 @@ from fivefold.model.weight import Weight
 CHUNK = 64  # tokens that are computed at once; the state is handed on between chunks
 
 
-def split_tokens(tokens: int, *, sequences: int, channels: int) -> list[int]:
+def split_tokens(tokens: int, *, sequences: int, channels: int, temporary_bytes: int) -> list[int]:
     """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
-    return split_into_groups(tokens, CHUNK, count_chunks_of_group(4 * sequences * CHUNK * channels))
+    chunks = count_chunks_of_group(4 * sequences * CHUNK * channels, temporary_bytes)
+    return split_into_groups(tokens, CHUNK, chunks)
 
 
 class RGLRU(MixerGeometry):
@@ -57,9 +58,9 @@ class RGLRU(MixerGeometry):
         """Return the blocks of one of ``ranks`` ranks."""
         return self if ranks == 1 else self.replace(inner=self.inner // ranks, blocks=self.blocks // ranks)
 
-    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+    def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
-        return split_tokens(tokens, sequences=sequences, channels=self.inner)
+        return split_tokens(tokens, sequences=sequences, channels=self.inner, temporary_bytes=temporary_bytes)
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

@@ -22,7 +22,7 @@ from fivefold.trainer.model.float8.attach import attach as attach_float8
 from fivefold.trainer.model.float8.cast import TILES_OF_POWERS
 from fivefold.trainer.model.kernels.fused.kernels import attach as attach_triton
 from fivefold.trainer.model.linear import WgradStore
-from fivefold.trainer.model.mixers import fused_scans
+from fivefold.trainer.model.mixers import chunks, fused_scans
 from fivefold.trainer.model.tf32 import attach as attach_tf32
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.model.unfused_attention import Unfused
@@ -58,6 +58,8 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         attach_triton(module)
     if job.stack.fused_scans:
         fused_scans.attach(module)
+    if job.stack.scan_temporary_bytes:
+        chunks.limit_temporaries(module, job.stack.scan_temporary_bytes)
     if job.stack.attention_facts.materializes_scores:
         for attention in (submodule for submodule in module.modules() if hasattr(submodule, "core")):
             attention.core = Unfused(attention.rule)  # type: ignore[assignment, arg-type]

@@ -151,6 +151,8 @@ CASES = (
     Case("mamba", 4, "dp2 zero3 mbs2", 192, 8),
     Case("mamba", 4, "dp2 tp2 zero3 mbs2", 192, 8),
     Case("mamba", 4, "dp2 pp2 zb1p zero1 mbs2", 100, 16, "fp32"),
+    Case("mamba", 2, "dp1 mbs1", 4096, 2, "fp32", "gloo"),  # two groups of chunks on a CPU
+    Case("mamba", 2, "dp1 mbs1", 4096, 2, "fp32"),  # one on a GPU
     Case("latent, no positions", 4, "dp2 tp2 zero2 mbs2", 192, 8),
     Case("latent, no positions", 4, "dp2 cp2 zero1 mbs2 ac=rope", 192, 8, "fp32"),
     Case("ling", 4, "dp2 tp2 zero2 mbs2", 192, 8),

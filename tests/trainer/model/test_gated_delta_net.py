@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.model.mixers import chunk_groups
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.planner.counts.operations.mixers.gated_delta_net import scan_flops
 from fivefold.trainer.model.mixers.gated_delta_net import scan
@@ -48,8 +48,14 @@ def draw(tokens: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
 @pytest.mark.parametrize("tokens", [1, 17, 64, 150])  # within a chunk, one, and several with a rest
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 def test_the_scan_is_the_recurrence(tokens: int, dtype: torch.dtype, bound: float, doubles: bool) -> None:
+    compare_with_recurrence(tokens, dtype, bound, doubles)
+
+
+def compare_with_recurrence(
+    tokens: int, dtype: torch.dtype, bound: float, doubles: bool, limit: int = GPU_TEMPORARY_BYTES
+) -> None:
     (ours, grad), (exact, exact_grad) = draw(tokens, dtype), draw(tokens, torch.float64)
-    out = scan(*ours, tokens, SHAPE.replace(negative_eigenvalues=doubles))
+    out = scan(*ours, tokens, SHAPE.replace(negative_eigenvalues=doubles), temporary_bytes=limit)
     expected = recur(*exact, tokens, doubles=doubles)
     assert (out - expected).norm() <= bound * expected.norm()
     gradients = torch.autograd.grad(out, ours, grad)
@@ -58,10 +64,10 @@ def test_the_scan_is_the_recurrence(tokens: int, dtype: torch.dtype, bound: floa
 
 
 @pytest.mark.parametrize(("chunks", "groups"), [(1, [64] * 4 + [44]), (2, [128] * 2 + [44]), (4, [256, 44])])
-def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
-    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * VALUE_HEADS * 64**2)
-    assert SHAPE.split_tokens(300, sequences=SEQUENCES) == groups
-    test_the_scan_is_the_recurrence(300, torch.float64, 1e-11, doubles=False)
+def test_groups_of_chunks_compute_the_same(chunks: int, groups: list[int]) -> None:
+    limit = chunks * 4 * SEQUENCES * VALUE_HEADS * 64**2
+    assert SHAPE.split_tokens(300, sequences=SEQUENCES, temporary_bytes=limit) == groups
+    compare_with_recurrence(300, torch.float64, 1e-11, doubles=False, limit=limit)
 
 
 def test_the_flops_of_a_scan_are_those_of_the_guide() -> None:

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.model.mixers import chunk_groups
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.planner.counts.operations.mixers.kimi_delta import scan_flops
 from fivefold.trainer.model.mixers.kimi_delta import scan
@@ -48,8 +48,14 @@ def draw(tokens: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
 # in fp32 the gradient of a_log is a sum of terms that cancel
 @pytest.mark.parametrize(("dtype", "error"), [(torch.float64, 1e-11), (torch.float32, 2e-5)])
 def test_the_scan_is_the_recurrence(tokens: int, dtype: torch.dtype, error: float, bound: float | None) -> None:
+    compare_with_recurrence(tokens, dtype, error, bound)
+
+
+def compare_with_recurrence(
+    tokens: int, dtype: torch.dtype, error: float, bound: float | None, limit: int = GPU_TEMPORARY_BYTES
+) -> None:
     (ours, grad), (exact, exact_grad) = draw(tokens, dtype), draw(tokens, torch.float64)
-    out = scan(*ours, tokens, SHAPE.replace(lower_bound=bound))
+    out = scan(*ours, tokens, SHAPE.replace(lower_bound=bound), temporary_bytes=limit)
     expected = recur(*exact, tokens=tokens, bound=bound)
     assert (out - expected).norm() <= error * expected.norm()
     gradients = torch.autograd.grad(out, ours, grad)
@@ -67,10 +73,10 @@ def test_decays_to_zero_have_finite_outputs_and_gradients() -> None:
 
 
 @pytest.mark.parametrize(("chunks", "groups"), [(1, [64] * 4 + [44]), (2, [128] * 2 + [44]), (4, [256, 44])])
-def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
-    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * HEADS * 64**2)
-    assert SHAPE.split_tokens(300, sequences=SEQUENCES) == groups
-    test_the_scan_is_the_recurrence(300, torch.float64, 1e-11, None)
+def test_groups_of_chunks_compute_the_same(chunks: int, groups: list[int]) -> None:
+    limit = chunks * 4 * SEQUENCES * HEADS * 64**2
+    assert SHAPE.split_tokens(300, sequences=SEQUENCES, temporary_bytes=limit) == groups
+    compare_with_recurrence(300, torch.float64, 1e-11, None, limit)
 
 
 def test_the_flops_of_a_scan_are_those_of_the_guide() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.model.mixers import chunk_groups
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.planner.counts.operations.mixers.lightning import scan_flops
 from fivefold.trainer.model.mixers.lightning import scan
@@ -31,11 +31,15 @@ def recur(qkv: Tensor, *, tokens: int) -> Tensor:
 @pytest.mark.parametrize("tokens", [1, 11, 16, 50])  # within a chunk, one, and several with a rest
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 def test_the_scan_is_the_recurrence(tokens: int, dtype: torch.dtype, bound: float) -> None:
+    compare_with_recurrence(tokens, dtype, bound)
+
+
+def compare_with_recurrence(tokens: int, dtype: torch.dtype, bound: float, limit: int = GPU_TEMPORARY_BYTES) -> None:
     generator = torch.Generator().manual_seed(tokens)
     exact = torch.randn(SEQUENCES * tokens, 3 * SHAPE.inner_width, generator=generator, dtype=torch.float64)
     exact_grad = torch.randn(SEQUENCES * tokens, SHAPE.inner_width, generator=generator, dtype=torch.float64)
     ours, exact = exact.to(dtype).requires_grad_(), exact.requires_grad_()
-    out, expected = scan(ours, RATES, tokens, SHAPE), recur(exact, tokens=tokens)
+    out, expected = scan(ours, RATES, tokens, SHAPE, temporary_bytes=limit), recur(exact, tokens=tokens)
     assert (out - expected).norm() <= bound * expected.norm()
     (gradient,) = torch.autograd.grad(out, ours, exact_grad.to(dtype))
     (wanted,) = torch.autograd.grad(expected, exact, exact_grad)
@@ -49,10 +53,10 @@ def test_decays_fall_with_the_head_and_with_the_layer() -> None:
 
 
 @pytest.mark.parametrize(("chunks", "groups"), [(1, [16] * 6 + [11]), (2, [32] * 3 + [11]), (4, [64, 32, 11])])
-def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
-    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * SHAPE.heads * SHAPE.chunk**2)
-    assert SHAPE.split_tokens(107, sequences=SEQUENCES) == groups
-    test_the_scan_is_the_recurrence(107, torch.float64, 1e-11)
+def test_groups_of_chunks_compute_the_same(chunks: int, groups: list[int]) -> None:
+    limit = chunks * 4 * SEQUENCES * SHAPE.heads * SHAPE.chunk**2
+    assert SHAPE.split_tokens(107, sequences=SEQUENCES, temporary_bytes=limit) == groups
+    compare_with_recurrence(107, torch.float64, 1e-11, limit)
 
 
 def test_the_flops_of_two_chunks() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.model.mixers import chunk_groups
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.planner.counts.operations.mixers.mamba import scan_flops
 from fivefold.trainer.model.mixers.mamba import core
@@ -58,9 +58,19 @@ def draw(tokens: int, norms: str, dtype: torch.dtype) -> tuple[list[Tensor], Ten
 def test_the_core_is_the_recurrence(
     norms: Literal["none", "unit", "weighted"], tokens: int, dtype: torch.dtype, bound: float
 ) -> None:
+    compare_with_recurrence(norms, tokens, dtype, bound)
+
+
+def compare_with_recurrence(
+    norms: Literal["none", "unit", "weighted"],
+    tokens: int,
+    dtype: torch.dtype,
+    bound: float,
+    limit: int = GPU_TEMPORARY_BYTES,
+) -> None:
     shape = SHAPE.replace(norms=norms)
     (ours, grad), (exact, exact_grad) = draw(tokens, norms, dtype), draw(tokens, norms, torch.float64)
-    out = core(*ours, *[None] * (3 * (norms != "weighted")), shape, tokens, EPSILON)
+    out = core(*ours, *[None] * (3 * (norms != "weighted")), shape, tokens, EPSILON, temporary_bytes=limit)
     expected = recur(*exact, shape=shape, tokens=tokens)
     assert (out - expected).norm() <= bound * expected.norm()
     gradients = torch.autograd.grad(out, ours, grad)
@@ -70,10 +80,10 @@ def test_the_core_is_the_recurrence(
 
 
 @pytest.mark.parametrize(("chunks", "groups"), [(1, [16] * 6 + [11]), (2, [32] * 3 + [11]), (4, [64, 32, 11])])
-def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
-    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * 16 * SHAPE.inner * SHAPE.state)
-    assert SHAPE.split_tokens(107, sequences=SEQUENCES) == groups
-    test_the_core_is_the_recurrence("none", 107, torch.float64, 1e-11)
+def test_groups_of_chunks_compute_the_same(chunks: int, groups: list[int]) -> None:
+    limit = chunks * 4 * SEQUENCES * 16 * SHAPE.inner * SHAPE.state
+    assert SHAPE.split_tokens(107, sequences=SEQUENCES, temporary_bytes=limit) == groups
+    compare_with_recurrence("none", 107, torch.float64, 1e-11, limit)
 
 
 def test_the_flops_of_a_core_are_those_of_the_guide() -> None:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.model.mixers import chunk_groups
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.planner.counts.operations.mixers.mamba2 import scan_flops
 from fivefold.trainer.model.mixers.mamba2 import core
@@ -60,11 +60,21 @@ def draw(tokens: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
 def test_the_core_is_the_recurrence(
     norm: Literal["after_gate", "before_gate", "none"], tokens: int, dtype: torch.dtype, bound: float
 ) -> None:
+    compare_with_recurrence(norm, tokens, dtype, bound)
+
+
+def compare_with_recurrence(
+    norm: Literal["after_gate", "before_gate", "none"],
+    tokens: int,
+    dtype: torch.dtype,
+    bound: float,
+    limit: int = GPU_TEMPORARY_BYTES,
+) -> None:
     shape = SHAPE.replace(norm=norm)
     (ours, grad), (exact, exact_grad) = draw(tokens, dtype), draw(tokens, torch.float64)
     if norm == "none":
         ours, exact = ours[:-1], exact[:-1]
-    out = core(*ours, *[None] * (norm == "none"), shape, tokens, EPSILON)
+    out = core(*ours, *[None] * (norm == "none"), shape, tokens, EPSILON, temporary_bytes=limit)
     expected = recur(*exact, *[torch.empty(0)] * (norm == "none"), shape, tokens)
     assert (out - expected).norm() <= bound * expected.norm()
     gradients = torch.autograd.grad(out, ours, grad)
@@ -73,10 +83,10 @@ def test_the_core_is_the_recurrence(
 
 
 @pytest.mark.parametrize(("chunks", "groups"), [(1, [16] * 6 + [11]), (2, [32] * 3 + [11]), (4, [64, 32, 11])])
-def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
-    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * SHAPE.heads * SHAPE.chunk**2)
-    assert SHAPE.split_tokens(107, sequences=SEQUENCES) == groups
-    test_the_core_is_the_recurrence("after_gate", 107, torch.float64, 1e-11)
+def test_groups_of_chunks_compute_the_same(chunks: int, groups: list[int]) -> None:
+    limit = chunks * 4 * SEQUENCES * SHAPE.heads * SHAPE.chunk**2
+    assert SHAPE.split_tokens(107, sequences=SEQUENCES, temporary_bytes=limit) == groups
+    compare_with_recurrence("after_gate", 107, torch.float64, 1e-11, limit)
 
 
 def test_the_flops_of_a_scan_are_those_of_the_guide() -> None:

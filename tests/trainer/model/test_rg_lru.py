@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.model.mixers import chunk_groups
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.rg_lru import RGLRU, split_tokens
 from fivefold.planner.counts.operations.mixers.rg_lru import count_gate_flops
 from fivefold.trainer.model.kernels.activations import FUNCTIONS
@@ -47,8 +47,12 @@ def draw(tokens: int, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
 @pytest.mark.parametrize("tokens", [1, 17, 64, 150])  # within a chunk, one, and several with a rest
 @pytest.mark.parametrize(("dtype", "bound"), [(torch.float64, 1e-11), (torch.float32, 1e-5)])
 def test_the_core_is_the_recurrence(tokens: int, dtype: torch.dtype, bound: float) -> None:
+    compare_with_recurrence(tokens, dtype, bound)
+
+
+def compare_with_recurrence(tokens: int, dtype: torch.dtype, bound: float, limit: int = GPU_TEMPORARY_BYTES) -> None:
     (ours, grad), (exact, exact_grad) = draw(tokens, dtype), draw(tokens, torch.float64)
-    out = core(*ours, tokens, FUNCTIONS["gelu_tanh"])
+    out = core(*ours, tokens, FUNCTIONS["gelu_tanh"], temporary_bytes=limit)
     expected = recur(*exact, tokens=tokens)
     assert (out - expected).norm() <= bound * expected.norm()
     gradients = torch.autograd.grad(out, ours, grad)
@@ -58,11 +62,11 @@ def test_the_core_is_the_recurrence(tokens: int, dtype: torch.dtype, bound: floa
 
 
 @pytest.mark.parametrize(("chunks", "groups"), [(1, [64, 64, 22]), (2, [128, 22])])
-def test_groups_of_chunks_compute_the_same(monkeypatch: pytest.MonkeyPatch, chunks: int, groups: list[int]) -> None:
+def test_groups_of_chunks_compute_the_same(chunks: int, groups: list[int]) -> None:
     channels = BLOCKS * WIDTH
-    monkeypatch.setattr(chunk_groups, "MAX_TEMPORARY_BYTES", chunks * 4 * SEQUENCES * 64 * channels)
-    assert split_tokens(150, sequences=SEQUENCES, channels=channels) == groups
-    test_the_core_is_the_recurrence(150, torch.float64, 1e-11)
+    limit = chunks * 4 * SEQUENCES * 64 * channels
+    assert split_tokens(150, sequences=SEQUENCES, channels=channels, temporary_bytes=limit) == groups
+    compare_with_recurrence(150, torch.float64, 1e-11, limit)
 
 
 def test_decays_of_one_have_finite_gradients() -> None:

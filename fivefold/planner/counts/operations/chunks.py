@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, Self
 
-from fivefold.model.mixers.chunk_groups import split_into_groups
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES, split_into_groups
 from fivefold.planner.counts.operations.local_shapes import Local
 
 
@@ -20,7 +20,7 @@ class ChunkedGeometry(Protocol):
     def shard(self, ranks: int) -> Self:
         """Return the part of one of ``ranks`` ranks."""
 
-    def split_tokens(self, tokens: int, *, sequences: int) -> list[int]:
+    def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once."""
 
 
@@ -30,7 +30,9 @@ def split_sequence(local: Local, net: ChunkedGeometry, *, fused: bool) -> list[i
     PyTorch's operations compute many chunks at once; ``fused`` kernels hold one chunk's temporaries.
     """
     if not fused:
-        return net.shard(local.part.cp).split_tokens(local.job.sequence, sequences=local.part.sequences)
+        limit = local.job.stack.scan_temporary_bytes or GPU_TEMPORARY_BYTES
+        net = net.shard(local.part.cp)
+        return net.split_tokens(local.job.sequence, sequences=local.part.sequences, temporary_bytes=limit)
     return split_into_groups(local.job.sequence, net.chunk)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from fivefold.trainer.model.mixers.convolution import get_sum_dtype
 from fivefold.trainer.model.operation import exclude_from_graphs
@@ -31,6 +31,13 @@ class GroupFunction(Protocol):
         self, inputs: Sequence[Tensor], state: Tensor | None, *, is_last: bool = False, only_state: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """Return outputs and state."""
+
+
+def limit_temporaries(module: nn.Module, temporary_bytes: int) -> None:
+    """Let the scans of every submodule of ``module`` compute groups of chunks of at most ``temporary_bytes``."""
+    for submodule in module.modules():
+        if hasattr(submodule, "temporary_bytes"):
+            submodule.temporary_bytes = temporary_bytes  # type: ignore[assignment]
 
 
 @exclude_from_graphs

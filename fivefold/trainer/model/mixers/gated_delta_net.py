@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
@@ -46,6 +47,7 @@ class GatedDeltaNetMixer(nn.Module):
         self.run: Run = call_directly
         self.hooks: MixerHooks | None = None
         self.fuses_scan = False
+        self.temporary_bytes = GPU_TEMPORARY_BYTES
         self.shape, self.epsilon = shape, shape.norm_epsilon or model.norm_epsilon
         width, keys, values = model.width, shape.key_width, shape.value_width
         self.q, self.k = (Linear(width, keys, bias=False) for _ in range(2))
@@ -67,7 +69,8 @@ class GatedDeltaNetMixer(nn.Module):
             q, k, v, b, a = self.run("mixer.enter", self.hooks.enter, rows.tokens, q, k, v, b, a)
         q, k, v = self.run("mixer.core.conv", convolve_silu, self.conv.weight, tokens, share, q, k, v)
         (a_log,), (dt_bias,) = share.take(self.a_log), share.take(self.dt_bias)
-        o = self.run("mixer.core.scan", scan, q, k, v, b, a, a_log, dt_bias, tokens, self.shape, self.fuses_scan)
+        settings = tokens, self.shape, self.fuses_scan, self.temporary_bytes
+        o = self.run("mixer.core.scan", scan, q, k, v, b, a, a_log, dt_bias, *settings)
         del q, k, v, b, a
         if self.hooks is not None:
             o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
@@ -88,13 +91,14 @@ def scan(
     tokens: int,
     shape: GatedDeltaNet,
     fused: bool = False,
+    temporary_bytes: int = GPU_TEMPORARY_BYTES,
 ) -> Tensor:
     """Return the outputs [R, value heads · value dim] of the gated delta rule.
 
     ``q``, ``k``, ``v`` [R, heads · dims]; ``b``, ``a`` [R, value heads].
     """
     compute: GroupFunction = partial(compute_chunks, shape=shape)
-    groups = shape.split_tokens(tokens, sequences=len(q) // tokens)
+    groups = shape.split_tokens(tokens, sequences=len(q) // tokens, temporary_bytes=temporary_bytes)
     if fused:
         compute = fused_scans.make_group_function(partial(fused_scans.scan_gated_delta_net, shape=shape))
         groups = [tokens]

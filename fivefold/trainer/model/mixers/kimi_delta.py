@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
@@ -38,6 +39,7 @@ class KimiDeltaMixer(nn.Module):
         self.run: Run = call_directly
         self.hooks: MixerHooks | None = None
         self.fuses_scan = False
+        self.temporary_bytes = GPU_TEMPORARY_BYTES
         self.shape, self.epsilon = shape, model.norm_epsilon
         width, inner = model.width, shape.inner_width
         for name, outputs in shape.linears.items():
@@ -63,7 +65,8 @@ class KimiDeltaMixer(nn.Module):
             q, k, v, f, b = self.run("mixer.enter", self.hooks.enter, rows.tokens, q, k, v, f, b)
         q, k, v = self.run("mixer.core.conv", convolve_silu, self.conv.weight, tokens, share, q, k, v)
         (a_log,), (dt_bias,) = share.take(self.a_log), share.take(self.dt_bias)
-        o = self.run("mixer.core.scan", scan, q, k, v, f, b, a_log, dt_bias, tokens, self.shape, self.fuses_scan)
+        settings = tokens, self.shape, self.fuses_scan, self.temporary_bytes
+        o = self.run("mixer.core.scan", scan, q, k, v, f, b, a_log, dt_bias, *settings)
         del q, k, v, f, b
         if self.hooks is not None:
             o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
@@ -84,10 +87,11 @@ def scan(
     tokens: int,
     shape: KimiDelta,
     fused: bool = False,
+    temporary_bytes: int = GPU_TEMPORARY_BYTES,
 ) -> Tensor:
     """Return the outputs [R, heads · dim] of the delta rule; all inputs [R, heads · dim], but ``b`` [R, heads]."""
     compute: GroupFunction = partial(compute_chunks, shape=shape)
-    groups = shape.split_tokens(tokens, sequences=len(q) // tokens)
+    groups = shape.split_tokens(tokens, sequences=len(q) // tokens, temporary_bytes=temporary_bytes)
     if fused:
         compute = fused_scans.make_group_function(partial(fused_scans.scan_kimi_delta, shape=shape))
         groups = [tokens]

@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
@@ -40,6 +41,7 @@ class LightningMixer(nn.Module):
         self.run: Run = call_directly
         self.kernels: Kernels = EAGER
         self.fuses_scan = False
+        self.temporary_bytes = GPU_TEMPORARY_BYTES
         self.hooks: MixerHooks | None = None
         self.shape, self.activation = shape, model.activation
         self.decay_rates = shape.list_decay_rates(layer, layers=model.layers)
@@ -58,7 +60,8 @@ class LightningMixer(nn.Module):
             share, held = self.hooks.share, self.shape.heads  # heads of this rank of cp
             tokens, rates = tokens * share.ranks, rates[share.rank * held :][:held]
             (qkv,) = self.run("mixer.enter", self.hooks.enter, rows.tokens, qkv)
-        o = self.run("mixer.core.scan", scan, qkv, rates, tokens, self.shape, self.fuses_scan)
+        settings = tokens, self.shape, self.fuses_scan, self.temporary_bytes
+        o = self.run("mixer.core.scan", scan, qkv, rates, *settings)
         del qkv
         if self.hooks is not None:
             o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
@@ -69,10 +72,17 @@ class LightningMixer(nn.Module):
         return out_RD
 
 
-def scan(qkv: Tensor, rates: Sequence[float], tokens: int, shape: Lightning, fused: bool = False) -> Tensor:
+def scan(
+    qkv: Tensor,
+    rates: Sequence[float],
+    tokens: int,
+    shape: Lightning,
+    fused: bool = False,
+    temporary_bytes: int = GPU_TEMPORARY_BYTES,
+) -> Tensor:
     """Return the outputs [R, heads · dim] of the decayed sums; ``qkv`` [R, heads · 3 · dim], ``rates`` of each head."""
     compute: GroupFunction = partial(compute_chunks, rates=rates, size=shape.chunk)
-    groups = shape.split_tokens(tokens, sequences=len(qkv) // tokens)
+    groups = shape.split_tokens(tokens, sequences=len(qkv) // tokens, temporary_bytes=temporary_bytes)
     if fused:
         compute = fused_scans.make_group_function(partial(fused_scans.scan_lightning, rates=rates))
         groups = [tokens]

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.mamba import CHUNK, Mamba
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
@@ -49,6 +50,7 @@ class MambaMixer(nn.Module):
         assert shape is not None
         self.run: Run = call_directly
         self.hooks: MixerHooks | None = None
+        self.temporary_bytes = GPU_TEMPORARY_BYTES
         self.shape, self.epsilon = shape, shape.norm_epsilon or model.norm_epsilon
         self.sums_over_ranks: list[SumOverRanks] = []  # under tp and cp
         self.project = Linear(model.width, 2 * shape.inner, bias=shape.bias)
@@ -74,7 +76,7 @@ class MambaMixer(nn.Module):
         vectors = self.step.weight, self.step.bias, self.a_log, self.d
         factors = [*filters, select, *(share.take(cast(Tensor, vector))[0] for vector in vectors)]
         norms = [None if norm is None else norm.weight for norm in (self.dt_norm, self.b_norm, self.c_norm)]
-        settings = self.shape, tokens, self.epsilon, self.sums_over_ranks, share
+        settings = self.shape, tokens, self.epsilon, self.sums_over_ranks, share, self.temporary_bytes
         y = self.run("mixer.core", core, xz, *factors, *norms, *settings)
         del xz
         if self.hooks is not None:
@@ -101,6 +103,7 @@ def core(
     epsilon: float,
     sums_over_ranks: Sequence[SumOverRanks] = (),
     share: HeadShare = ALL_HEADS,
+    temporary_bytes: int = GPU_TEMPORARY_BYTES,
 ) -> Tensor:
     """Return the gated outputs [R, I] of ``xz`` [R, 2I]; ``weight`` and ``bias`` are those of the convolution.
 
@@ -109,7 +112,7 @@ def core(
     """
     norms = dt_norm, b_norm, c_norm
     factors = select, step, step_bias, a_log, d, *norms
-    settings = shape, tokens, epsilon, sums_over_ranks, share
+    settings = shape, tokens, epsilon, sums_over_ranks, share, temporary_bytes
     out: Tensor = _MambaCore.apply(xz, weight, bias, *factors, *settings)  # type: ignore[no-untyped-call]
     return out
 
@@ -117,7 +120,7 @@ def core(
 class _MambaCore(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, xz: Tensor, weight: Tensor, bias: Tensor | None, *rest: Any) -> Tensor:
-        select, step, step_bias, a_log, d, *norms, shape, tokens, epsilon, sums_over_ranks, share = rest
+        select, step, step_bias, a_log, d, *norms, shape, tokens, epsilon, sums_over_ranks, share, limit = rest
         x, z = xz.chunk(2, dim=1)
         x = convolve_silu_rows(x, weight, bias, tokens=tokens)
         selected = x @ select.t()
@@ -126,17 +129,17 @@ class _MambaCore(torch.autograd.Function):
         dt, b, c = _norm_parts(selected, norms, shape, epsilon)
         inputs, factors = (x, dt @ step.t(), b, c), (step_bias, a_log, d)
         del dt, x
-        groups = shape.split_tokens(tokens, sequences=len(xz) // tokens)
+        groups = shape.split_tokens(tokens, sequences=len(xz) // tokens, temporary_bytes=limit)
         o = scan_forward(compute_chunks, inputs, factors, columns=shape.inner, groups=groups)
         del inputs, b, c
         ctx.save_for_backward(xz, weight, bias, select, step, step_bias, a_log, d, *norms, selected, o)
-        ctx.settings = shape, tokens, epsilon, sums_over_ranks, share
+        ctx.settings = shape, tokens, groups, epsilon, sums_over_ranks, share
         return F.silu(z.to(get_sum_dtype(z.dtype))).mul_(o).to(o.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         xz, weight, bias, select, step, step_bias, a_log, d, *norms, selected, o = ctx.saved_tensors
-        shape, tokens, epsilon, sums_over_ranks, share = ctx.settings
+        shape, tokens, groups, epsilon, sums_over_ranks, share = ctx.settings
         x, z = xz.chunk(2, dim=1)
         xz_grad = torch.empty_like(xz)
         x_grad, z_grad = xz_grad.chunk(2, dim=1)
@@ -152,7 +155,6 @@ class _MambaCore(torch.autograd.Function):
         inputs = (convolved, dt @ step.t(), b, c)
         factors = (step_bias, a_log, d)
         grads = [torch.empty_like(part) for part in inputs]
-        groups = shape.split_tokens(tokens, sequences=len(xz) // tokens)
         factor_grads = scan_backward(compute_chunks, inputs, factors, o_grad, grads=grads, groups=groups)
         del inputs, o_grad
         convolved_grad, step_grad, b_grad, c_grad = grads
@@ -174,8 +176,7 @@ class _MambaCore(torch.autograd.Function):
         x_grad.copy_(conv_grads[0])
         # all ranks of cp have the full gradient of the norms, and these are summed over them
         normed = (None if norm is None else next(norm_grads).div_(share.ranks) for norm in norms)
-        no_settings = None, None, None, None, None
-        return xz_grad, *conv_grads[1:], select_grad, step_weight_grad, *factor_grads, *normed, *no_settings
+        return xz_grad, *conv_grads[1:], select_grad, step_weight_grad, *factor_grads, *normed, *[None] * 6
 
 
 def _norm_parts(selected: Tensor, norms: Sequence[Tensor | None], shape: Mamba, epsilon: float) -> list[Tensor]:

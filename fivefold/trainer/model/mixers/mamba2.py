@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
@@ -41,6 +42,7 @@ class Mamba2Mixer(nn.Module):
         self.run: Run = call_directly
         self.hooks: MixerHooks | None = None
         self.fuses_scan = False
+        self.temporary_bytes = GPU_TEMPORARY_BYTES
         self.shape, self.epsilon = shape, model.norm_epsilon
         self.factors = (model.multipliers or Multipliers()).mixer_parts
         self.project = Linear(model.width, shape.projected_width, bias=shape.bias)
@@ -61,7 +63,7 @@ class Mamba2Mixer(nn.Module):
             (projected,) = self.run("mixer.enter", partial(self.hooks.enter, parts=parts), rows.tokens, projected)
         vectors = self.a_log, self.dt_bias, self.d, None if self.norm is None else self.norm.weight
         factors = [None if vector is None else share.take(vector)[0] for vector in vectors]
-        settings = self.shape, tokens, self.epsilon, share, self.fuses_scan
+        settings = self.shape, tokens, self.epsilon, share, self.fuses_scan, self.temporary_bytes
         y = self.run("mixer.core", core, projected, self.conv.weight, self.conv.bias, *factors, *settings)
         del projected
         if self.hooks is not None:
@@ -111,12 +113,13 @@ def core(
     epsilon: float,
     share: HeadShare = ALL_HEADS,
     fused: bool = False,
+    temporary_bytes: int = GPU_TEMPORARY_BYTES,
 ) -> Tensor:
     """Return the gated outputs [R, heads · head dim] of ``projected``: z, x, B, C and dt [R, ·].
 
     ``weight``, ``bias``: of the convolution, of which the heads have a ``share``; ``norm``: weight of the norm.
     """
-    factors, settings = (a_log, dt_bias, d, norm), (shape, tokens, epsilon, share, fused)
+    factors, settings = (a_log, dt_bias, d, norm), (shape, tokens, epsilon, share, fused, temporary_bytes)
     out: Tensor = _Mamba2Core.apply(projected, weight, bias, *factors, *settings)  # type: ignore[no-untyped-call]
     return out
 
@@ -137,12 +140,14 @@ class _Mamba2Core(torch.autograd.Function):
         epsilon: float,
         share: HeadShare,
         fused: bool,
+        temporary_bytes: int,
     ) -> Tensor:
         z, xbc, dt = _split(projected, shape)
         xbc = convolve_silu_rows(xbc, *_take_filters(weight, bias, shape, share), tokens=tokens)
         factors = a_log, dt_bias, d
         compute: GroupFunction = partial(compute_chunks, shape=shape)
-        groups = shape.split_tokens(tokens, sequences=len(projected) // tokens)
+        sequences = len(projected) // tokens
+        groups = shape.split_tokens(tokens, sequences=sequences, temporary_bytes=temporary_bytes)
         if fused:
             compute = fused_scans.make_group_function(partial(fused_scans.scan_mamba2, shape=shape))
             groups = [tokens]
@@ -172,7 +177,7 @@ class _Mamba2Core(torch.autograd.Function):
             grad if grad is None or share.ranks == 1 else share.place(grad.split(shape.convolved_parts))
             for grad in filter_grads
         ]
-        return projected_grad, *conv_grads, *factor_grads, norm_grad, *[None] * 5
+        return projected_grad, *conv_grads, *factor_grads, norm_grad, *[None] * 6
 
 
 def _take_filters(weight: Tensor, bias: Tensor | None, shape: Mamba2, share: HeadShare) -> tuple[Tensor, Tensor | None]:

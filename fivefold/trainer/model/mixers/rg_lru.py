@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.rg_lru import CHUNK, split_tokens
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, ActivationFunction
@@ -55,6 +56,7 @@ class RGLRUMixer(nn.Module):
         assert shape is not None
         self.run: Run = call_directly
         self.hooks: MixerHooks | None = None
+        self.temporary_bytes = GPU_TEMPORARY_BYTES
         self.shape = shape
         self.activation = FUNCTIONS[model.activation]
         self.x, self.y = (Linear(model.width, shape.inner, bias=True) for _ in range(2))
@@ -73,7 +75,7 @@ class RGLRUMixer(nn.Module):
             x, y = self.run("mixer.enter", self.hooks.enter, rows.tokens, x, y)
         assert self.conv.bias is not None
         factors = [share.take(tensor)[0] for tensor in (self.conv.weight, self.conv.bias, *gates, self.rate)]
-        o = self.run("mixer.core", core, x, y, *factors, tokens, self.activation)
+        o = self.run("mixer.core", core, x, y, *factors, tokens, self.activation, self.temporary_bytes)
         del x, y
         if self.hooks is not None:
             o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
@@ -94,32 +96,33 @@ def core(
     rate: Tensor,
     tokens: int,
     activation: ActivationFunction,
+    temporary_bytes: int = GPU_TEMPORARY_BYTES,
 ) -> Tensor:
     """Return the gated states [R, I] of ``x`` and ``y`` [R, I]; ``weight`` and ``bias``: of the convolution."""
     factors = weight, bias, input_weight, input_bias, rate_weight, rate_bias, rate
-    out: Tensor = _Core.apply(x, y, *factors, tokens, activation)  # type: ignore[no-untyped-call]
+    out: Tensor = _Core.apply(x, y, *factors, tokens, activation, temporary_bytes)  # type: ignore[no-untyped-call]
     return out
 
 
 class _Core(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, y: Tensor, *rest: Any) -> Tensor:
-        weight, bias, *gates, rate, tokens, activation = rest
+        weight, bias, *gates, rate, tokens, activation, temporary_bytes = rest
         convolved = _convolve_rows(x, weight, bias, tokens=tokens)
         inputs = convolved, *(_project(convolved, *gate) for gate in (gates[:2], gates[2:]))
         del convolved
-        groups = split_tokens(tokens, sequences=len(x) // tokens, channels=x.shape[1])
+        groups = split_tokens(tokens, sequences=len(x) // tokens, channels=x.shape[1], temporary_bytes=temporary_bytes)
         o = scan_forward(compute_chunks, inputs, (rate,), columns=x.shape[1], groups=groups)
         del inputs
         ctx.save_for_backward(x, y, weight, bias, *gates, rate, o)
-        ctx.settings = tokens, activation
+        ctx.settings = tokens, groups, activation
         out: Tensor = activation.of(y.to(get_sum_dtype(y.dtype))).mul_(o).to(o.dtype)
         return out
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, y, weight, bias, *gates, rate, o = ctx.saved_tensors
-        tokens, activation = ctx.settings
+        tokens, groups, activation = ctx.settings
         y_wide = y.to(get_sum_dtype(y.dtype))
         o_grad = activation.of(y_wide).mul_(grad).to(o.dtype)
         y_grad = activation.gradient(grad.to(y_wide.dtype) * o, y_wide).to(y.dtype)
@@ -127,7 +130,6 @@ class _Core(torch.autograd.Function):
         convolved = _convolve_rows(x, weight, bias, tokens=tokens)
         inputs = convolved, *(_project(convolved, *gate) for gate in (gates[:2], gates[2:]))
         grads = [torch.empty_like(part) for part in inputs]
-        groups = split_tokens(tokens, sequences=len(x) // tokens, channels=x.shape[1])
         (rate_grad,) = scan_backward(compute_chunks, inputs, (rate,), o_grad, grads=grads, groups=groups)
         del inputs, o_grad
         convolved_grad, *logit_grads = grads
@@ -142,7 +144,7 @@ class _Core(torch.autograd.Function):
         inner = convolved_grad.view(x_BTD.shape).to(get_sum_dtype(x.dtype))
         conv_grads = filter_gradient(inner, x_BTD, weight), inner.sum((0, 1)).to(bias.dtype)
         x_grad = convolve_backward(inner, weight).to(x.dtype).flatten(0, 1)
-        return x_grad, y_grad, *conv_grads, *gate_grads, rate_grad, None, None
+        return x_grad, y_grad, *conv_grads, *gate_grads, rate_grad, None, None, None
 
 
 def _convolve_rows(x: Tensor, weight: Tensor, bias: Tensor, *, tokens: int) -> Tensor:

@@ -13,6 +13,8 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
+from fivefold.model.mixers.chunk_groups import CPU_TEMPORARY_BYTES, GPU_TEMPORARY_BYTES
+from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
@@ -22,6 +24,7 @@ from fivefold.trainer.engine import Engine
 from fivefold.trainer.model.kernels import choice
 from fivefold.trainer.model.kernels.choice import check_kernels, resolve_kernels
 from fivefold.trainer.model.kernels.fused.kernels import TRITON
+from fivefold.trainer.model.mixers.mamba import MambaMixer
 
 Fork = Callable[..., list[Any]]
 MODEL = Model(
@@ -47,6 +50,26 @@ def test_the_fused_kernels_follow_the_device(monkeypatch: pytest.MonkeyPatch) ->
     assert names == ["triton", "eager", "compiled", "compiled"]
     assert resolve_kernels(JOB.replace(kernels="eager"), gpu=True).stack.kernels == "eager"
     assert resolve_kernels(JOB.replace(stack="megatron-core"), gpu=True).stack.kernels == "fused"
+
+
+SCANS = MODEL.replace(moe=None, mixers=("mamba",), mamba=Mamba(inner=48, rank=2))
+
+
+def list_limits(job: Job) -> set[int]:
+    """Return the limits of temporaries that the mixers of a job are built with."""
+    built = build(model=SCANS, layout=Layout(), job=job, device=torch.device("cpu"))
+    return {module.temporary_bytes for module in built.module.modules() if isinstance(module, MambaMixer)}
+
+
+@pytest.mark.parametrize(("backend", "default"), [("nccl", GPU_TEMPORARY_BYTES), ("gloo", CPU_TEMPORARY_BYTES)])
+def test_trainer_and_planner_limit_the_temporaries_of_scans_to_the_same_bytes(
+    forked: Fork, backend: str, default: int
+) -> None:
+    machine = resolve("h100:1", local=Path("/nowhere")).replace(backend=backend)
+    for job, limit in ((JOB, default), (JOB.replace(scan_temporary_bytes=2**20), 2**20)):
+        planned_job = Planner(model=SCANS, machine=machine, job=job).job
+        assert planned_job.stack.scan_temporary_bytes == limit
+        assert forked(1, list_limits, resolve_kernels(job, gpu=machine.has_gpus)) == [{limit}]
 
 
 def test_without_triton_a_gpu_runs_eager_kernels_and_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
