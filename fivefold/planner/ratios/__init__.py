@@ -125,7 +125,10 @@ def answer(question: RatioQuestion, model: Model, *, machine: Machine, job: Job,
             try:
                 legal = layout.replace(**change)
                 refuse(legal, model=model, job=job, machine=machine)
-                degree_list.append(_compute_degree(question, legal, question.exchange(model, job, legal), machine))
+                exchange = question.exchange(model, job, legal)
+                if not exchange.flops:
+                    raise UserError(f"the most common layer has no {question.overlapped_with} to overlap messages with")
+                degree_list.append(_compute_degree(question, legal, exchange, machine))
             except UserError as error:
                 refused = refused or str(error).removeprefix("layout: ")
         if degree_list:

@@ -138,3 +138,12 @@ def test_impossible_ratio_is_an_error() -> None:
     assert axis(alone, "tp").reason == "dp1 zero0 mbs1 already uses 1 of 1 ranks"
     odd = compute_ratios(build_model("llama3-8b"), machine=machine("h100:3"), job=JOB)
     assert "global batch 512 is not divisible by dp·mbs=3·1=3" in axis(odd, "dp").reason
+
+
+def test_a_model_without_attention_has_none_to_overlap_messages_of_context_parallelism_with() -> None:
+    """A layer that is a short convolution sends to the next rank of cp, and no attention runs meanwhile."""
+    model = build_model("lfm2-1.2b").replace(layers=1)
+    layout = Layout.parse("cp2 cp=ulysses")
+    row = axis(compute_ratios(model, machine=machine("h100:8"), job=JOB, layout=layout), "cp")
+    assert (row.degrees, row.largest) == ((), 1)
+    assert row.reason == "the most common layer has no attention of a chunk to overlap messages with"
