@@ -53,7 +53,7 @@ def main() -> None:
 
 def list_changes(first: str, text: str) -> list[str]:
     """Return the URL of every choice of a page: keywords of the layout, then up to three values of each list."""
-    links = re.findall(r'<a href="([^"]*layout=[^"]*)" data-key="(?!gpus|stage)', text)
+    links = re.findall(r'<a href="([^"]*layout=[^"]*)" data-key="(?!gpus |stage )', text)
     values = [
         f"{first}&{field}={quote(unescape(value))}"
         for field, options in re.findall(r'<select name="(\w+)"(.*?)</select>', text, re.DOTALL)

@@ -20,7 +20,7 @@ from fivefold.layout.spec import Layout
 
 def list_stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
     """Return the layers of each of the pp·v stages, in the order of the model."""
-    return _cut(layout.stages or _distribute_evenly(layers, layout.pp * layout.v))
+    return _cut(layout.stages or distribute_evenly(layers, layout.pp * layout.v))
 
 
 @lru_cache(maxsize=1024)
@@ -53,7 +53,8 @@ def list_recomputed_layers(layers: int, layout: Layout) -> tuple[bool, ...]:
 
 
 @lru_cache(maxsize=1024)
-def _distribute_evenly(layers: int, stages: int) -> tuple[int, ...]:
+def distribute_evenly(layers: int, stages: int) -> tuple[int, ...]:
+    """Return the layers of each stage, of which the ends have the fewest."""
     layers_per_stage, remainder = divmod(layers, stages)
     stage_priority = [*range(1, stages - 1), 0, stages - 1] if stages > 2 else list(range(stages))
     larger_stages = set(stage_priority[:remainder])

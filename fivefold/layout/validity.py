@@ -529,10 +529,14 @@ def _order(layout: Layout, model: Model) -> Iterator[str]:
         yield f"order={'-'.join(layout.order)}: {axes} must be neighbours{hint}; try {fix}"
 
 
+def count_max_stages(model: Model, job: Job) -> int:
+    """Return the most stages; embedding and head may be stages of their own (Llama 3 405B, arXiv:2407.21783 §3.3.2)."""
+    return model.layers + 2 if job.stack.runs.uneven_stages else model.layers
+
+
 def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     pp, v, layers = layout.pp, layout.v, model.layers
-    # embedding and head may be stages of their own, as in Llama 3 405B, arXiv:2407.21783 §3.3.2
-    most = layers + 2 if job.stack.runs.uneven_stages else layers
+    most = count_max_stages(model, job)
     if pp * v > most:
         step = 2 if layout.pipeline.enters_both_ends else 1
         fewer = range(min(pp - step, most // v // step * step), 1, -step)

@@ -20,8 +20,9 @@ from fivefold.layout.context_parallelism import CP_KINDS
 from fivefold.layout.remarks import describe_unused_fused_scans
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, get_1f1b_name
-from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
-from fivefold.layout.validity import list_inexpressible, list_reasons, list_unwritten
+from fivefold.layout.spec import Layout, find_divisor_below, format_stages, list_divisors
+from fivefold.layout.stages import distribute_evenly
+from fivefold.layout.validity import count_max_stages, list_inexpressible, list_reasons, list_unwritten
 from fivefold.planner.compare import with_precision, with_stack
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS, WRAPPED_STACKS
@@ -57,6 +58,10 @@ HELP = {
     "cp": ("context", "ranks that split every sequence"),
     "pp": ("pipeline", "ranks that each hold a part of the layers"),
     "v": ("virtual stages", "parts of the model per pipeline rank: smaller bubbles, more messages"),
+    "stages": (
+        "layers per stage",
+        "even, or one layer less at the ends, which also hold the embedding and the head, or none, as in Llama 3 405B",
+    ),
     "schedule": ("schedule", "in what order a pipeline works"),
     "ep": ("expert", "ranks that split the experts"),
     "zero": ("ZeRO", "what is sharded over data parallel ranks: 1 optimizer, 2 gradients too, 3 weights too"),
@@ -82,7 +87,7 @@ def list_choices(resolved: ResolvedRequest, layout: Layout, field: str) -> Itera
     """Yield the choices of one keyword; of what the software's config cannot express, only what ``layout`` has not."""
     known = set(list_inexpressible(layout, model=resolved.model, job=resolved.job))
     for value in _list_values(resolved, layout, field):
-        text = _format_value(value)
+        text = format_stages(value).removeprefix("stages=") or "even" if field == "stages" else _format_value(value)
         try:
             other = change_keyword(resolved, layout, **{field: value})
         except UserError as mistake:
@@ -159,6 +164,7 @@ def _list_values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[
     """Return the values that a row offers, valid or not, without pointless ones."""
     ranks = resolved.machine.ranks
     model = resolved.model
+    most_stages = count_max_stages(model, resolved.job)
     current = getattr(layout, field)
     if field == "zero":
         return [0, 1, 2, 3]
@@ -181,13 +187,24 @@ def _list_values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[
     if field == "mbs":
         return _select_buttons(list_divisors(max(1, resolved.job.global_batch // layout.dp)), most=64, now=current)
     if field == "v":
-        return (
-            _select_buttons(range(1, 9), most=max(1, model.layers // layout.pp), now=current) if layout.pp > 1 else []
-        )
+        return _select_buttons(range(1, 9), most=max(1, most_stages // layout.pp), now=current) if layout.pp > 1 else []
+    if field == "stages":
+        return _list_stage_sizes(model.layers, layout)
     if field == "ep":
         return _select_buttons(list_divisors(model.moe.experts), most=ranks, now=current) if model.moe else []
-    most = {"tp": min(ranks, 64), "cp": min(ranks, 64), "pp": min(ranks, model.layers), "dp": ranks}[field]
+    most = {"tp": min(ranks, 64), "cp": min(ranks, 64), "pp": min(ranks, most_stages), "dp": ranks}[field]
     return _select_buttons(list_divisors(ranks), most=most, now=current)
+
+
+def _list_stage_sizes(layers: int, layout: Layout) -> list[tuple[int, ...]]:
+    """Return the layers per stage that are offered: even, one less or none at the ends, the current ones."""
+    stages = layout.pp * layout.v
+    if layout.pp == 1 or stages > layers + 2:
+        return []
+    first, *middle, last = distribute_evenly(layers + 2, stages)
+    offered = [(first - 1, *middle, last - 1), (0, *distribute_evenly(layers, stages - 2), 0)] if stages > 2 else []
+    even = distribute_evenly(layers, stages)
+    return [*dict.fromkeys([(), *(sizes for sizes in offered if sizes != even), layout.stages])]
 
 
 def _select_buttons(values: Iterable[int], *, most: int, now: int) -> list[int]:

@@ -230,6 +230,27 @@ def test_uneven_stages_go_with_another_number_of_stages() -> None:
     assert change_keyword(resolved, layout, pp=4).stages == ()
 
 
+def test_stages_of_the_embedding_and_the_head_alone_are_choices() -> None:
+    """Llama 3 405B has 126 layers in 16·8 = 128 stages."""
+    resolved, layout = resolve_question(model="llama3-405b", machine="h100:2048", layout="dp16 tp8 pp16 mbs1", gbs=512)
+    options = {row.word: {option.text: option for option in row.options} for row in list_controls(resolved, layout)}
+    chosen = Layout.parse(options["v"]["8"].layout)
+    assert (options["v"]["8"].reason, chosen.pp, chosen.v) == ("", 16, 8)
+    assert [*options["stages"]] == ["even", "0-9x14-0"]  # even is 7-8x14-7
+    assert [option.reason for option in options["stages"].values()] == ["", ""]
+    alone = Layout.parse(options["stages"]["0-9x14-0"].layout)
+    assert (alone.stages[0], sum(alone.stages), alone.stages[-1]) == (0, 126, 0)
+    rows = {row.word: row for row in list_controls(resolved, alone)}
+    assert [option.text for option in rows["stages"].options if option.chosen] == ["0-9x14-0"]
+    resolved, layout = resolve_question(model="llama3-8b", machine="h100:4", layout="pp4 mbs1", gbs=64)
+    (row,) = (row for row in list_controls(resolved, layout) if row.word == "stages")
+    assert [option.text for option in row.options] == ["even", "7-9-9-7", "0-16-16-0"]
+    for text in ("pp98 mbs1", "pp2 dp49 mbs1"):
+        resolved, layout = resolve_question(model="gpt3-175b", machine="a100:98", layout=text, gbs=98, seq=2048)
+        options = {row.word: {option.text: option for option in row.options} for row in list_controls(resolved, layout)}
+        assert options["pp"]["98"].reason == ""
+
+
 def test_a_layout_grows_with_the_machine_if_its_ranks_divide_it() -> None:
     resolved, layout = resolve_question(model="llama3-8b", machine="h100:6", layout="dp3 tp2 zero1 mbs1", gbs=12)
     assert {size.ranks: size.layout.split()[0] for size in list_sizes(resolved, layout)} == {
