@@ -14,7 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from fivefold.layout.schedule import PIPELINE_SCHEDULES, schedule
+from fivefold.layout.schedule import PIPELINE_SCHEDULES, order, schedule
 from fivefold.layout.schedule.action import Action, list_dependencies, list_parts, parse
 from fivefold.layout.schedule.batched_play import divide_into_waves, play_many
 from fivefold.layout.schedule.csv_file import read_table, write_table
@@ -306,6 +306,60 @@ def test_simulating_many_durations_at_once_equals_one_by_one(table: Table, rando
         assert ends[:, at] == pytest.approx(alone.rank_ends, rel=1e-12)
 
 
+@some
+@given(tables(), st.randoms(use_true_random=False))
+def test_many_ranks_are_simulated_wave_by_wave_with_equal_results(table: Table, random: Any) -> None:
+    durations = {task: random.uniform(0, 9) for task in table.order.tasks}
+    hops = {(source, target): random.uniform(0, 5) for source in range(table.pp) for target in range(table.pp)}
+    played = []
+    for ranks in (1, table.pp + 1):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(order, "MIN_WAVE_RANKS", ranks)
+            copy = Table.from_rows(table.name, table.rows, table.paths)
+            assert (copy.order.wave_starts is None) == (ranks > table.pp)
+            played.append(play(copy, seconds=durations.__getitem__, hop_seconds=lambda *link: hops[link]))
+    assert played[0].spans == played[1].spans
+    assert played[0].rank_ends == played[1].rank_ends
+    assert sorted(played[0].table.order.tasks) == sorted(played[1].table.order.tasks)
+
+
+def test_a_rank_without_actions_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(order, "MIN_WAVE_RANKS", 1)
+    table = Table.from_rows("mine", [(), ONE.rows[0], (), ONE.rows[1], ()], ONE.paths)
+    assert [[span.end for span in row] for row in play(table, seconds=take(1, 1, 1)).spans] == [
+        [],
+        [1, 2, 6, 9],
+        [],
+        [2, 4, 5, 7],
+        [],
+    ]
+
+
+def test_a_deadlock_of_many_ranks_names_those_that_wait() -> None:
+    ranks = 2 * order.MIN_WAVE_RANKS
+    table = schedule("1f1b", pp=ranks, v=1, micro_batches=2)
+    rows = [*table.rows[:-1], table.rows[-1][::-1]]
+    with pytest.raises(UserError, match=r"deadlock: rank 0 at BW0\.0 waits for B1\.0, .* and 29 more"):
+        check(Table.from_rows("mine", rows, table.paths))
+
+
+@pytest.mark.parametrize(("name", "factor"), [("zb1p", 1), ("zb2p", 2)])
+@pytest.mark.parametrize(("pp", "m"), [(1, 1), (3, 2), (4, 4), (4, 9), (20, 50)])
+def test_zero_bubble_ranks_run_w_as_many_backwards_late_as_their_number(
+    name: ScheduleName, factor: int, pp: int, m: int
+) -> None:
+    """As arXiv:2401.10241 figures 2 and 3 draw each rank, one action after the other."""
+    for rank, row in enumerate(schedule(name, pp=pp, v=1, micro_batches=m).rows):
+        ahead, late = factor * (pp - rank) - (factor - 1), factor * rank
+        expected = [f"F{rank}.{i}" for i in range(min(ahead, m))]
+        for i in range(m):
+            expected += [f"B{rank}.{i}"]
+            expected += [f"W{rank}.{i - late}"] if i >= late else []
+            expected += [f"F{rank}.{i + ahead}"] if i + ahead < m else []
+        expected += [f"W{rank}.{i}" for i in range(max(0, m - late), m)]
+        assert [*map(str, row)] == expected
+
+
 def test_the_simulation_of_1f1b_equals_times_by_hand() -> None:
     """1F1B on two ranks, F 1, backward 2, hop 1: worked on paper."""
     table = schedule("1f1b", pp=2, v=1, micro_batches=2)
@@ -390,7 +444,7 @@ ONE = schedule("1f1b", pp=2, v=1, micro_batches=2)
 def change_row(*, rank: int, row: str, name: str = "mine") -> Table:
     rows = list(ONE.rows)
     rows[rank] = tuple(map(parse, row.split()))
-    return Table(name, tuple(rows), ONE.paths)
+    return Table.from_rows(name, rows, ONE.paths)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +483,7 @@ def test_the_check_of_a_schedule_table_finds_a_missing_action(table: Table, rand
     gap = random.randrange(len(table.rows[rank]))
     rows = [row[:gap] + row[gap + 1 :] if r == rank else row for r, row in enumerate(table.rows)]
     with pytest.raises(UserError, match="never runs; add it to rank"):
-        check(Table(table.name, tuple(rows), table.paths))
+        check(Table.from_rows(table.name, rows, table.paths))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def divide_into_waves(order: Order, *, pp: int) -> Waves:
     index = np.argsort(wave_numbers, kind="stable")
     column_index = np.append(np.argsort(index), len(index))  # index of an action in the columns; -1: the end
     columns = (order.rank, order.task, order.first, order.second)
-    ranks, tasks, first_waits, second_waits = (np.array(column, np.int64)[index] for column in columns)
+    ranks, tasks, first_waits, second_waits = (column[index] for column in columns)
     starts = np.searchsorted(wave_numbers[index], np.arange(wave_numbers.max() + 2)).tolist()
     both = [bool((second_waits[start:end] >= 0).any()) for start, end in pairwise(starts)]
     return Waves(ranks, tasks, column_index[first_waits], column_index[second_waits], starts, both)

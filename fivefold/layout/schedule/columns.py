@@ -9,8 +9,8 @@ A part (F or B of a stage and micro-batch) is a number: 2 (micro-batch · stages
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from itertools import chain
+from collections.abc import Iterable, Sequence
+from itertools import chain, pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 from fivefold.layout.schedule.action import Action, Kind
@@ -44,6 +44,15 @@ class Columns(NamedTuple):
         return Action(KINDS[kind], *numbers)
 
 
+class Passes(NamedTuple):
+    """Passes of one kind on every rank, with the key by which they are ordered among the passes of the rank."""
+
+    kind: Kind
+    key: Ints
+    stage: Ints
+    micro_batch: Ints
+
+
 class Needs(NamedTuple):
     """Dependencies of all actions.
 
@@ -63,6 +72,41 @@ def build_columns(rows: Sequence[Row]) -> Columns:
     rank = np.repeat(np.arange(len(rows)), [len(row) for row in rows])
     kind = np.array([CODES[kind] for kind in kinds], np.int64)
     return Columns(rank, kind, *(np.array(column, np.int64) for column in numbers))
+
+
+def build_rows(columns: Columns, *, pp: int) -> tuple[Row, ...]:
+    """Return the actions of each of ``pp`` ranks as records."""
+    import numpy as np
+
+    kinds = map(KINDS.__getitem__, columns.kind.tolist())
+    actions = list(map(Action, kinds, *(column.tolist() for column in columns[2:])))
+    ends = np.searchsorted(columns.rank, np.arange(pp), side="right").tolist()
+    return tuple(tuple(actions[start:end]) for start, end in pairwise([0, *ends]))
+
+
+def merge_passes(passes: Sequence[Passes], *, pp: int) -> Columns:
+    """Return the columns of a table whose ranks run passes in the order of their keys; equal ones in the given order.
+
+    All arrays are [pp, n] or broadcast to it.
+    """
+    import numpy as np
+
+    def concatenate(columns: Iterable[Ints | int]) -> Ints:
+        """Return arrays [pp, n] of all passes as one."""
+        shapes = [(pp, run.key.shape[-1]) for run in passes]
+        return np.concatenate([*map(np.broadcast_to, columns, shapes)], axis=1)
+
+    turns = np.argsort(concatenate(run.key for run in passes), axis=1, kind="stable")
+    kind, stage, micro_batch = (
+        np.take_along_axis(concatenate(values), turns, axis=1).ravel()
+        for values in (
+            (CODES[run.kind] for run in passes),
+            (run.stage for run in passes),
+            (run.micro_batch for run in passes),
+        )
+    )
+    rank, none = np.repeat(np.arange(pp), turns.shape[1]), np.full(turns.size, -1)
+    return Columns(rank, kind, stage, micro_batch, none, none)
 
 
 def build_dependencies(columns: Columns, *, stages: int) -> Needs:

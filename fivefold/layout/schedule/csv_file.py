@@ -34,7 +34,7 @@ def read_table(path: Path) -> Table:
     except (csv.Error, UserError) as error:
         raise UserError(f"{path}: {error}") from None
     try:
-        table = Table(path.stem, rows, _find_paths(rows))
+        table = Table.from_rows(path.stem, rows, _find_paths(rows))
         check(table)
     except UserError as error:
         raise UserError(f"{path}: {error} (row 1 is rank 0)") from None

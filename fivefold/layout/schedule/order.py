@@ -1,13 +1,17 @@
 """The topological order of a table: all actions of all ranks in one list, in which none depends on a later one.
 
-It is computed once per table, so that ``play`` is one pass over six integers per action for any durations.
+It is computed once per table, so that ``play`` is one pass over six integers per action for any durations. With many
+ranks the order is that of waves, the actions that can start at once, which numpy finds and simulates together.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fivefold.layout.schedule.action import Kind, format_part
 from fivefold.layout.schedule.columns import KINDS, Columns, Needs, build_dependencies
@@ -15,6 +19,9 @@ from fivefold.record import UserError
 
 if TYPE_CHECKING:
     from fivefold.layout.schedule.columns import Ints
+
+
+MIN_WAVE_RANKS = 16  # fewer ranks are faster one by one than with numpy
 
 
 class Task(NamedTuple):
@@ -30,36 +37,47 @@ class Task(NamedTuple):
         return Task(kind, stages[stage], stages[back] if back >= 0 else -1)
 
 
-class Order(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Order:
     """All actions of a table in topological order.
 
     ``tasks``: the distinct tasks; ``hops``: the distinct (from rank, to rank). For each action: its rank and task, and
     up to two actions on other ranks that it waits for, ``first`` and ``second``: their indices in the order, or -1, and
-    their hops. ``places``: for each action of ``Columns`` its index in this order.
+    their hops. ``places``: for each action of ``Columns`` its index in this order. ``wave_starts``: the first action of
+    each wave, and the number of actions; None if the order is not one of waves.
     """
 
     tasks: tuple[Task, ...]
     hops: tuple[tuple[int, int], ...]
-    rank: list[int]
-    task: list[int]
-    first: list[int]
-    first_hop: list[int]
-    second: list[int]
-    second_hop: list[int]
+    rank: Ints
+    task: Ints
+    first: Ints
+    first_hop: Ints
+    second: Ints
+    second_hop: Ints
     places: Ints
+    wave_starts: list[int] | None
 
-    @property
-    def actions(self) -> Iterator[tuple[int, int, int, int, int, int]]:
-        """Yield rank, task, first, first_hop, second and second_hop of each action."""
-        return zip(*self[2:8], strict=True)
+    @cached_property
+    def actions(self) -> list[tuple[int, int, int, int, int, int]]:
+        """Return rank, task, first, first_hop, second and second_hop of each action."""
+        columns = (self.rank, self.task, self.first, self.first_hop, self.second, self.second_hop)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
 
 
 def order(columns: Columns, *, stages: int) -> Order:
-    """Find the order: run each rank until it must wait, resume it when that part is done; ``UserError`` on deadlock."""
+    """Find an order: wave by wave with many ranks, else rank by rank; ``UserError`` on deadlock."""
     import numpy as np
 
     needs = build_dependencies(columns, stages=stages)
-    turns = np.array(_sort_actions(columns, needs, stages), np.int64)
+    row_ends = np.searchsorted(columns.rank, np.arange(int(columns.rank.max(initial=-1)) + 1), side="right")
+    waves = _sort_by_waves(needs, row_ends) if len(row_ends) >= MIN_WAVE_RANKS else None
+    if waves is not None and sum(map(len, waves)) == len(columns.rank):
+        wave_starts = [0, *accumulate(map(len, waves))]
+        turns = np.concatenate(waves)
+    else:
+        wave_starts = None
+        turns = np.array(_sort_by_ranks(columns, needs, row_ends.tolist(), stages), np.int64)
     places = np.empty_like(turns)
     places[turns] = np.arange(len(turns))
     rank, producers = columns.rank[turns], needs.maker[needs.parts[turns]]
@@ -79,21 +97,40 @@ def order(columns: Columns, *, stages: int) -> Order:
     return Order(
         tuple(Task(KINDS[code // width**2], code // width % width, code % width - 1) for code in tasks.tolist()),
         tuple(divmod(code, pp) for code in hops.tolist()),
-        rank.tolist(),
-        task.tolist(),
-        targets[:, 0].tolist(),
-        hop_numbers[:, 0].tolist(),
-        targets[:, 1].tolist(),
-        hop_numbers[:, 1].tolist(),
+        rank,
+        task,
+        targets[:, 0],
+        hop_numbers[:, 0],
+        targets[:, 1],
+        hop_numbers[:, 1],
         places,
+        wave_starts,
     )
 
 
-def _sort_actions(columns: Columns, needs: Needs, stages: int) -> list[int]:
-    """Return the indices of the actions in order."""
+def _sort_by_waves(needs: Needs, row_ends: Ints) -> list[Ints]:
+    """Return the indices of the actions, wave by wave: the next ones of all ranks that need not wait; all but stuck."""
     import numpy as np
 
-    row_ends = np.searchsorted(columns.rank, np.arange(int(columns.rank.max(initial=-1)) + 1), side="right").tolist()
+    one, two, three = needs.maker[needs.parts].T.copy()
+    done = np.zeros(len(one) + 2, bool)  # the last but one is for a missing action
+    done[-1] = True  # the last one is for no dependency
+    positions = np.append(0, row_ends[:-1])
+    waves = list[Any]()
+    while True:
+        if (has_ended := positions == row_ends).any():
+            positions, row_ends = positions[~has_ended], row_ends[~has_ended]
+        is_ready = done[one[positions]] & done[two[positions]] & done[three[positions]]
+        wave = positions[is_ready]
+        if not len(wave):
+            return waves
+        waves.append(wave)
+        done[wave] = True
+        positions = positions + is_ready
+
+
+def _sort_by_ranks(columns: Columns, needs: Needs, row_ends: list[int], stages: int) -> list[int]:
+    """Return the indices of the actions: run each rank until it must wait, resume it when that part is done."""
     positions, count = [0, *row_ends[:-1]], len(columns.rank)
     producers = [column.tolist() for column in needs.maker[needs.parts].T]
     one, two, three = producers

@@ -3,37 +3,50 @@
     rank 0   F0.0  F0.1         BW0.0  F0.2  BW0.1 ...
     rank 1         F1.0  BW1.0  F1.1  BW1.1 ...
 
-A table is data only: the planner simulates it with durations, the trainer runs it on tensors.
+A table is data only: the planner simulates its columns with durations, the trainer runs its rows on tensors.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Self
 
 from fivefold.layout.schedule.action import Part, format_part, list_parts
-from fivefold.layout.schedule.columns import Columns, Row, build_columns
+from fivefold.layout.schedule.columns import Columns, Row, build_columns, build_rows
 from fivefold.layout.schedule.order import Order, order
 from fivefold.record import UserError
 
 Path = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Table:
-    """The actions of each rank in ``rows``; ``paths[micro_batch][stage]`` is the rank that runs the stage.
+    """The actions of each of ``pp`` ranks; ``paths[micro_batch][stage]`` is the rank that runs the stage.
 
     The paths place stages on ranks: in a line, a loop, a V, or DualPipe's two directions over the same ranks.
     """
 
     name: str
-    rows: tuple[Row, ...]
+    pp: int
+    columns: Columns
     paths: tuple[Path, ...]
 
-    @property
-    def pp(self) -> int:
-        """Return the number of pipeline ranks."""
-        return len(self.rows)
+    @classmethod
+    def from_rows(cls, name: str, rows: Sequence[Row], paths: tuple[Path, ...]) -> Self:
+        """Return the table with these actions of each rank."""
+        return cls(name, len(rows), build_columns(rows), paths)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Table) and (self.name, self.rows, self.paths) == (other.name, other.rows, other.paths)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """Return the actions of each rank in order."""
+        return build_rows(self.columns, pp=self.pp)
 
     @property
     def stages(self) -> int:
@@ -50,11 +63,6 @@ class Table:
         """Return the stages whose weights each rank holds; in DualPipe two ranks hold each stage."""
         places = {(rank, stage) for path in set(self.paths) for stage, rank in enumerate(path)}
         return tuple(tuple(sorted(stage for holder, stage in places if holder == rank)) for rank in range(self.pp))
-
-    @cached_property
-    def columns(self) -> Columns:
-        """Return the actions as arrays, row by row."""
-        return build_columns(self.rows)
 
     @cached_property
     def order(self) -> Order:

@@ -29,12 +29,12 @@ def generate_zbv(*, pp: int, micro_batches: int) -> Table:
         turns += ["F0", "B0", "W0", "F1", "B1", "W1"] * (micro_batches - pp)
         turns += ["B0", "B1"] * rank + ["B0", "W0"] * ranks_to_bottom + ["W1", "W0"] * rank
         rows.append(_number_actions(turns, stages=(rank, 2 * pp - 1 - rank), first=(0, 0), count=micro_batches))
-    return Table("zbv", tuple(rows), _list_v_path(pp, micro_batches))
+    return Table.from_rows("zbv", rows, _list_v_path(pp, micro_batches))
 
 
 def generate_dualpipev(*, pp: int, micro_batches: int) -> Table:
     """Generate DualPipeV: DualPipe folded in the middle, with half the ranks for the same stages."""
-    rows = (
+    rows = [
         _number_actions(
             _list_dualpipe_phases(rank, ranks=pp, count=micro_batches),
             stages=(rank, 2 * pp - 1 - rank),
@@ -42,8 +42,8 @@ def generate_dualpipev(*, pp: int, micro_batches: int) -> Table:
             count=micro_batches,
         )
         for rank in range(pp)
-    )
-    return Table("dualpipev", tuple(rows), _list_v_path(pp, micro_batches))
+    ]
+    return Table.from_rows("dualpipev", rows, _list_v_path(pp, micro_batches))
 
 
 def generate_dualpipe(*, pp: int, micro_batches: int) -> Table:
@@ -56,7 +56,7 @@ def generate_dualpipe(*, pp: int, micro_batches: int) -> Table:
         actions = _list_dualpipe_phases(near, ranks=pp // 2, count=half)
         rows.append(_number_actions(actions, stages=(near, pp - 1 - near), first=first, count=half))
     path = tuple(range(pp))
-    return Table("dualpipe", tuple(rows), (path,) * half + (path[::-1],) * half)
+    return Table.from_rows("dualpipe", rows, (path,) * half + (path[::-1],) * half)
 
 
 def _list_v_path(pp: int, micro_batches: int) -> tuple[tuple[int, ...], ...]:

@@ -8,30 +8,46 @@ Source: Qi et al., arXiv:2401.10241 §2.
 
 from __future__ import annotations
 
-from fivefold.layout.schedule.action import Action
+from typing import TYPE_CHECKING
+
+from fivefold.layout.schedule.columns import Columns, Passes, merge_passes
 from fivefold.layout.schedule.table import Table
+
+if TYPE_CHECKING:
+    from fivefold.layout.schedule.columns import Ints
 
 
 def generate_zb1p(*, pp: int, micro_batches: int) -> Table:
     """Generate ZB1P: 1F1B in which rank r runs each W r backwards after its B."""
-    rows = (_defer_w(rank, micro_batches, ahead=pp - rank, late=rank) for rank in range(pp))
-    return Table("zb1p", tuple(rows), (tuple(range(pp)),) * micro_batches)
+    import numpy as np
+
+    rank = np.arange(pp)
+    columns = _defer_w(micro_batches, ahead=pp - rank, late=rank)
+    return Table("zb1p", pp, columns, (tuple(range(pp)),) * micro_batches)
 
 
 def generate_zb2p(*, pp: int, micro_batches: int) -> Table:
     """Generate ZB2P: twice the warm-up forwards; rank r runs each W 2·r backwards after its B."""
-    rows = (_defer_w(rank, micro_batches, ahead=2 * (pp - rank) - 1, late=2 * rank) for rank in range(pp))
-    return Table("zb2p", tuple(rows), (tuple(range(pp)),) * micro_batches)
+    import numpy as np
+
+    rank = np.arange(pp)
+    columns = _defer_w(micro_batches, ahead=2 * (pp - rank) - 1, late=2 * rank)
+    return Table("zb2p", pp, columns, (tuple(range(pp)),) * micro_batches)
 
 
-def _defer_w(rank: int, micro_batches: int, *, ahead: int, late: int) -> tuple[Action, ...]:
-    """Return ``ahead`` warm-up forwards, then B, W and F in turn, each W ``late`` backwards after its B."""
-    row = [Action("F", rank, i) for i in range(min(ahead, micro_batches))]
-    for i in range(micro_batches):
-        row.append(Action("B", rank, i))
-        if i >= late:
-            row.append(Action("W", rank, i - late))
-        if i + ahead < micro_batches:
-            row.append(Action("F", rank, i + ahead))
-    row += (Action("W", rank, i) for i in range(max(0, micro_batches - late), micro_batches))
-    return tuple(row)
+def _defer_w(micro_batches: int, *, ahead: Ints, late: Ints) -> Columns:
+    """Return the actions of all ranks: warm-up forwards, then B, W and F in turn, then the remaining W.
+
+    ``ahead``: the warm-up forwards of each rank; ``late``: how many backwards after its B each W runs.
+    """
+    import numpy as np
+
+    i, rank = np.arange(micro_batches), np.arange(len(ahead))[:, None]
+    return merge_passes(
+        [
+            Passes("F", 3 * np.maximum(i - ahead[:, None], -1) + 2, rank, i),
+            Passes("B", 3 * i, rank, i),
+            Passes("W", 3 * np.minimum(i + late[:, None], micro_batches) + 1, rank, i),
+        ],
+        pp=len(ahead),
+    )

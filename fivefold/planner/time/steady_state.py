@@ -176,8 +176,13 @@ def split_rounds(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rou
 @lru_cache(maxsize=1024)
 def _count_tasks(name: ScheduleName, pp: int, v: int, micro_batches: int) -> tuple[Mapping[Task, int], ...]:
     """Return how often each rank runs each task."""
+    import numpy as np
+
     order = schedule(name, pp=pp, v=v, micro_batches=micro_batches).order
     rows: list[dict[Task, int]] = [{} for _ in range(pp)]
-    for (rank, task), times in Counter(zip(order.rank, order.task, strict=True)).items():
-        rows[rank][order.tasks[task]] = times
+    codes = order.rank * len(order.tasks) + order.task
+    _, first, counts = np.unique(codes, return_index=True, return_counts=True)
+    by_first = np.argsort(first)  # tasks of a rank in the order in which it first runs them
+    for index, times in zip(first[by_first].tolist(), counts[by_first].tolist(), strict=True):
+        rows[order.rank[index]][order.tasks[order.task[index]]] = times
     return tuple(rows)

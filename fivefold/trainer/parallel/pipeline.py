@@ -268,4 +268,4 @@ def _forward_only(table: Table, *, micro_batches: int) -> Table:
         )
         for row in table.rows
     )
-    return Table(table.name, rows, table.paths[:micro_batches])
+    return Table.from_rows(table.name, rows, table.paths[:micro_batches])

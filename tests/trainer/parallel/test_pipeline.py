@@ -276,7 +276,7 @@ def test_a_schedule_from_csv_trains_as_one_process(forked: Callable[..., Any], t
 
 def test_a_deadlock_is_a_one_line_error() -> None:
     rows = schedule("1f1b", pp=2, v=1, micro_batches=2)
-    stuck = Table(
+    stuck = Table.from_rows(
         "stuck",
         (
             rows.rows[0][:1] + rows.rows[0][2:3] + rows.rows[0][1:2] + rows.rows[0][3:],
