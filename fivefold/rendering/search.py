@@ -239,6 +239,13 @@ def _build_heading(title: str) -> Text:
     return Text.assemble("\n", (title, "bold"))
 
 
+def format_gpu_hours(hours: float) -> str:
+    """Format the GPU hours of one step to three digits, without an exponent."""
+    if 0 < hours < 0.001:
+        return "< 0.001"
+    return f"{hours:.3g}" if hours < 999.5 else f"{hours:,.0f}"
+
+
 def _format_signed(size: int) -> str:
     return ("+" if size > 0 else "−" if size < 0 else "") + show_bytes(abs(size))
 
@@ -251,7 +258,7 @@ RANKED: tuple[Column[tuple[int | str, Ranked]], ...] = (
     Column("peak memory", lambda row: row[1].step.memory.peak_bytes, show_bytes),
     Column("MFU", lambda row: row[1].step.mfu.causal, show_share),
     Column("tokens/s/GPU", lambda row: row[1].step.tokens_per_second_per_gpu, show_count, is_wide=True),
-    Column("GPU hours/step", lambda row: row[1].gpu_hours, "{:.3g}".format),
+    Column("GPU hours/step", lambda row: row[1].gpu_hours, format_gpu_hours),
     Column("dollars", lambda row: row[1].dollars, _format_dollars),
     Column("most time in", lambda row: row[1].step.time.longest_part, is_text=True),
 )

@@ -28,7 +28,7 @@ MISS = NearMiss(
 
 @pytest.fixture
 def search_result(small: Step) -> SearchResult:
-    best = (Ranked(step=small, gpu_hours=0.000456, dollars=1.25),)
+    best = (Ranked(step=small, gpu_hours=0.00456, dollars=1.25),)
     return SearchResult(by="time", best=best, front=POINTS, reasons=(REASON,), tried=2000, evaluated=7, seconds=0.5)
 
 
@@ -40,6 +40,11 @@ def print_page(page: object, width: int = 140) -> str:
     console = Console(width=width, record=True, file=StringIO())
     console.print(page)
     return console.export_text()
+
+
+def test_gpu_hours_of_a_step_have_no_exponent() -> None:
+    hours = (0, 7.82e-06, 0.00123, 0.4567, 12.34, 999.6, 12345.6)
+    assert [*map(search.format_gpu_hours, hours)] == ["0", "< 0.001", "0.00123", "0.457", "12.3", "1,000", "12,346"]
 
 
 def test_printed_ends_of_an_interval_differ() -> None:
@@ -56,7 +61,7 @@ def test_the_page_has_the_best_the_front_and_the_losers(search_result: SearchRes
     for said in (
         "2,000 layouts in 500.0 ms, 7 evaluated",
         search_result.best[0].step.layout,
-        "0.000456",
+        "0.00456",
         "1.25",
         "1,234",
         "needs 91.00 GiB",
@@ -86,7 +91,7 @@ def test_page_without_a_fit_names_what_would_fit(search_result: SearchResult) ->
 
 def test_no_number_is_cut_on_a_narrow_terminal(search_result: SearchResult) -> None:
     text = print_page(search.render_page(search_result), width=40)
-    assert "0.000456" in text
+    assert "0.00456" in text
     assert "1,234" in text
 
 
