@@ -1,6 +1,6 @@
 """Shell completion: names of the catalogs, formats and settings, and keywords of a layout.
 
-``fivefold --install-completion`` installs it for bash, zsh, fish or PowerShell.
+``fivefold --install-completion [SHELL]`` installs it for bash, zsh, fish or PowerShell, by default the current shell.
 """
 
 from __future__ import annotations

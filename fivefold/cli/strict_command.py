@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from typer.completion import install_callback, show_callback
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from fivefold.record import UserError
+from fivefold.record import UserError, make_unknown_name_error
 
 
 class PlainCommand(TyperCommand):
@@ -27,12 +28,31 @@ class PlainCommand(TyperCommand):
         return [*pieces, "| --from FILE --gpus MACHINE"] if reads_config else pieces
 
 
+COMPLETION = {"--install-completion": install_callback, "--show-completion": show_callback}
+SHELLS = ["bash", "zsh", "fish", "powershell", "pwsh"]  # that typer has scripts for
+
+
 class PlainGroup(TyperGroup):
-    """A group of commands whose help shows flags without a type."""
+    """A group of commands whose help shows flags without a type; completion may name a shell."""
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the arguments and options, flags without a type."""
-        return _drop_flag_types(super().get_params(ctx))
+        parameters = _drop_flag_types(super().get_params(ctx))
+        for option in parameters:
+            if COMPLETION.keys() & {*option.opts}:
+                option.metavar = "[SHELL]"
+                shells = f"for SHELL ({', '.join(SHELLS)}), or for the current one"
+                option.help = (option.help or "").replace("for the current shell", shells)
+        return parameters
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments; with the name of a shell after an option of completion, which typer's flags ignore."""
+        if len(args) > 1 and args[0] in COMPLETION:
+            if args[1] not in SHELLS:
+                raise make_unknown_name_error(args[1], SHELLS, kind="shell")
+            option = next(option for option in self.params if args[0] in option.opts)
+            COMPLETION[args[0]](ctx, option, args[1])
+        return super().parse_args(ctx, args)
 
 
 def _drop_flag_types(parameters: list[Any]) -> list[Any]:

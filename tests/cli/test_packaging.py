@@ -83,13 +83,29 @@ def test_shells_complete_names_of_the_catalog(shell: str) -> None:
     assert "llama3-70b" in complete(shell, "fivefold predict llama3-")
 
 
+SCRIPTS = {"bash": "COMPREPLY", "zsh": "#compdef fivefold", "fish": "complete --command fivefold"}
+
+
+def call_program(*words: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).with_name("fivefold")
+    return subprocess.run([program, *words], capture_output=True, text=True, check=False)
+
+
+def test_the_script_of_a_named_shell_is_shown() -> None:
+    for shell, text in SCRIPTS.items():
+        assert text in call_program("--show-completion", shell).stdout
+    ended = call_program("--show-completion", "fsh")
+    assert ended.returncode == 2
+    assert ended.stderr.strip() == "fivefold: unknown shell 'fsh'; did you mean fish, zsh or pwsh?"
+
+
 def test_bash_completes_with_the_script_that_is_installed() -> None:
     bash = shutil.which("bash")
     if bash is None:
         pytest.skip("no bash here")
     program = Path(sys.executable).with_name("fivefold")
     script = (
-        f'PATH="{program.parent}:$PATH"; eval "$(_FIVEFOLD_COMPLETE=source_bash fivefold)"; '
+        f'PATH="{program.parent}:$PATH"; eval "$(fivefold --show-completion bash)"; '
         "COMP_WORDS=(fivefold predict nano h100:8 dp8 --prec); COMP_CWORD=5; COMP_LINE='fivefold predict'; "
         '_fivefold_completion fivefold; printf "%s\\n" "${COMPREPLY[@]}"'
     )
