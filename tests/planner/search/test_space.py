@@ -61,7 +61,11 @@ def list_layouts(model: Model, job: Job, *, world: int) -> set[Layout]:
 
 
 def _is_legal(layout: Layout, model: Model, job: Job) -> bool:
-    return next(list_reasons(layout, model=model, job=job, machine=None), None) is None
+    """Tell whether a layout is legal and has no more stages than layers, as the search tries no others."""
+    return (
+        layout.pp * layout.v <= model.layers
+        and next(list_reasons(layout, model=model, job=job, machine=None), None) is None
+    )
 
 
 @lru_cache
