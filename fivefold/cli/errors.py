@@ -41,6 +41,14 @@ OTHER_OPTIONS = {
     **dict.fromkeys(("--machine", "--machines"), "; machines are arguments after the model, such as h100:64 gb200:64"),
     "--lr": "; the learning rate is --set learning_rate.peak=3e-4",
 }
+IN_RUN_FILE = {  # what a run file has in its table [job] in place of an option of predict
+    "--adapter": 'adapter = "qlora:16"',
+    "--seq": "sequence = 4096",
+    "--gbs": "global_batch = 16",
+    "--precision": 'precision = "bf16"',
+    "--lr": "learning_rate = { peak = 3e-4 }",
+    "--set": "each field of --set",
+}
 NEEDS_SEQUENCES = (
     "; it counts sequences: a batch given in tokens is divided by --seq, so 2M tokens of --seq 4096 are 512"
 )
@@ -85,6 +93,8 @@ def settle(action: Callable[[], object]) -> int:
 
 def _explain_usage(message: str, option: str, command: str) -> str:
     """Reword one of click's messages, and add what to write instead."""
+    if command == "train" and option in IN_RUN_FILE:
+        return f"No such option: {option}; train reads a run file, which has {IN_RUN_FILE[option]} in its table [job]"
     if option in OTHER_OPTIONS:
         return f"No such option: {option}{OTHER_OPTIONS[option]}"
     if message == "Option '--against' requires 3 arguments.":
@@ -93,6 +103,8 @@ def _explain_usage(message: str, option: str, command: str) -> str:
         fix = "quote a value that contains spaces, as 'dp8 zero3 mbs1'"
         if command == "write":
             fix = "write takes a layout or a file; name the model with --model and the machine with --gpus"
+        if command == "train":
+            fix = "train takes a run file, which names model, machine and layout"
         return f"{match[1]!r}: one argument too many; {fix}"
     if message.startswith("No such command 'watch'"):
         return f"{message.rstrip('.')}; ff.watch is a function of Python, see docs/how-to/watch.md"

@@ -111,6 +111,8 @@ class Run(Record):
     @classmethod
     def load(cls, path: Path) -> Run:
         """Read a run file; files that it names are next to it or in the working directory, as ``folder`` is."""
+        if not path.suffix and not path.exists():
+            raise UserError(f'{path}: no such file; a run file names the model, such as model = "{path}" in run.toml')
         values = read_file(path)
         if not values:
             raise UserError(f'{path} is empty; a run file names at least its model, such as model = "nano"')
