@@ -15,12 +15,29 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import accumulate
 
+from fivefold.job import Job
 from fivefold.layout.spec import Layout
+from fivefold.model.spec import Model
+from fivefold.model.weights import resolve_freeze
 
 
 def list_stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
     """Return the layers of each of the pp·v stages, in the order of the model."""
     return _cut(layout.stages or distribute_evenly(layers, layout.pp * layout.v))
+
+
+def find_first_backward_stage(model: Model, layout: Layout, job: Job) -> int:
+    """Return the first stage with a trained weight; the job's adapters or frozen parts may leave none in those below.
+
+    Of adapters all blocks have some, so that only a stage of the embedding alone has none.
+    """
+    if not job.freezes_text:
+        return 0
+    frozen, adapter = resolve_freeze(model, job.freeze), job.adapter
+    if adapter.trains_embedding if adapter is not None else frozen.trains_embedding:
+        return 0
+    first_layer = 0 if adapter is not None else frozen.first_backward
+    return sum(layers.stop <= first_layer for layers in list_stage_layers(model.layers, layout))
 
 
 @lru_cache(maxsize=1024)

@@ -19,7 +19,7 @@ from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, find_divisor_below, format_stages, list_divisors
-from fivefold.layout.stages import list_stage_layers
+from fivefold.layout.stages import find_first_backward_stage
 from fivefold.machine.spec import Machine
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.geometry import ShardedUnits
@@ -745,15 +745,6 @@ def explain_unsupported_schedule(schedule: ScheduleName, job: Job) -> str | None
     return f"{'adapters are' if job.adapter else 'freeze is'} not modelled with {why}; take 1f1b"
 
 
-def explain_unpiped_freeze(model: Model, job: Job) -> str | None:
-    """Return why a model with the job's frozen parts is not modelled in a pipeline; None if it is."""
-    n_frozen = model.layers - resolve_freeze(model, job.freeze).trained_layers
-    if not n_frozen:
-        return None
-    feature = f"a pipeline if {n_frozen} layers have no trained weight, as a stage may have none"
-    return f"freeze is not modelled with {feature}; take pp1, or freeze modules of layers"
-
-
 def _find_ungathered(job: Job) -> str:
     """Return what of the job's frozen weights is not counted where weights are gathered one by one; "" if nothing."""
     adapter, recipe = job.adapter, job.precision
@@ -788,20 +779,12 @@ def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str 
 
 def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why the job's adapters or frozen parts are not modelled with this layout."""
-    if job.freeze and layout.pp > 1 and next(_check_frozen_job(model, job), None) is None:
-        if (reason := explain_unpiped_freeze(model, job)) is not None:
-            yield reason
-        frozen = resolve_freeze(model, job.freeze)
-        stages = list_stage_layers(model.layers, layout)
-        ends = (stages[0], frozen.trains_embedding), (stages[-1], frozen.trains_head)
-        if not all(layers or is_trained for layers, is_trained in ends):
-            yield "freeze is not modelled with a stage that trains nothing; give it a layer"
-    if job.adapter is not None and layout.pp > 1:
-        trained = {*job.adapter.adapted_ends, *job.adapter.modules_to_save}
-        stages = list_stage_layers(model.layers, layout)
-        for layers, module in ((stages[0], EMBEDDING), (stages[-1], HEAD)):
-            if not layers and module not in trained:
-                yield f"adapters are not modelled with a stage of {module} alone, which trains nothing; give it a layer"
+    is_resolved = not job.freezes_text or next(_check_frozen_job(model, job), None) is None
+    if layout.pp > 1 and is_resolved and job.stack.name != "fivefold":
+        below = find_first_backward_stage(model, layout, job)
+        if below:  # torch's pipelines raise an error, Megatron sends gradients all the same
+            what = f"{'adapters are' if job.adapter else 'freeze is'} not modelled with {below} stages"
+            yield f"{what} that have no backward and the stack {job.stack.name}; train a layer of stage 0"
     if job.adapter is not None and job.adapter.adapts_experts:
         for axis, degree, is_present in (
             ("etp", layout.etp, layout.etp > 1),

@@ -255,14 +255,12 @@ class FrozenWeights(NamedTuple):
     """The frozen parts of a model (``Job.freeze``): modules of its ends, and of each block.
 
     ``first_backward``: the lowest layer with a backward, which is the first with a trained weight, or 0 if the
-    embedding is trained; ``trained_layers``: the number of layers with a trained weight; ``trains_embedding``,
-    ``trains_head``: whether these have trained weights.
+    embedding is trained; ``trains_embedding``, ``trains_head``: whether these have trained weights.
     """
 
     ends: frozenset[str]
     blocks: tuple[frozenset[str], ...]
     first_backward: int
-    trained_layers: int
     trains_embedding: bool
     trains_head: bool
 
@@ -294,7 +292,7 @@ def resolve_freeze(model: ModelShape, freeze: tuple[str, ...]) -> FrozenWeights:
         for end in (list_embedding_weights(model), list_head_weights(model))
     )
     first = 0 if trains_embedding else next(iter(trained), model.layers)
-    return FrozenWeights(frozen_ends, frozen_blocks, first, len(trained), trains_embedding, trains_head)
+    return FrozenWeights(frozen_ends, frozen_blocks, first, trains_embedding, trains_head)
 
 
 def _match_part(model: ModelShape, part: FrozenPart) -> Iterator[bool]:

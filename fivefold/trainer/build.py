@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
+from fivefold.layout.stages import find_first_backward_stage
 from fivefold.layout.validity import refuse
 from fivefold.model.spec import Model
 from fivefold.model.weight import MAGNITUDE
@@ -114,6 +115,7 @@ def build(
     job = resolve_kernels(job, gpu=device.type == "cuda")
     if table is None:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
+    table = replace(table, first_backward=find_first_backward_stage(model, layout, job))
     has_experts = model.moe is not None
     ranks = make_ranks(
         layout, kv_heads=model.kv_heads, device=device, experts=has_experts, pairs=job.stack.pairs, streams=streams

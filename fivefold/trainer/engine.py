@@ -201,7 +201,10 @@ class Engine:
         former_pipeline, layout = self.pipeline, self.layout
         if micro_batches == former_pipeline.table.micro_batches:
             return
-        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
+        first_backward = former_pipeline.table.first_backward
+        table = schedule(
+            layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches, first_backward=first_backward
+        )
         for unit in self.built.units:
             unit.gradients.repeat(micro_batches, before=former_pipeline.table.micro_batches)
         self.pipeline = self._pipeline(table)

@@ -76,6 +76,7 @@ LAYOUTS = (
         ("dp2 zero3 mbs2 ac=full", LAST, PLAIN),
         ("dp2 zero3 mbs1 ac=norm+act", SOME, PLAIN),
         ("tp2 mbs4", SOME, TIED),
+        ("pp3 mbs2", LAST, PLAIN),  # the first two stages have no backward
         *mark_share(
             99, [(text, parts, model) for text in LAYOUTS for parts in (MLPS, SOME) for model in (TIED, PLAIN)]
         ),
@@ -86,6 +87,8 @@ LAYOUTS = (
                 ("pp3 mbs2", MLPS, TIED),
                 ("tp2 pp2 zero1 mbs2", MLPS, PLAIN),
                 ("dp2 pp3 zero3 mbs1 ac=norm+act", SOME, PLAIN),
+                ("dp2 pp2 zero1 mbs2 stages=1-2", LAST, PLAIN),
+                ("pp3 gpipe mbs2", ("layers[1:]", "norm", "lm_head"), PLAIN),
             ],
         ),
     ],

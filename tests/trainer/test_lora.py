@@ -163,6 +163,7 @@ LAYOUTS = (
         ),
         *mark_share(99, [(layout, QLORA, PLAIN) for layout in LAYOUTS if "tp" not in layout]),
         ("dp2 zero3 mbs1 ac=norm+act", DORA, PLAIN),
+        ("pp3 mbs2 stages=0-3-0", LORA, PLAIN),  # embedding and head are stages that train nothing
         *mark_share(99, [(layout, DORA, model) for layout in LAYOUTS for model in (TIED, PLAIN)]),
         ("dp2 zero3 mbs2 ac=full", DORA.replace(base="nf4"), PLAIN),
         ("tp2 dp2 zero3 mbs2 ac=full", SAVED, PLAIN),

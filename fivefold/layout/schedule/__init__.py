@@ -11,6 +11,7 @@ To add a schedule, write its generator and its record in ``pipeline_schedule``; 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from fivefold.layout.schedule.pipeline_schedule import (
@@ -25,22 +26,23 @@ from fivefold.record import UserError
 __all__ = ["PIPELINE_SCHEDULES", "PipelineSchedule", "schedule"]
 
 
-def schedule(name: ScheduleName, *, pp: int, v: int, micro_batches: int) -> Table:
+def schedule(name: ScheduleName, *, pp: int, v: int, micro_batches: int, first_backward: int = 0) -> Table:
     """Return the table for ``pp`` ranks with ``v`` stages each; ``UserError`` if the schedule does not support them.
 
-    Tables are cached: equal arguments return the same object, so its ``order`` is computed once.
+    ``first_backward``: the first stage with a trained weight. Tables are cached: equal arguments return the same
+    object, so its ``order`` is computed once.
     """
-    return _generate(name, pp, v, micro_batches)
+    return _generate(name, pp, v, micro_batches, first_backward)
 
 
 @lru_cache(maxsize=1024)
-def _generate(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Table:
+def _generate(name: ScheduleName, pp: int, v: int, micro_batches: int, first_backward: int) -> Table:
     pipeline = PIPELINE_SCHEDULES[name]
     reason = _reason(pipeline, pp=pp, v=v, micro_batches=micro_batches)
     if reason:
         raise UserError(f"{name} {reason}")
     extra = {"v": v} if pipeline.is_interleaved else {}
-    return pipeline.generate(pp=pp, micro_batches=micro_batches, **extra)
+    return replace(pipeline.generate(pp=pp, micro_batches=micro_batches, **extra), first_backward=first_backward)
 
 
 def _reason(pipeline: PipelineSchedule, *, pp: int, v: int, micro_batches: int) -> str:

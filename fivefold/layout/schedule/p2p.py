@@ -11,7 +11,6 @@ All waits follow this one timeline, so ranks cannot deadlock.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from fivefold.layout.schedule.action import Action, Part, list_dependencies, list_parts
@@ -28,10 +27,11 @@ class P2PStep(NamedTuple):
     wait_sends: tuple[Part, ...]
 
 
-def find_receiver(part: Part, *, path: Sequence[int]) -> int | None:
+def find_receiver(part: Part, table: Table) -> int | None:
     """Return the rank to which the output of ``part`` is sent; None if it stays on its rank or is not sent."""
-    kind, stage, _ = part
-    target_stage = {"F": stage + 1, "B": stage - 1}.get(kind, -1)
+    kind, stage, micro_batch = part
+    path = table.paths[micro_batch]
+    target_stage = {"F": stage + 1, "B": stage - 1 if stage > table.first_backward else -1}.get(kind, -1)
     if not 0 <= target_stage < len(path) or path[target_stage] == path[stage]:
         return None
     return path[target_stage]
@@ -44,7 +44,7 @@ def list_links(table: Table) -> tuple[tuple[str, int, int], ...]:
         for micro_batch, path in enumerate(table.paths)
         for stage in range(table.stages)
         for kind in ("F", "B")
-        if (target := find_receiver((kind, stage, micro_batch), path=path)) is not None
+        if (target := find_receiver((kind, stage, micro_batch), table)) is not None
     }
     return tuple(sorted(kinds_and_ranks))
 
@@ -60,7 +60,7 @@ def _list_receives(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     queues: dict[tuple[str, int], list[Part]] = defaultdict(list)  # messages from each rank, in sending order
     for source, row in enumerate(table.rows):
         for part in (part for action in row for part in list_parts(action)):
-            if find_receiver(part, path=table.paths[part[2]]) == rank:
+            if find_receiver(part, table) == rank:
                 queues[part[0], source].append(part)
     waiting = {part: queue for queue in queues.values() for part in queue}
     by_action: list[list[Part]] = [[] for _ in table.rows[rank]]
@@ -83,7 +83,7 @@ def _list_sends(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
         in_flight = [(end, part) for end, part in in_flight if end > span.start]
         for part in list_parts(span.action):
             kind, stage, micro_batch = part
-            if find_receiver(part, path=table.paths[micro_batch]) is not None:
+            if find_receiver(part, table) is not None:
                 in_flight.append((ends[kind, stage + 1 if kind == "F" else stage - 1, micro_batch], part))
     return sends
 

@@ -26,12 +26,14 @@ class Table:
     """The actions of each of ``pp`` ranks; ``paths[micro_batch][stage]`` is the rank that runs the stage.
 
     The paths place stages on ranks: in a line, a loop, a V, or DualPipe's two directions over the same ranks.
+    ``first_backward``: the first stage with a trained weight; no gradient is sent to it or below, where B does nothing.
     """
 
     name: str
     pp: int
     columns: Columns
     paths: tuple[Path, ...]
+    first_backward: int = 0
 
     @classmethod
     def from_rows(cls, name: str, rows: Sequence[Row], paths: tuple[Path, ...]) -> Self:

@@ -154,6 +154,11 @@ class Counts:
             self._splits[key] = split_profile
         return split_profile
 
+    def keeps_input(self, part: LocalDegrees, name: Name) -> bool:
+        """Tell whether an operation of a block keeps the block's input for its backward."""
+        simulated = self._get_simulated_unit(part, name)
+        return simulated.input_name in simulated.forward.keeper_counts.keys() - simulated.unit.dropped
+
     def _get_simulated_unit(self, part: LocalDegrees, name: Name) -> SimulatedUnit:
         """Return the operations of a unit as one pass runs them, with what enters it."""
         key = part, name

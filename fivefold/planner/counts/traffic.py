@@ -27,6 +27,7 @@ from fivefold.layout.sharding import (
     trains_saved_modules,
 )
 from fivefold.layout.spec import Layout
+from fivefold.layout.stages import find_first_backward_stage
 from fivefold.model.vision_weights import is_vision
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.ddp_buckets import coalesces_gathers, coalesces_reductions, list_coalesced_messages
@@ -277,10 +278,12 @@ def _list_p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batc
         return
     last = layout.pp * layout.v - 1
     turn_stage = layout.pp - 1 if layout.pipeline.is_v_shaped else -1  # this stage and the next are on one rank
-    sends = micro_batches * ((chunk < last and chunk != turn_stage) + (chunk > 0 and chunk - 1 != turn_stage))
+    first_backward = find_first_backward_stage(counts.model, layout, counts.job)
+    sends_gradient = chunk > first_backward and chunk - 1 != turn_stage
+    sends = micro_batches * ((chunk < last and chunk != turn_stage) + sends_gradient)
     if not sends:
         return
-    yield from list_stage_messages(counts, layout, times=sends)  # a rank receives as often as it sends
+    yield from list_stage_messages(counts, layout, times=sends)
 
 
 def list_stage_messages(counts: Counts, layout: Layout, *, times: int = 1) -> Iterator[RepeatedMessage]:

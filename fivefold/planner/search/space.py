@@ -27,7 +27,6 @@ from fivefold.layout.validity import (
     are_neighbours,
     can_shard_tower,
     can_simulate,
-    explain_unpiped_freeze,
     explain_unsharded_base,
     explain_unsharded_offload,
     explain_unsupported_2d,
@@ -37,6 +36,7 @@ from fivefold.layout.validity import (
 )
 from fivefold.layout.where import ANY, Where
 from fivefold.model.spec import Model
+from fivefold.model.weights import resolve_freeze
 from fivefold.planner.search.columns import (
     CandidateLayouts,
     Ints,
@@ -110,7 +110,8 @@ class Space:
         unsharded |= {axis for _, axes in list_unsharded(model) for axis in axes}
         unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted
         unsharded |= {"cp", "pp"} if job.objective == "dpo" else set()  # not modelled (validity.py)
-        unsharded |= {"pp"} if explain_unpiped_freeze(model, job) else set()
+        if job.freeze and resolve_freeze(model, job.freeze).first_backward:
+            unsharded.add("pp")  # bounds take every stage for one with a backward
         unsharded |= {"tp"} if explain_unsharded_base(job, tp=2, zero=0, shards=1) else set()
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in config_axes and axis not in unsharded)
         self.where = where

@@ -35,6 +35,8 @@ def build_optimizer(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.opti
             f"optimizer {kind}: predict and search support it, train and dryrun do not yet; use another optimizer"
         )
     sharded = list(list_sharded_weights(units, ranks))
+    if not sharded:  # of a pipeline stage, every weight of which is frozen
+        return torch.optim.SGD([{"params": []}])
     settings = job.optimizer
     rates = {cut.shard.name: settings.rates(find_weight_group(cut.shard.local_weight.weight)) for cut in sharded}
     optimizer: torch.optim.Optimizer = import_module(name).build(OptimizedWeights(sharded, rates, job, ranks.device))

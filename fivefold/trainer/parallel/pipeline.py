@@ -5,6 +5,7 @@ backward, both overlapped with compute; no message between two stages of one ran
 
 Every stage ends in a scalar: the loss, or an ``_Exit`` that feeds the received gradient to autograd. So a stage's
 output is freed once it is sent, and only its graph is kept. Zero-bubble tables defer dW to W in ``WgradStore``.
+Stages below the first trained weight (``Table.first_backward``) keep no graph, and their B does nothing.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class Pipeline:
 
     def _forward(self, stage: int, i: int, *, first: int) -> None:
         stage_input = self._take_received(("F", stage - 1, i)) if stage else None
-        if stage_input is not None and torch.is_grad_enabled():
+        if stage_input is not None and torch.is_grad_enabled() and stage > self.table.first_backward:
             stage_input.requires_grad_()
         output = self.stages[stage](stage_input, first + i)
         inbox: list[Tensor] = []
@@ -135,13 +136,18 @@ class Pipeline:
             self._send(("F", stage, i), output.detach())
             output = end_stage(output, inbox)
         if torch.is_grad_enabled():
-            self._graphs[stage, i] = stage_input, output, inbox
+            if stage >= self.table.first_backward:
+                input_leaf = stage_input if stage > self.table.first_backward else None
+                self._graphs[stage, i] = input_leaf, output, inbox
         elif stage == self.last:
             self._loss += output
         del stage_input, output
         self._pass_ended()
 
     def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
+        if stage < self.table.first_backward:
+            self._pass_ended()
+            return
         stage_input, end, inbox = self._graphs.pop((stage, i))
         if stage < self.last:
             inbox.append(self._take_received(("B", stage + 1, i)))
@@ -194,7 +200,7 @@ class Pipeline:
             actual = f"{tuple(rows.shape)} {rows.dtype}"
             expected = f"{self.shape} {self.dtype}"
             raise ValueError(f"{format_part(part)} made rows of {actual}, but stages exchange {expected}")
-        target = find_receiver(part, path=self.table.paths[part[2]])
+        target = find_receiver(part, self.table)
         if target is None:
             self._local_rows[part] = rows
             return

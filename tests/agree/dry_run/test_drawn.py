@@ -214,6 +214,46 @@ def test_counts_of_frozen_parts_equal_the_dry_run(number: int, model: Model, tex
     assert list_miscounts(Drawn(number, model.replace(layers=3), Layout.parse(text), job)) == []
 
 
+@pytest.mark.parametrize("text", mark_share(2, ["pp2 zero0 mbs1", "dp1 cp3 pp2 zero0 mbs1"]))
+def test_the_input_of_a_stage_that_no_operation_keeps_is_counted(text: str) -> None:
+    """The pipeline holds it for its gradient: with a norm after the sum, adapters of the MLP alone do not read it."""
+    job = FP32.replace(adapter=Adapter(rank=3, targets=("down_proj",)), sequence=12, global_batch=6)
+    model = DENSE.replace(layers=4, block="post_sum")
+    assert list_miscounts(Drawn(ON_CPUS, model, Layout.parse(text), job)) == []
+
+
+BELOW = ("embed_tokens", "layers[:2]", "layers[2].attention", "norm", "lm_head")
+
+
+@pytest.mark.parametrize(
+    ("number", "model", "text", "changed"),
+    [
+        (ON_CPUS, DENSE, "pp3 zero0 mbs1", {"freeze": BELOW}),
+        (ON_GPUS, DENSE, "pp3 zero0 mbs1 stages=0-3-0", {"adapter": Adapter(rank=3)}),
+        (ON_GPUS, DENSE.replace(layers=4), "dp2 pp2 v2 zero3 interleaved mbs1 ac=full", {"freeze": BELOW}),
+        *mark_share(
+            2,
+            [
+                (ON_GPUS, DENSE, "dp2 pp2 zero3 mbs1 stages=2-1", {"freeze": BELOW}),
+                (ON_CPUS, DENSE.replace(block="post_sum"), "pp3 gpipe mbs2", {"freeze": BELOW[:2]}),
+                (ON_CPUS, MIXTURE, "dp2 ep2 pp2 zero2 mbs1", {"freeze": ("layers[1:]", "norm", "lm_head")}),
+                (ON_CPUS, MIXTURE, "tp2 pp2 zero1 mbs1 stages=0-3", {"adapter": Adapter(rank=3, base="nf4")}),
+                (ON_GPUS, DENSE.replace(tied_embeddings=True), "pp3 stages=0-2-1 mbs1", {"freeze": ("embed_tokens",)}),
+                (ON_CPUS, DENSE, "pp3 zero0 mbs1 ac=full stages=1-2-0", {"adapter": Adapter(rank=3)}),
+            ],
+        ),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_counts_of_stages_that_train_nothing_equal_the_dry_run(
+    number: int, model: Model, text: str, changed: dict[str, object]
+) -> None:
+    """Below the first trained stage no gradient is sent, and nothing is kept."""
+    case = Drawn(number, model.replace(layers=max(3, model.layers)), Layout.parse(text), FP32.replace(global_batch=8))
+    case = case._replace(job=case.job.replace(**changed))
+    assert [*find_unmet(case), *list_miscounts(case)] == []
+
+
 @pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
 @pytest.mark.parametrize(
     ("text", "base"),

@@ -110,7 +110,7 @@ def test_frozen_layers_are_named_by_python_slices() -> None:
 @pytest.mark.parametrize(
     ("layout", "parts", "changed", "words"),
     [
-        ("pp2", LAST_TWO, {}, "a pipeline if 2 layers have no trained weight"),
+        ("pp2", LAST_TWO, {"stack": "torchtitan"}, "1 stages that have no backward and the stack torchtitan; train"),
         ("pp2 zb1p", ("norm",), {}, "freeze is not modelled with zb1p"),
         ("dp1", ("norm",), {"precision": "fp8"}, "precision fp8; take bf16"),
     ],

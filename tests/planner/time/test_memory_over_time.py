@@ -17,7 +17,8 @@ from fivefold.planner.time.spans import build_spans
 LAYOUTS = (
     "dp32", "dp32 zero1 ac=full", "dp32 zero3", "dp8 tp2 cp2 zero2",
     *(f"dp4 tp2 pp4 {name}" for name in ("gpipe", "1f1b", "v2 interleaved", "zb1p", "zb2p", "v2 zbv", "dualpipe",
-                                         "v2 dualpipev", "zero3", "v2 zero2 interleaved")),
+                                         "v2 dualpipev", "zero3", "v2 zero2 interleaved",
+                                         "zb1p stages=0-16-16-0")),
 )  # fmt: skip
 
 

@@ -60,13 +60,14 @@ class PassOptions(NamedTuple):
     """The properties of a layout that decide which passes are distinct.
 
     ``keeps_gathered``: weights stay gathered from an F to a B; ``has_recv_buffers``: receive buffers are allocated
-    throughout the step and counted elsewhere.
+    throughout the step and counted elsewhere; ``first_backward``: as in ``Table``.
     """
 
     pending_reductions: PendingReductions = "never"
     keeps_gathered: bool = False
     has_recv_buffers: bool = False
     gathered_heads: GatheredHeads = ""
+    first_backward: int = 0
 
 
 @lru_cache(maxsize=1024)

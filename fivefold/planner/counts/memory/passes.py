@@ -23,6 +23,7 @@ from fivefold.layout.sharding import (
     regathers_vision,
 )
 from fivefold.layout.spec import Layout
+from fivefold.layout.stages import find_first_backward_stage
 from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.counts.memory.in_flight import PassKind
 from fivefold.planner.counts.memory.liveness import NO_SUMS, GradientSums, SplitUnitProfile, UnitProfile
@@ -93,6 +94,7 @@ class PassRules(NamedTuple):
     stream_bytes: int  # bytes of a stage's input
     token_bytes: int  # bytes of ids and targets, which are copied under context parallelism
     first_equal_stages: tuple[int, ...]  # for each stage, the first one that is equal in everything
+    first_backward: int  # the first stage with a trained weight
 
     @property
     def makes_all(self) -> bool:
@@ -141,6 +143,7 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
         stream_bytes=local.entry_bytes,
         token_bytes=16 * local.rows if layout.cp > 1 else 0,
         first_equal_stages=tuple(first_stages.setdefault(key, stage) for stage, key in enumerate(equality_keys)),
+        first_backward=find_first_backward_stage(counts.model, layout, job),
     )
 
 
@@ -195,12 +198,19 @@ def list_pass_moments(
         return iter([LiveBytes(cause, pending, kept_size, gathered_bytes, other)])
     if kind == "W" and not w_computes_all and not any(_split_profile(rules, unit).deferred_bytes for unit in units):
         return iter([LiveBytes((len(units) - 1, 0, "weights"), pending, 0, 0, 0)])  # of an end alone: nothing to do
+    if kind == "BW" and stage < rules.first_backward:
+        return iter([LiveBytes((0, 0, "backward"), pending, 0, 0, 0)])
     if kind == "W" and not w_computes_all:
         moments = _list_w_moments(rules, units, first=first, last=pass_kind.last, pending=pending)
         return _subtract_activations(moments, rules.buffers.graph_bytes(stage)) if rules.retains_graph else moments
     if kind == "F":
         moments = _list_forward_moments(
-            rules, units, first=first, weights_gathered=pass_kind.is_gathered, pending=pending
+            rules,
+            units,
+            first=first,
+            weights_gathered=pass_kind.is_gathered,
+            pending=pending,
+            held=rules.stages.chunks[stage].held_input_bytes,
         )
     else:
         moments = _list_backward_moments(
@@ -290,11 +300,18 @@ def _list_peak_candidates(unit: UnitGroupMemory, *, second: bool = False, second
 
 
 def _list_forward_moments(
-    rules: PassRules, units: Sequence[UnitGroupMemory], *, first: bool, weights_gathered: bool, pending: int
+    rules: PassRules,
+    units: Sequence[UnitGroupMemory],
+    *,
+    first: bool,
+    weights_gathered: bool,
+    pending: int,
+    held: int,
 ) -> Iterator[LiveBytes]:
     """Yield the moments of F.
 
     ``weights_gathered``: weights are gathered already; if weights are not kept from an F to a B, only the head's.
+    ``held``: bytes of the stage's input that stay allocated after its first unit, which does not keep them.
     """
     kept_size = 0
     casts = 0
@@ -319,6 +336,7 @@ def _list_forward_moments(
                 _count_kept_so_far(rules, profile.kept_bytes, unit_index, kept_size)
                 + casts
                 + unit_index * profile.cached_bytes
+                + held * (group_index + unit_index > 0)
             )
             previous_unit = unit if unit_index else units[group_index - 1] if group_index else None
             if needs_gather and not (rules.prefetches and group_index + unit_index):
@@ -480,7 +498,8 @@ def _list_backward_moments(
 
     ``weights_gathered``: weights are gathered; ``pending``: bytes of sums that are reduced but not yet freed.
     """
-    kept_by_earlier = _sum_kept_before(rules, units)
+    held = rules.stages.chunks[stage].held_input_bytes if stage > rules.first_backward else 0
+    kept_by_earlier = [held + kept_bytes for kept_bytes in _sum_kept_before(rules, units)]
     gathered_bytes = _count_gathered_before_backward(rules, units, weights_gathered=weights_gathered)
     gradient_bytes = kept_for_w = 0  # gradients; kept for W
     logits = rules.buffers.output_bytes(stage)  # and outputs, kept until the pass has ended

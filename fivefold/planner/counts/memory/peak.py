@@ -223,7 +223,13 @@ def iterate_pass_moments(
     if layout.pp > 1:
         from fivefold.planner.counts.memory.pipelined_passes import iterate_passes
 
-        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=micro_batches)
+        table = schedule(
+            layout.schedule,
+            pp=layout.pp,
+            v=layout.v,
+            micro_batches=micro_batches,
+            first_backward=rank_bytes.rules.first_backward,
+        )
         passes = iterate_passes(table, rank, rank_bytes.schedule[-1])
     return (_pass_moments(rank_bytes, live_pass, rank) for live_pass in passes)
 
@@ -275,7 +281,11 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
     tied = reductions.table.head_accumulates and reductions.table.is_output
     gathered_heads: GatheredHeads = ("tied" if tied else "own") if rules.gathers_weights else ""
     pass_rules_key = PassOptions(
-        reductions.pending_after, rules.keeps_gathered, rules.buffers.has_recv_buffers, gathered_heads
+        reductions.pending_after,
+        rules.keeps_gathered,
+        rules.buffers.has_recv_buffers,
+        gathered_heads,
+        rules.first_backward,
     )
     schedule_key = layout.schedule, layout.pp, layout.v, _count_enough_micro_batches(layout, job), pass_rules_key
     stages = make_table(layout, job).rank_stages if layout.pp > 1 else ((0,),)

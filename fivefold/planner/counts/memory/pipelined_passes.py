@@ -62,8 +62,10 @@ def pass_streams(table: Table) -> PassStreams:
     rank, is_forward = columns.rank[action], kind == F
     paths = np.full((table.micro_batches, stages + 2), -1)  # none before the first stage and after the last
     paths[:, 1:-1] = table.paths
-    source = np.where(kind == W, -1, paths[micro_batch, stage + np.where(is_forward, 0, 2)])
-    target = np.where(kind == W, -1, paths[micro_batch, stage + np.where(is_forward, 2, 0)])
+    stays_below = ~is_forward & (stage < table.first_backward)  # a B that does nothing
+    ends_here = ~is_forward & (stage <= table.first_backward)
+    source = np.where((kind == W) | stays_below, -1, paths[micro_batch, stage + np.where(is_forward, 0, 2)])
+    target = np.where((kind == W) | ends_here, -1, paths[micro_batch, stage + np.where(is_forward, 2, 0)])
     receives = (source >= 0) & (source != rank)
     sends = (target >= 0) & (target != rank)
     produced_part = 2 * (micro_batch * stages + stage) + np.where(is_forward, 2, -1)
@@ -130,7 +132,7 @@ def iterate_passes(table: Table, rank: int, options: PassOptions) -> Iterator[Li
 @lru_cache(maxsize=1024)
 def list_live_passes(name: ScheduleName, pp: int, v: int, micro_batches: int, options: PassOptions) -> LivePasses:
     """Return the passes of a schedule that can be the peak of a rank."""
-    table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+    table = schedule(name, pp=pp, v=v, micro_batches=micro_batches, first_backward=options.first_backward)
     passes_by_ranks = [counted.select_undominated() for counted in _count_ranks(table, options, range(pp))]
     columns = (np.concatenate(column) for column in zip(*passes_by_ranks, strict=True))
     return PassColumns._make(columns).to_live_passes(table.stages)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 from fivefold.job import Job
 from fivefold.layout.sharding import get_policy, is_gemm_weight, shard_numel
 from fivefold.layout.spec import Layout
+from fivefold.layout.stages import find_first_backward_stage
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.liveness import GradientSums, UnitProfile
@@ -56,6 +57,7 @@ class ModelChunk(NamedTuple):
     kept_bytes: int
     first_equal_stage: int
     fused_wgrad_shapes: frozenset[tuple[int, int]]  # of weights with fused wgrad accumulation
+    held_input_bytes: int  # its input if no operation keeps it, which the pipeline then holds
 
 
 class PassKey(NamedTuple):
@@ -137,7 +139,7 @@ def _build_chunk(
     first_equal_stage: int,
     units: Mapping[UnitKey, UnitGroupMemory],
 ) -> ModelChunk:
-    """Return a stage that consists of ``units``.
+    """Return a stage that consists of ``units``; without a trained weight in it or below, it keeps nothing.
 
     Of equal groups that recur (every second layer recomputed) only the first and last can be the peak.
     """
@@ -149,20 +151,26 @@ def _build_chunk(
     total_states = UnitStates()
     for group in groups:
         total_states += UnitStates._make(group.group.times * size for size in group.states)
+    local = counts.get_local(get_local_degrees(layout))
+    first_backward = find_first_backward_stage(counts.model, layout, counts.job)
+    is_held = first_equal_stage > 0 and not counts.keeps_input(groups[0].degrees, runs[0].name)
+    held_input_bytes = local.entry_bytes * is_held
+    has_backward = first_equal_stage >= first_backward
     return ModelChunk(
         groups=tuple(groups),
         states=total_states,
         # and the scalars on which backward is called: the losses, or a stand-in for the stage's output
-        kept_bytes=sum(group.group.times * group.later_profile.kept_bytes for group in groups)
-        + (
-            4 * (counts.job.loss_sums + counts.model.mtp_depth)
-            if runs[-1].name == "head"
-            else counts.get_local(get_local_degrees(layout)).width
+        kept_bytes=has_backward
+        * (
+            sum(group.group.times * group.later_profile.kept_bytes for group in groups)
+            + (4 * (counts.job.loss_sums + counts.model.mtp_depth) if runs[-1].name == "head" else local.width)
+            + held_input_bytes * (first_equal_stage > first_backward)
         ),
         first_equal_stage=first_equal_stage,
         fused_wgrad_shapes=frozenset(
             shape for run in runs for shape in counts.fused_wgrad_shapes(get_local_degrees(layout), run.name)
         ),
+        held_input_bytes=held_input_bytes,
     )
 
 
