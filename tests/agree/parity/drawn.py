@@ -3,8 +3,9 @@
     python -m tests.agree.parity.drawn --count 300 --seed 0
 
 Every loss and gradient to 1e-5, every message as planned, none hangs. Where a gradient alone is farther off, one
-process is asked how far its own larger micro-batches take it: up to twice as far is rounding, and such cases are
-printed. A change of the trainer makes done cases stale: ``--fresh`` forgets them. Exits 1 unless every case is equal.
+process is asked how far its own larger micro-batches take it: up to twice as far is rounding. Farther off, ranks and
+one process run again in fp64, where only an error of a layout stays. Such cases are printed. A change of the trainer
+makes done cases stale: ``--fresh`` forgets them. Exits 1 unless every case is equal.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import torch
 from fivefold.layout.spec import Layout
 from fivefold.rendering.progress import show_progress
 from tests.agree.drawn import Drawn, draw_cases
-from tests.agree.parity.cases import text
+from tests.agree.parity.cases import text, use_one_process
 from tests.agree.parity.compare import TOLERANCE, Verdict, judge, reference
 from tests.agree.parity.matrix import Line, describe_line, is_sound
 from tests.agree.parity.rank import Told, play
@@ -32,6 +33,7 @@ from tests.processes import Broken, run_forked
 
 STEPS = 3  # the messages of the third are counted
 SECONDS = 600.0  # until a case counts as hung
+FP64_TOLERANCE = 1e-6  # gradients are compared in fp32, whose rounding is 6e-8
 CHUNK_ROWS = 13  # of a chunked loss, lest all rows be one chunk
 
 
@@ -52,6 +54,34 @@ def control(case: Drawn) -> Verdict:
     sizes = range(2, case.job.global_batch + 1)
     larger = Layout(mbs=next((size for size in sizes if case.job.global_batch % size == 0), 1))
     return run(case._replace(layout=larger, job=case.job.replace(pairs=False)))
+
+
+def run_in_fp64(case: Drawn, *, seconds: float = SECONDS) -> Verdict:
+    """Do as ``run`` with all tensors in fp64."""
+    torch.set_num_threads(1)
+    layout, plain = use_one_process(case.job)
+    (like,) = run_forked(1, play, case.model, layout, plain, _use_fp64, STEPS, seconds=seconds)
+    ranks = run_forked(
+        case.layout.world, play, case.model, case.layout, case.job, _use_fp64_and_small_chunks, STEPS, seconds=seconds
+    )
+    (verdict,) = run_forked(1, _judge, case, ranks, like, seconds=seconds)
+    return verdict
+
+
+def _use_fp64() -> None:
+    """Let this process, which is one of its own, compute in fp64 what it computes in fp32."""
+    from fivefold.trainer.model.precision import COMPUTE
+
+    torch.set_default_dtype(torch.float64)
+    for name, dtype in COMPUTE.items():
+        COMPUTE[name] = torch.float64 if dtype == torch.float32 else dtype
+    torch.float32 = torch.float64
+    torch.Tensor.float = torch.Tensor.double  # type: ignore[method-assign]
+
+
+def _use_fp64_and_small_chunks() -> None:
+    _use_small_chunks()
+    _use_fp64()
 
 
 def _use_small_chunks() -> None:
@@ -115,6 +145,9 @@ def _line(case: Drawn) -> Line:
         if not verdict.is_equal and max(verdict.loss_error, verdict.norm_error) <= TOLERANCE:
             line["control"] = control(case).gradient_error
             line["equal"] = verdict.gradient_error <= 2 * line["control"]
+            if not line["equal"]:
+                line["fp64"] = run_in_fp64(case).gradient_error
+                line["equal"] = line["fp64"] <= FP64_TOLERANCE
     except Broken as error:
         line |= {"broken": str(error)[-2000:]}
     return line | {"seconds": round(time.perf_counter() - begin, 2)}
@@ -128,8 +161,10 @@ def _sum(lines: list[Line]) -> int:
         worst = max((line[key] for line in good if line not in rounded), default=0.0)
         print(f"worst {key.replace('_', ' ')} {worst:.1e}")
     for line in rounded:
+        in_fp64 = f", in fp64 {line['fp64']:.1e}" if "fp64" in line else ""
         print(
-            f"{line['weight']}: {line['gradient_error']:.1e}, within one process {line['control']:.1e}; {line['case']}"
+            f"{line['weight']}: {line['gradient_error']:.1e}, within one process {line['control']:.1e}{in_fp64}; "
+            f"{line['case']}"
         )
     ranks = Counter(line["world"] for line in lines)
     worlds = ", ".join(f"{ranks[number]} on {number}" for number in sorted(ranks))

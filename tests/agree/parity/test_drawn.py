@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from tests.agree.drawn import Drawn, draw_cases
-from tests.agree.parity.drawn import run
+from tests.agree.parity.drawn import FP64_TOLERANCE, run, run_in_fp64
 
 
 @pytest.mark.parametrize(
@@ -17,3 +17,10 @@ def test_random_layouts_train_as_one_process(case: Drawn) -> None:
     verdict = run(case)
     assert verdict.is_equal, (verdict, str(case))
     assert verdict.said == (), str(case)
+
+
+def test_rounding_in_fp64_is_that_of_the_compared_gradients_alone() -> None:
+    (case,) = itertools.islice(draw_cases(1, worlds=(2,)), 1)
+    verdict = run_in_fp64(case)
+    assert max(verdict.loss_error, verdict.norm_error) < 1e-13, (verdict, str(case))
+    assert verdict.gradient_error <= FP64_TOLERANCE, (verdict, str(case))
