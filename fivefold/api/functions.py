@@ -1,7 +1,7 @@
 """The commands as functions, with the arguments and defaults of the command line; each returns records.
 
-Models, machines and layouts are given by name, as on the command line, or as records. A ``UserError`` (a
-``ValueError``) carries the line that the command would print.
+Models, machines and layouts are given by name, as on the command line, or as records; a model also as a config of
+transformers or its ``to_dict()``. A ``UserError`` (a ``ValueError``) carries the line that the command would print.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ Where = str | PathLike[str]
 
 
 @document_parameters(PredictRequest)
-def predict(model: str | Model, machine: str | Machine, layout: str | Layout, **job: Unpack[JobWords]) -> Step:
+def predict(
+    model: str | Model | Mapping[str, Any], machine: str | Machine, layout: str | Layout, **job: Unpack[JobWords]
+) -> Step:
     """Estimate memory, FLOPs, communication and time of one training step, without a GPU.
 
     Returns
@@ -679,10 +681,21 @@ def _resolve_names(given: str | Sequence[str], *, option: str) -> Sequence[str]:
     return split_list(given, option=option) if isinstance(given, str) else given
 
 
-def _resolve_model(what: str | Model) -> Model:
-    from fivefold.model.catalog import resolve
+def _resolve_model(what: object) -> Model:
+    """Return a model by its name or path, as a record, or from a config of transformers or its ``to_dict()``."""
+    from fivefold.model.catalog import from_values, resolve
+    from fivefold.model.spec import Model
 
-    return resolve(fspath(what)) if isinstance(what, str | PathLike) else what
+    if isinstance(what, Model):
+        return what
+    if isinstance(what, str | PathLike):
+        return resolve(fspath(what))
+    values = what.to_dict() if hasattr(what, "to_dict") else what
+    if not isinstance(values, Mapping):
+        raise UserError(
+            f"model is a {type(what).__name__}; give a name, a path, a Model, or the config of a model of transformers"
+        )
+    return from_values(dict(values), name=str(values.get("model_type", "model")), source="config")
 
 
 def _resolve_machine(what: str | Machine) -> Machine:

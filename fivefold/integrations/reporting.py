@@ -113,12 +113,9 @@ def predict_step(
     GPUs.
     """
     from fivefold.api.functions import predict
-    from fivefold.model.catalog import from_values
 
     try:
         machine = load_machine_of_run(machine, world=world)
-        if isinstance(model, Mapping):
-            model = from_values(dict(model), name=str(model.get("model_type", "model")), source="config")
         step = predict(model, machine, layout, **job)
         if step.world != world:
             raise UserError(

@@ -69,6 +69,23 @@ def test_predict_takes_records_and_files(tmp_path: Path) -> None:
     assert of_file.model_dump(mode="json") == command("predict", *LLAMA, "dp8 zero2", "--job", str(file), "--gbs", "32")
 
 
+def test_predict_takes_a_config_of_transformers() -> None:
+    class Config:
+        def to_dict(self) -> dict[str, object]:
+            return values
+
+    values: dict[str, object] = {
+        "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "tie_word_embeddings": False,
+        "max_position_embeddings": 2048,
+    }  # fmt: skip
+    step = ff.predict(values, "h100:1", "dp1", seq=128, gbs=4)
+    assert step == ff.predict(Config(), "h100:1", "dp1", seq=128, gbs=4)  # type: ignore[arg-type]
+    assert step.work.parameters == 2 * 512 * 64 + 2 * (64 * 64 * 3 + 64 * 128 * 3 + 2 * 64) + 64
+    with pytest.raises(ff.UserError, match="model is a list; give a name, a path, a Model, or the config of a model"):
+        ff.predict([1], "h100:1", "dp1")  # type: ignore[arg-type]
+
+
 @pytest.mark.slow
 def test_search_returns_what_the_command_prints() -> None:
     words = {"where": "tp<=2", "top": 3, "also": ["fp8"], "front": 2, "seq": 256, "gbs": 8}
