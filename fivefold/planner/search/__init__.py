@@ -49,6 +49,7 @@ from fivefold.step import FITS_RISK, TIGHT_RISK
 MISSES = 3  # near misses to show if nothing fits
 MISSES_UNITS = 500_000  # of work to find them
 UNLIMITED_BYTES = 2**60  # bytes that no layout needs
+MIN_RANKED = 10  # layouts ranked at least where the stages of pipelines among them are balanced
 
 
 @collect_garbage_rarely()
@@ -113,7 +114,7 @@ def search(
     incumbents = Incumbents(
         _bound_peak(spaces, risk, model=model, machine=machine),
         by=score,
-        top=top,
+        top=max(top, MIN_RANKED) if finds_best else top,  # a shorter table has the same fastest layout
         levels=levels,
         best_only=finds_best,
         improved=improved,
@@ -126,14 +127,16 @@ def search(
         solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk
     )
     total += balance_stages(incumbents, where=where) if planners and finds_best else 0
+    proposal = (
+        _propose(incumbents, within or 0.0, planners=planners.values(), where=where, precision=job.precision.name)
+        if proposes
+        else None
+    )
+    incumbents.shorten_ranking(top)
     result = SearchResult(
         by=by,
         own=ranked_own,
-        proposal=_propose(
-            incumbents, within or 0.0, planners=planners.values(), where=where, precision=job.precision.name
-        )
-        if proposes
-        else None,
+        proposal=proposal,
         best=tuple(_rank(best.planner, best.estimate.layout, machine) for best in incumbents.best),
         front=tuple(_select_pareto_front(incumbents.fitting)),
         risk=risk,

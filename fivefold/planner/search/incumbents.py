@@ -167,6 +167,10 @@ class Incumbents:
             if self.improved and self.best[0] is evaluated:
                 self.improved(evaluated.text, score)
 
+    def shorten_ranking(self, top: int) -> None:
+        """Keep only the ``top`` best."""
+        self.top, self.best = top, self.best[:top]
+
     def excess_bytes(self, planner: Planner, layout: Layout) -> int:
         """Return the peak bytes of a layout that neither fits nor is tight; else 0."""
         peak, risk = self._estimate_peak_and_risk(planner, layout, self._count_memory(planner, layout))

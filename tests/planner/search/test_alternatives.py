@@ -50,6 +50,8 @@ def change_layout(chosen: Layout, name: str) -> Layout:
         fields["v"] = 1
     elif fields["v"] > 1:
         fields["schedule"] = "interleaved"
+    if len(fields["stages"]) != fields["pp"] * fields["v"]:  # those of the chosen one do not hold for other numbers
+        fields["stages"] = ()
     fields["dp"] = chosen.world // (fields["tp"] * fields["cp"] * fields["pp"])
     return Layout(**fields)
 

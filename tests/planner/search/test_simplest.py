@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import fivefold as ff
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import is_legal
 from fivefold.layout.where import ANY, Where
@@ -241,3 +242,14 @@ def test_when_gradients_are_reduced_is_a_choice_from_zero_2_on() -> None:
     simplest = Simplest(planners, [], max_seconds=1.0)
     results = [len(simplest._list_planners(Layout(dp=4, zero=zero))) for zero in range(4)]
     assert results == [1, 1, 2, 2]
+
+
+def test_the_fastest_layout_does_not_depend_on_the_length_of_the_table() -> None:
+    """It has uneven stages, and with even ones it is not among the four fastest."""
+    question: dict[str, Any] = {"seq": 8192, "gbs": 512, "stack": "torchtitan", "where": "tp=1 cp=1"}
+    short, long = (ff.search("llama3-8b", "h100:64", top=top, **question) for top in (1, 10))
+    assert (len(short.best), len(long.best)) == (1, 10)
+    assert short.best == long.best[:1]
+    assert Layout.parse(short.best[0].step.layout).stages
+    assert short.proposal == long.proposal
+    assert (short.tried, short.evaluated) == (long.tried, long.evaluated)
