@@ -28,7 +28,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.weights import list_adapter_weights, list_trained_weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build
-from fivefold.trainer.checkpoint import checkpoint, huggingface_import, peft_adapter
+from fivefold.trainer.checkpoint import checkpoint, huggingface_import, merged_adapter, peft_adapter
 from fivefold.trainer.checkpoint.full_weights import build_full_module, gather_full_weights
 from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
@@ -277,3 +277,12 @@ def test_missing_and_unknown_factors_are_errors(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(UserError, match="no such file"):
         peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
+
+
+def test_an_adapter_folder_without_a_base_asks_for_one(tmp_path: Path) -> None:
+    """As of a run that began with random weights; the working directory is no base."""
+    folder = folder_of(tmp_path / "lora", base_of(tmp_path / "base", "llama"))
+    config = json.loads((folder / peft_adapter.CONFIG).read_text())
+    (folder / peft_adapter.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": None}))
+    with pytest.raises(UserError, match="names no base; give the base with --base FOLDER"):
+        merged_adapter.open_adapter_folder(folder)
