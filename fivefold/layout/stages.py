@@ -16,7 +16,7 @@ from functools import lru_cache
 from itertools import accumulate
 
 from fivefold.job import Job
-from fivefold.layout.spec import Layout
+from fivefold.layout.spec import Layout, list_divisors
 from fivefold.model.spec import Model
 from fivefold.model.weights import resolve_freeze
 
@@ -38,6 +38,16 @@ def find_first_backward_stage(model: Model, layout: Layout, job: Job) -> int:
         return 0
     first_layer = 0 if adapter is not None else frozen.first_backward
     return sum(layers.stop <= first_layer for layers in list_stage_layers(model.layers, layout))
+
+
+def list_virtual_stages(layers: int, *, pp: int, most: int) -> list[int]:
+    """Return numbers above 1 of stages on each of ``pp`` pipeline ranks, for ``most`` stages or fewer.
+
+    They are divisors of the layers per rank, rounded up or down, and those that leave an end without layers.
+    """
+    sizes = {*list_divisors(max(1, layers // pp)), *list_divisors(-(-layers // pp))}
+    sizes |= {stages // pp for stages in range(layers + 1, most + 1) if stages % pp == 0}
+    return sorted(v for v in sizes if v > 1 and pp * v <= most)
 
 
 @lru_cache(maxsize=1024)

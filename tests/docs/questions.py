@@ -119,9 +119,9 @@ QUESTIONS = (
         "--seq 4096 --gbs 2304 --stack megatron-core", PLAIN, "dp64 tp8 pp12 v8 zero1 mbs1",
         "Nemotron-4 (arXiv:2406.11704 §2.3): tp8, pp12 interleaved, dp64, distributed optimizer; 8.0 s a step, 41.0 % "
         "MFU. The number of virtual stages is not printed; here each of the eight layers of a rank is a stage.",
-        "Most of it is the head with its vocabulary of 256,000, on a rank of eight layers instead of twelve: the "
-        "others wait for it. The authors kept tp8 pp12 while they went from 1,536 to 6,144 GPUs, with dp16 to dp64. "
-        "Its 41.0 % MFU is nearly what is predicted.",
+        "Most of it is the head with its vocabulary of 256,000, on a rank that has eight layers like the others, "
+        "which wait for it; the proposal makes it a stage of its own. The authors kept tp8 pp12 while they went from "
+        "1,536 to 6,144 GPUs, with dp16 to dp64. Its 41.0 % MFU is nearly what is predicted.",
     ),
     Asked(
         "Llama 3 405B on 16,384 H100", "llama3-405b", "h100:16384", "--seq 8192 --gbs 2048",
@@ -130,17 +130,17 @@ QUESTIONS = (
         "Llama 3 (arXiv:2407.21783, table 4): tp8 cp1 pp16 dp128, sharded optimizer and gradients that are reduced "
         "once a step (`zero1` here), interleaved, no recomputation; 41 % MFU. The first and the last stage hold only "
         "the embedding and only the head (§3.3.2), so that 126 layers are 128 stages, eight per rank.",
-        "The search tries no stages without a layer, so it does not find the published layout. The proposal splits the "
-        "backward, and saves memory by cp4, which the authors used for longer sequences only. All faster layouts are "
-        "tight.",
+        "The proposal is the same pipeline, with the embedding and the head as stages of their own, but for cp2, which "
+        "halves the activations of a rank: without it the layout is tight. The authors used cp for longer sequences "
+        "only.",
     ),
     Asked(
         "Llama 3 405B with 131,072 tokens on 16,384 H100", "llama3-405b", "h100:16384", "--seq 131072 --gbs 128",
         f"{PLAIN} v<=8 tp<=8",
         "dp8 tp8 cp16 pp16 v8 zero1 mbs1",
         "Llama 3 (ibid.): tp8 cp16 pp16 dp8, eight stages per rank as in question 8; 38 % MFU.",
-        "The same degrees but for cp. The fastest layouts have "
-        "four stages and ZeRO-3, whose gathers overlap with so much compute, and are tight.",
+        "The proposal is the same pipeline with twice the cp. The fastest layouts have pp4 and ZeRO-3, whose gathers "
+        "overlap with so much compute, and are tight.",
     ),
     Asked(
         "DeepSeek-V3 on 2,048 H800", "deepseek-v3", "h800:2048",

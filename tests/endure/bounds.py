@@ -1,9 +1,10 @@
 """Bounds of the search against estimates: layouts of random models, machines, stacks and jobs, thousands of them.
 
-    python -m tests.endure.bounds [--count 2000] [--first 0] [--each 20] [--memory]
+    python -m tests.endure.bounds [--count 2000] [--first 0] [--each 20] [--memory] [--bare-ends]
 
 Prints every layout of which a bound is above its estimate, and how near the bounds of memory are by schedule; exits 1
-if there is such a layout. ``--memory``: without the bounds of time.
+if there is such a layout. ``--memory``: without the bounds of time. ``--bare-ends``: only pipelines with more stages
+than layers.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=2000, help="how many spaces are drawn")
     parser.add_argument("--each", type=int, default=20, help="layouts of each space")
     parser.add_argument("--memory", action="store_true", help="compare bounds of memory alone")
+    parser.add_argument("--bare-ends", action="store_true", help="only pipelines with more stages than layers")
     chosen = parser.parse_args()
     shares, broken = defaultdict[str, list[float]](list), 0
     for seed in range(chosen.first, chosen.first + chosen.count):
-        drawn = drawn_space(seed)
+        drawn = drawn_space(seed, bare_ends=chosen.bare_ends)
         if drawn is None:
             continue
-        for bound in compare_bounds(*drawn, seed=seed, count=chosen.each, timed=not chosen.memory):
+        timed, bare_ends = not chosen.memory, chosen.bare_ends
+        for bound in compare_bounds(*drawn, seed=seed, count=chosen.each, timed=timed, bare_ends=bare_ends):
             layout = bound.layout
             shares[layout.schedule if layout.pp > 1 else "none"].append(bound.bound_bytes / bound.peak_bytes)
             if bound.is_exceeded:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from copy import deepcopy
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
@@ -343,7 +344,24 @@ class Nouns:
         layout = self.layout()
         ranks = self.ranks_of(layout)
         machine = f"{self.rng.choice(chips())}:{ranks}" if ranks and self.chance(0.6) else self.machine()
-        return [self.model(small=small), machine, layout]
+        model = self.model(small=small)
+        return [model, machine, self.cut_stages(layout, model)]
+
+    def cut_stages(self, layout: str, model: str) -> str:
+        """Some pipelines with any cut of the model's layers, often with none at one or both ends."""
+        rng = self.rng
+        try:
+            parsed = Layout.parse(layout)
+        except UserError:
+            return layout
+        is_first_bare, is_last_bare = rng.choice(((False, False), (True, False), (False, True), (True, True)))
+        inner_stages = parsed.pp * parsed.v - is_first_bare - is_last_bare
+        layers = build_model(model).layers if model in CATALOG else 0
+        if parsed.pp == 1 or not 0 < inner_stages <= layers or not self.chance(0.4):
+            return layout
+        cuts = [0, *sorted(rng.sample(range(1, layers), k=inner_stages - 1)), layers]
+        sizes = [end - start for start, end in pairwise(cuts)]
+        return str(parsed.replace(stages=(*[0] * is_first_bare, *sizes, *[0] * is_last_bare)))
 
     def ranks_of(self, layout: str) -> int:
         """Ranks of a layout; 0 if it is none."""

@@ -12,6 +12,7 @@ from math import gcd, log2
 from typing import NamedTuple
 
 from fivefold.layout.spec import Layout, list_divisors
+from fivefold.layout.stages import list_virtual_stages
 from fivefold.layout.where import ANY, NUMBERS, Term, Where
 from fivefold.model.spec import Model
 from fivefold.units import round_up_to_power_of_two
@@ -89,9 +90,11 @@ def _list_relaxations(term: Term, *, model: Model, world: int) -> Iterator[tuple
     if term.field not in NUMBERS:
         yield NAME_OCTAVES, Relaxation(term, None)
         return
+    most = model.layers + 2  # stages: without layers at both ends
+    virtual_stages = (list_virtual_stages(model.layers, pp=pp, most=most) for pp in list_divisors(world))
     values = {
         "zero": [0, 1, 2, 3],
-        "v": list_divisors(model.layers),
+        "v": sorted({1, 2, *chain(*virtual_stages)}),
         "ep": list_divisors(model.moe.experts if model.moe else 1),
         "mbs": [2**power for power in range(10)],
     }.get(term.field, list_divisors(world))

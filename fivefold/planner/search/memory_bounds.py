@@ -43,7 +43,7 @@ class LiveUnits(NamedTuple):
     unit_counts: NDArray[np.float64]
     live: NDArray[np.float64]
     live_later: NDArray[np.float64]
-    last_block: Ints  # index of the last block of the stage whose backward is first
+    last_block: Ints  # index of the last block of the stage whose backward is first; HEAD if there is none
     next_block: Ints  # index of the block before it, whose backward follows; HEAD if there is none
     is_first_stage: NDArray[np.bool_]  # that stage is the first of the model
     is_exact: NDArray[np.bool_]  # ``live_later`` is at the backward of that stage
@@ -54,7 +54,7 @@ class LiveUnits(NamedTuple):
     schedule: Ints
     pp: Ints
     closing_blocks: (
-        Ints  # [4, 2] indices of the first block, and the first with experts, of the stage whose backward is last
+        Ints  # [4, 2] of the stage whose backward is last: its first block, and first with experts; HEAD if it has none
     )
     units_before: NDArray[np.float64]  # [4, 2, units] of that stage before each of these
     closing_units: NDArray[np.float64]  # [4, units] of that stage
@@ -67,7 +67,7 @@ class StageUnits(NamedTuple):
     table: Floats  # [stages, units]
     stages: list[tuple[int, ...]]  # of each rank
     unit_counts: Floats  # [ranks, units]
-    last: list[int]  # index of the last block of each stage
+    last: list[int]  # index of the last block of each stage; HEAD if it has none
     following: list[int]  # index of the block before it; HEAD if there is none
     ranks: list[int]  # whose memory is bounded
     closing: list[list[tuple[int, Floats, int]]]  # ``_find_closing_blocks`` of the first stage of each of them
@@ -82,7 +82,8 @@ def list_stage_units(
     unit_counts = np.array([table[list(rank_stages)].sum(axis=0) for rank_stages in stages])
     blocks, following = _find_last_blocks(counts, shape, recompute_every=recompute_every, runs=runs)
     ends = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # of the last stage
-    ranks = [0, int(unit_counts[:, BLOCKS:].sum(axis=1).argmax()), int(unit_counts[:, blocks[-1]].argmax()), ends]
+    last_block = next(block for block in reversed(blocks) if block != HEAD)
+    ranks = [0, int(unit_counts[:, BLOCKS:].sum(axis=1).argmax()), int(unit_counts[:, last_block].argmax()), ends]
     closing = [
         [*_find_closing_blocks(counts, shape, stages[rank][0], recompute_every=recompute_every, runs=runs)]
         for rank in ranks
@@ -119,7 +120,7 @@ def count_live_units(shape: PipelineShape, units: StageUnits, *, micro_batches: 
 def _find_last_blocks(
     counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
 ) -> tuple[list[int], list[int]]:
-    """Return the index into ``runs`` of the last block of each stage, and of the one before it (HEAD if none)."""
+    """Return the index into ``runs`` of the last block of each stage, and of the one before it; HEAD if none."""
     layers = counts.model.layers
     layout = build_pipeline_layout(shape, recompute_every=recompute_every)
     is_recomputed = list_recomputed_layers(layers, layout)
@@ -128,7 +129,10 @@ def _find_last_blocks(
         [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in stage]
         for stage in list_stage_layers(layers, layout)
     ]
-    return [stage[-1] for stage in stage_blocks], [stage[-2] if len(stage) > 1 else HEAD for stage in stage_blocks]
+    last, following = (
+        [stage[-position] if len(stage) >= position else HEAD for stage in stage_blocks] for position in (1, 2)
+    )
+    return last, following
 
 
 def _find_closing_blocks(
@@ -136,8 +140,8 @@ def _find_closing_blocks(
 ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
     """Yield the indices into ``runs`` of the first block of a stage and of the first with experts.
 
-    Without experts it is the first again. Each comes with the numbers of units before it and the index of the block
-    before it.
+    Without experts it is the first again; of a stage without blocks it is HEAD. Each comes with the numbers of units
+    before it and the index of the block before it.
     """
     layers = counts.model.layers
     layout = build_pipeline_layout(shape, recompute_every=recompute_every)
@@ -151,7 +155,7 @@ def _find_closing_blocks(
     for position in (0, first_moe):
         units_before = np.bincount(blocks[:position], minlength=len(runs)).astype(float)
         units_before[EMBED] = stage == 0
-        yield blocks[position], units_before, blocks[position - 1] if position else HEAD
+        yield blocks[position] if blocks else HEAD, units_before, blocks[position - 1] if position else HEAD
 
 
 def _rank_units(
@@ -265,6 +269,10 @@ class MemoryBounds:
             rank_units.unit_counts[:, :, HEAD] > 0
         )
         first_backward = np.where(splits_backward, last_block, first_backward + head_gradients)
+        begins_with_block = rank_units.last_block != HEAD
+        ends_with_block = rank_units.closing_blocks[:, :, 0] != HEAD
+        last_block, first_backward = (np.where(begins_with_block, bound, 0.0) for bound in (last_block, first_backward))
+        least_block = np.where(begins_with_block & ends_with_block, least_block, 0.0)
         if self.counts.job.stack.deferred_wgrad == "graph":  # the backward of the first stage waits for its W
             waits_for_wgrad = rank_units.is_first_stage & np.isin(rank_units.schedule, SPLIT)
             last_block, least_block, first_backward = (
@@ -292,7 +300,7 @@ class MemoryBounds:
         )
         # As its gradients are reduced, the activations of the block whose backward ends are gone.
         reducing = np.take_along_axis(new_gradients - kept, rank_units.last_block, axis=1)
-        reducing = np.where(all_allocated & ~splits_backward, reducing, 0.0)
+        reducing = np.where(all_allocated & ~splits_backward & begins_with_block, reducing, 0.0)
         blocks = np.where(rank_units.is_exact, np.maximum(last_block, reducing) - head_kept, least_block) - head_reduced
         later_backward = (
             np.where(rank_units.is_full | rank_units.has_one_stage, np.maximum(blocks, loss), blocks)
@@ -317,7 +325,9 @@ class MemoryBounds:
                 ),
             )
             highest = np.where(
-                np.isin(rank_units.schedule, SPLIT), np.maximum(highest, resident_bytes + waiting_bytes), highest
+                np.isin(rank_units.schedule, SPLIT) & ends_with_block,
+                np.maximum(highest, resident_bytes + waiting_bytes),
+                highest,
             )
         if not self.counts.job.stack.reduce_bucket:
             block_backward = kept + above_kept
@@ -391,7 +401,8 @@ class MemoryBounds:
                 prefetched, rank_units.blocks_before[:, :, index], axis=1
             )
             own_backward = np.maximum(own_backward, np.take_along_axis(reduced, block, axis=1))
-            highest = np.maximum(highest, others_reduced + np.where(allocated, own_allocated, 0.0) + own_backward)
+            in_block = others_reduced + np.where(allocated, own_allocated, 0.0) + own_backward
+            highest = np.where(block == HEAD, highest, np.maximum(highest, in_block))
         return np.where(split, 0.0, highest)
 
     def _backward_bytes(

@@ -14,7 +14,8 @@ from fivefold.layout.context_parallelism import CP_KINDS
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout, list_divisors
-from fivefold.layout.validity import refuse
+from fivefold.layout.stages import list_virtual_stages
+from fivefold.layout.validity import count_max_stages, refuse
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Estimate, Planner
@@ -127,7 +128,7 @@ def _list_changes(layout: Layout, planner: Planner, *, uneven: bool) -> Iterator
         groups = (size if size < replicas else None for size in list_divisors(replicas)[1:])
         yield from (change(layout, shard_group=group) for group in groups)
     if layout.pp > 1:
-        yield from _list_schedules(layout, layers=model.layers)
+        yield from _list_schedules(layout, planner)
         balanced = balance(layout.replace(stages=()), planner) if uneven else None
         yield from (change(layout, stages=stages) for stages in ((), balanced.stages if balanced else ()))
     for ac in list_recomputations(model, planner.job.stack.runs):
@@ -142,11 +143,11 @@ def _list_changes(layout: Layout, planner: Planner, *, uneven: bool) -> Iterator
     yield from (change(layout, sp=sp) for sp in (True, False))
 
 
-def _list_schedules(layout: Layout, *, layers: int) -> Iterator[Layout | None]:
-    per_stage = -(-layers // layout.pp)
-    stage_counts = {*list_divisors(per_stage), *list_divisors(max(1, layers // layout.pp))} - {1}
+def _list_schedules(layout: Layout, planner: Planner) -> Iterator[Layout | None]:
+    model = planner.model
+    stage_counts = list_virtual_stages(model.layers, pp=layout.pp, most=count_max_stages(model, planner.job))
     for name, pipeline in PIPELINE_SCHEDULES.items():
-        for v in sorted(stage_counts) if pipeline.stages_per_rank is None else (pipeline.stages_per_rank,):
+        for v in stage_counts if pipeline.stages_per_rank is None else (pipeline.stages_per_rank,):
             yield change(layout, schedule=name, v=v, stages=layout.stages if v == layout.v else ())
 
 

@@ -23,10 +23,12 @@ from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, list_divisors
+from fivefold.layout.stages import list_virtual_stages
 from fivefold.layout.validity import (
     are_neighbours,
     can_shard_tower,
     can_simulate,
+    count_max_stages,
     explain_unsharded_base,
     explain_unsharded_offload,
     explain_unsupported_2d,
@@ -126,7 +128,9 @@ class Space:
         self.placements = placements and stack.orders is not False and where.is_allowed("order", "other")
         orders = permutations(DEFAULT_ORDER) if self.placements else [DEFAULT_ORDER]
         self.orders: list[tuple[MeshAxis, ...]] = [order for order in orders if stack.supports_order(order)]
-        shapes = [shape for pp in range(1, model.layers + 1) if world % pp == 0 for shape in self._list_shapes(pp)]
+        # bounds of a stage without layers that trains nothing are not known
+        self.most_stages = model.layers if job.freezes_text else count_max_stages(model, job)
+        shapes = [shape for pp in range(1, self.most_stages + 1) if world % pp == 0 for shape in self._list_shapes(pp)]
         self.shapes = [s for s in shapes if where.is_allowed("schedule", s.schedule) and where.is_allowed("v", s.v)]
         self.pairs = any(s.pipeline.pairs_passes for s in self.shapes)
         self.shape_pp = np.array([shape.pp for shape in self.shapes])
@@ -182,7 +186,7 @@ class Space:
         rows = np.array([[world, 1, 1, 1, 1, 1, 1, 0, 1, 0, 1]])
         rows = split(rows, 1, [tp])
         rows = split(rows, 2, [cp for cp in sizes if cp == 1 or ("cp" in self.axes and job.sequence % cp == 0)])
-        rows = split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= model.layers)])
+        rows = split(rows, 3, [pp for pp in sizes if pp == 1 or ("pp" in self.axes and pp <= self.most_stages)])
         rows = rows[job.even_batch % rows[:, 0] == 0]
         if moe and "ep" in self.axes:
             cuts = list_divisors(moe.ffn) if self.stack.expert_tensor else [1]
@@ -254,17 +258,16 @@ class Space:
         return np.asarray(self.job.batch(0) // (partials.dp * partials.mbs))
 
     def _list_shapes(self, pp: int) -> list[PipelineShape]:
-        """Return the schedules of ``pp`` ranks; v is a divisor of the layers per rank, rounded up or down."""
+        """Return the schedules of ``pp`` ranks with each v of ``list_virtual_stages``."""
         if pp == 1:
             return [PipelineShape(DEFAULT_SCHEDULE, 1, 1)]
-        layers = self.model.layers
-        stage_counts = sorted({*list_divisors(layers // pp), *list_divisors(-(-layers // pp))} - {1})
+        stage_counts = list_virtual_stages(self.model.layers, pp=pp, most=self.most_stages)
         shapes = []
         for name in self.schedules:
             pipeline = PIPELINE_SCHEDULES[name]
             candidates_of_v = stage_counts if pipeline.stages_per_rank is None else [pipeline.stages_per_rank]
             if pp % 2 == 0 or not pipeline.enters_both_ends:
-                shapes += [PipelineShape(name, pp, v) for v in candidates_of_v if pp * v <= layers]
+                shapes += [PipelineShape(name, pp, v) for v in candidates_of_v if pp * v <= self.most_stages]
         return shapes
 
     def can_run(self, shape: PipelineShape, micro_batches: Ints) -> NDArray[np.bool_]:

@@ -124,8 +124,10 @@ def _move_layer(
 ) -> Iterator[Layout]:
     """Yield the layout with one layer less on the most loaded rank, and one more on each of the least loaded ones."""
     sizes = [len(count) for count in list_stage_layers(planner.model.layers, layout)]
+    least_sizes = [1] * len(sizes)
+    least_sizes[0] = least_sizes[-1] = int(planner.job.freezes_text)  # else an end may have no layers
     busiest = max(range(len(loads)), key=lambda rank: loads[rank])
-    giving_stages = [stage for stage in stages_of_ranks[busiest] if sizes[stage] > 1]
+    giving_stages = [stage for stage in stages_of_ranks[busiest] if sizes[stage] > least_sizes[stage]]
     if not giving_stages:
         return
     giving_stage = max(giving_stages, key=lambda stage: (sizes[stage], stage))

@@ -13,6 +13,7 @@ from fivefold.machine.catalog import with_ranks
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.columns import CandidateLayouts
+from fivefold.planner.search.simulated_bound import group_schedules, simulate_group
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import MICRO_BATCH_SIZES, SMALL_MICRO_BATCH
 from fivefold.record import UserError
@@ -20,6 +21,7 @@ from tests.planner.draws import case
 
 WORLDS = (1, 2, 4, 8, 8, 12, 16, 32)
 DRAWN, LARGER = 60, 1 + 1e-9
+SIMULATED = 4  # layouts of which the schedule is simulated
 
 
 class Compared(NamedTuple):
@@ -37,10 +39,15 @@ class Compared(NamedTuple):
         return self.bound_bytes > self.peak_bytes * LARGER or self.bound_seconds > self.seconds * LARGER
 
 
-def drawn_space(seed: int) -> tuple[Planner, Space] | None:
-    """Return the space of a random model, machine and job with every field of it; None if it has no layout."""
+def drawn_space(seed: int, *, bare_ends: bool = False) -> tuple[Planner, Space] | None:
+    """Return the space of a random model, machine and job with every field of it; None if it has no layout.
+
+    ``bare_ends``: there may be one or two pipeline stages more than layers.
+    """
     drawn, some = case(seed), random.Random(seed)
     world = some.choice(WORLDS)
+    if bare_ends:
+        world = (drawn.model.layers + some.choice((1, 2, 2))) * some.choice((1, 1, 2))
     job = drawn.job.replace(global_batch=some.choice((1, 2, 3, 4, 6, 8, 12, 40)) * some.choice((1, 2, 4, 8)))
     machine = with_ranks(drawn.machine, world)
     try:
@@ -50,10 +57,22 @@ def drawn_space(seed: int) -> tuple[Planner, Space] | None:
         return None
 
 
-def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, timed: bool = True) -> Iterator[Compared]:
-    """Yield ``count`` random layouts of one space, as many of each schedule as can be, with their bounds."""
+def compare_bounds(
+    planner: Planner, space: Space, *, seed: int, count: int, timed: bool = True, bare_ends: bool = False
+) -> Iterator[Compared]:
+    """Yield ``count`` random layouts of one space, as many of each schedule as can be, with their bounds.
+
+    ``bare_ends``: only those with more stages than layers.
+    """
     partials, some = space.partials.take(space.count_candidates(space.partials) > 0), np.random.default_rng(seed)
+    is_bare = np.array([shape.pp * shape.v > planner.model.layers for shape in space.shapes])
+    if bare_ends:
+        partials = partials.take(np.isin(partials.pp, space.shape_pp[is_bare]))
+    if not len(partials.dp):
+        return
     result = space.expand(partials, some.integers(0, len(partials.dp), DRAWN))
+    if bare_ends:
+        result = result.take(is_bare[result.shape])
     if not len(result.partial):
         return
     schedules = [np.flatnonzero(result.shape == shape) for shape in np.unique(result.shape)]
@@ -82,6 +101,11 @@ def compare_bounds(planner: Planner, space: Space, *, seed: int, count: int, tim
             bounds.bound_seconds_of_any_order(candidates, max_sequences=most, any_recomputation=True)[0]
             for most in (SMALL_MICRO_BATCH, 1)
         ]
+        grouped = np.flatnonzero(group_schedules(bounds, candidates) >= 0)[:SIMULATED]
+        simulated = np.zeros(len(candidates.partial))
+        for row in grouped:
+            simulated[row] = simulate_group(bounds, candidates.take(np.array([row])))[0]
+        seconds.append(simulated)
     for at, (size, least) in enumerate(zip(np.max(sizes, axis=0), np.max(seconds, axis=0), strict=True)):
         layout = space.layout(partials, candidates, at)
         try:

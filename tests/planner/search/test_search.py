@@ -389,7 +389,7 @@ def test_first_layouts_that_are_tried_are_those_that_may_fit() -> None:
     """Tight layouts, which are faster, would take the place of those that lower the threshold."""
     work, machine = SearchWork(), make_tight_machine(4, gib=1.0)
     result = search(model=SMALL, machine=machine, job=FEW.replace(global_batch=4), top=1, work=work)
-    assert (result.evaluated, work.units) <= (82, 574_000)
+    assert (result.evaluated, work.units) <= (92, 610_000)
 
 
 def test_a_search_that_ends_at_its_work_limit_does_not_claim_that_nothing_fits() -> None:

@@ -61,9 +61,9 @@ def list_layouts(model: Model, job: Job, *, world: int) -> set[Layout]:
 
 
 def _is_legal(layout: Layout, model: Model, job: Job) -> bool:
-    """Tell whether a layout is legal and has no more stages than layers, as the search tries no others."""
+    """Tell whether a layout is legal and, with frozen weights, has no more stages than layers, as the search has it."""
     return (
-        layout.pp * layout.v <= model.layers
+        not (job.freezes_text and layout.pp * layout.v > model.layers)
         and next(list_reasons(layout, model=model, job=job, machine=None), None) is None
     )
 
@@ -78,6 +78,7 @@ def list_parsed(model: Model, *, world: int) -> frozenset[Layout]:
         if dp * tp * cp * pp != world:
             continue
         several = {d for n in (model.layers // pp, -(-model.layers // pp)) for d in range(1, n + 1) if n % d == 0}
+        several |= {d for d in range(2, model.layers + 3) if pp * d in (model.layers + 1, model.layers + 2)}
         choices = product(
             experts,
             experts,

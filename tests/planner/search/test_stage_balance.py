@@ -6,6 +6,7 @@ from itertools import combinations, pairwise
 
 import pytest
 
+from fivefold.adapter import Adapter
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.spec import Machine
@@ -24,9 +25,9 @@ MACHINE = make_tight_machine(4, gib=64)
 
 
 def list_splits(layout: Layout) -> list[Layout]:
-    """The layout with every number of layers on every stage."""
+    """The layout with every number of layers on every stage, of which the first and the last may have none."""
     stages = layout.pp * layout.v
-    cuts = [(0, *item, LAYERS) for item in combinations(range(1, LAYERS), stages - 1)]
+    cuts = [(0, *item, LAYERS) for item in combinations(range(LAYERS + 1), stages - 1)]
     return [layout.replace(stages=tuple(b - a for a, b in pairwise(cut))) for cut in cuts]
 
 
@@ -34,7 +35,9 @@ def seconds(planner: Planner, layout: Layout) -> float:
     return planner.estimate(layout).step_time.seconds
 
 
-@pytest.mark.parametrize("words", ["pp4", "pp4 gpipe", "pp4 zb1p", "dp2 pp2 zero1", "dp2 pp2 v2", "dp2 pp2 zbv"])
+@pytest.mark.parametrize(
+    "words", ["pp4", "pp4 gpipe", "pp4 zb1p", "dp2 pp2 zero1", "dp2 pp2 v2", "dp2 pp2 zbv", "pp4 v2"]
+)
 def test_balanced_stages_are_close_to_the_best_split(words: str) -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
     even = Layout.parse(f"{words} mbs1")
@@ -50,8 +53,9 @@ def test_balanced_stages_are_close_to_the_best_split(words: str) -> None:
 
 def test_stages_that_cannot_be_balanced_are_unchanged() -> None:
     planner = Planner(model=HEAVY, machine=MACHINE, job=FEW)
-    for words in ("dp4", "pp4 v2"):  # no pipeline; a layer each
-        assert balance(Layout.parse(words), planner) is None
+    assert balance(Layout.parse("dp4"), planner) is None
+    adapted = Planner(model=HEAVY, machine=MACHINE, job=FEW.replace(adapter=Adapter(rank=16)))  # of layers alone
+    assert balance(Layout.parse("pp4 v2"), adapted) is None  # a layer each
     job = FEW.replace(stack=Stack(name="mine", runs=SupportedLayouts(uneven_stages=False)))
     assert balance(Layout.parse("pp4"), Planner(model=HEAVY, machine=MACHINE, job=job)) is None
 
