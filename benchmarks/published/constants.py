@@ -2,7 +2,8 @@
 
 Those of the time model are fields of ``planner/time/constants.py``, those of the allocator of ``AllocatorConstants``;
 the others are figures that the catalog gives to a chip or a link, and are varied on the machine's record. ``set_on``
-and ``between`` are those of ``About``. In words: docs/explanation/how-a-step-costs/constants.md.
+and ``between`` are ``fitted_to`` and ``between`` of ``ConstantInfo``. In words:
+docs/explanation/how-a-step-costs/constants.md.
 """
 
 from __future__ import annotations

@@ -22,10 +22,10 @@ class Breakdown(Record):
     """Seconds of a rank's window. Several streams or threads at once count once.
 
     ``idle_host_seconds``: nothing had been launched; ``idle_waiting_seconds``: work was queued behind something. The
-    rest of ``idle_seconds`` has no launch in the trace. Of ``idle_host_seconds`` the host spends ``idle_loading`` in a
-    DataLoader, ``idle_allocation`` allocating device memory, and ``idle_blocked`` within a copy or a synchronization.
-    ``waiting_seconds``: exposed communication before the last rank had arrived, None where the traces of the others are
-    missing.
+    rest of ``idle_seconds`` has no launch in the trace. Of ``idle_host_seconds`` the host spends
+    ``idle_loading_seconds`` in a DataLoader, ``idle_allocation_seconds`` allocating device memory, and
+    ``idle_blocked_seconds`` within a copy or a synchronization. ``waiting_seconds``: exposed communication before the
+    last rank had arrived, None where the traces of the others are missing.
     """
 
     rank: NonNegativeInt
