@@ -81,7 +81,7 @@ QUESTIONS = (
         PLAIN, "dp2 tp4 cp2 pp4 v5 zero1 mbs1",
         "Megatron-Bridge's recipe `llama3_70b_pretrain_64gpu_h100_bf16_config`: tp4 pp4 cp2; five virtual stages as in "
         "its other recipes of tp4.",
-        "The search proposes what Megatron's authors chose for their own measurements.",
+        "The search proposes what Megatron's authors chose for their own measurements, but for the virtual stages.",
     ),
     Asked(
         "Llama 3 70B on 256 H100 with torchtitan, in fp8", "llama3-70b", f"h100:256 {TITAN}",

@@ -237,7 +237,7 @@ BELOW = ("embed_tokens", "layers[:2]", "layers[2].attention", "norm", "lm_head")
                 (ON_GPUS, DENSE, "dp2 pp2 zero3 mbs1 stages=2-1", {"freeze": BELOW}),
                 (ON_CPUS, DENSE.replace(block="post_sum"), "pp3 gpipe mbs2", {"freeze": BELOW[:2]}),
                 (ON_CPUS, MIXTURE, "dp2 ep2 pp2 zero2 mbs1", {"freeze": ("layers[1:]", "norm", "lm_head")}),
-                (ON_CPUS, MIXTURE, "tp2 pp2 zero1 mbs1 stages=0-3", {"adapter": Adapter(rank=3, base="nf4")}),
+                (ON_CPUS, MIXTURE, "tp2 pp2 zero1 mbs1 stages=0-3", {"adapter": Adapter(rank=3)}),
                 (ON_GPUS, DENSE.replace(tied_embeddings=True), "pp3 stages=0-2-1 mbs1", {"freeze": ("embed_tokens",)}),
                 (ON_CPUS, DENSE, "pp3 zero0 mbs1 ac=full stages=1-2-0", {"adapter": Adapter(rank=3)}),
             ],

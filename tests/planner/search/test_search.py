@@ -438,8 +438,8 @@ def test_a_recomputation_that_the_software_cannot_express_is_named() -> None:
 
 
 def test_a_number_of_ranks_that_no_layout_can_use_is_an_error() -> None:
-    with pytest.raises(UserError, match="try gbs 14"):
-        search(model=SMALL, machine=NODE.replace(ranks=7), job=FEW.replace(global_batch=8))
+    with pytest.raises(UserError, match="try gbs 11"):
+        search(model=SMALL, machine=NODE.replace(ranks=11), job=FEW.replace(global_batch=8))
 
 
 def test_a_faster_chip_shortens_the_step_and_parts_add_up() -> None:
