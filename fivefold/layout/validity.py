@@ -782,7 +782,7 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
     is_resolved = not job.freezes_text or next(_check_frozen_job(model, job), None) is None
     if layout.pp > 1 and is_resolved and job.stack.name != "fivefold":
         below = find_first_backward_stage(model, layout, job)
-        if below:  # torch's pipelines raise an error, Megatron sends gradients all the same
+        if below:  # what its pipelines do then is not modelled
             what = f"{'adapters are' if job.adapter else 'freeze is'} not modelled with {below} stages"
             yield f"{what} that have no backward and the stack {job.stack.name}; train a layer of stage 0"
     if job.adapter is not None and job.adapter.adapts_experts:
