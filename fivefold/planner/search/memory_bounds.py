@@ -9,11 +9,14 @@ for four ranks of each pipeline, of which the maximum is taken. The tests compar
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.stages import list_recomputed_layers, list_stage_layers
 from fivefold.planner.counts.counts import Counts, UnitGroup
@@ -197,6 +200,198 @@ def _rank_units(
     return live, least_sums, False, is_full, True
 
 
+class UnitBytes(NamedTuple):
+    """Bytes [n, units] of one unit of each kind: activations, states (``Estimates.states``), and what waits for W."""
+
+    kept: Floats  # activations, until the backward
+    above_kept: Floats  # peak of the backward above them; of split backwards that of B
+    deferred: Floats  # kept from B to W
+    resident: Floats
+    during: Floats  # gradients between micro-batches
+    at_end: Floats  # gradients at the update
+    gathered: Floats
+    prefetched: Floats
+    reduced_gradients: Floats  # reduced in each backward
+    first_gradients: Floats  # at the end of the first backward
+
+    @property
+    def peak(self) -> Floats:
+        """Return the peak of a backward above the activations that the unit keeps, with its gathered weights."""
+        return np.asarray(self.above_kept + self.gathered)
+
+
+def _read_unit_bytes(
+    candidates: CandidateLayouts,
+    estimates: Estimates,
+    *,
+    states: Floats,
+    is_split: NDArray[np.bool_],
+    scaled: bool,
+    any_recomputation: bool,
+) -> UnitBytes:
+    """Return the bytes of units; ``is_split`` [n]: the schedule runs B and W apart."""
+    kept, above_kept = np.moveaxis(
+        estimates.profiles(candidates, scaled=scaled, any_recomputation=any_recomputation), 1, 0
+    )
+    resident, during, at_end, gathered, _, prefetched, reduced_gradients, first_gradients = np.moveaxis(states, 1, 0)
+    deferred = np.zeros_like(kept)
+    if is_split.any():  # what a B needs grows with the micro-batch by fits and starts
+        above_kept = above_kept.copy()
+        needed, deferred[is_split] = np.moveaxis(
+            estimates.splits(
+                candidates.take(np.flatnonzero(is_split)), scaled=scaled, any_recomputation=any_recomputation
+            ),
+            1,
+            0,
+        )
+        above_kept[is_split] = 0 if scaled else np.maximum(0.0, needed)
+    return UnitBytes(
+        kept, above_kept, deferred, resident, during, at_end, gathered, prefetched, reduced_gradients, first_gradients
+    )
+
+
+@dataclass(frozen=True)
+class _RankBounds:
+    """Lower bounds [n, 4] of four ranks of each pipeline, above their resident bytes."""
+
+    job: Job
+    units: LiveUnits
+    bytes: UnitBytes
+    n_micro_batches: Ints  # [n, 1]
+    keeps_unsharded: NDArray[np.bool_]  # [n, 1]: gradients are not sharded
+
+    def sum_over_units(self, unit_bytes: Floats) -> Floats:
+        """Return the sum over all units of each rank."""
+        return sum_units(self.units.unit_counts, unit_bytes)
+
+    @cached_property
+    def is_split(self) -> NDArray[np.bool_]:
+        """Return whether B and W run apart."""
+        return np.isin(self.units.schedule, SPLIT)
+
+    @cached_property
+    def splits_backward(self) -> NDArray[np.bool_]:
+        """Return whether some backwards are split."""
+        return np.isin(self.units.schedule, SPLITTING)
+
+    @cached_property
+    def all_allocated(self) -> NDArray[np.bool_]:
+        """Return whether all gradient sums are allocated at a backward of the rank.
+
+        No gradient is reduced before that, except where a rank has several stages.
+        """
+        keeps_order = self.keeps_unsharded | self.units.has_one_stage
+        return np.asarray(
+            (self.units.pp == 1)
+            | self.units.is_full
+            | (keeps_order & self.units.is_reached & (self.n_micro_batches > 2))
+        )
+
+    @cached_property
+    def head_kept(self) -> Floats:
+        """Return what the head keeps, which is gone when the backward of a block begins; offloaded: nothing."""
+        if "activations" in self.job.offload:
+            return np.zeros(self.units.pp.shape)
+        return np.asarray(self.units.unit_counts[:, :, HEAD] * self.bytes.kept[:, None, HEAD])
+
+    @cached_property
+    def loss(self) -> Floats:
+        """Return the peak of the head's forward and backward, where the rank has it, without its gradients."""
+        return np.where(self.has_head, self.bytes.peak[:, None, HEAD] + self.head_prefetched, 0.0)
+
+    @cached_property
+    def has_head(self) -> NDArray[np.bool_]:
+        """Return whether the rank holds the head."""
+        return np.asarray(self.units.unit_counts[:, :, HEAD] > 0)
+
+    @cached_property
+    def head_prefetched(self) -> Floats:
+        """Return the weights of the last block, gathered during the head; retained outputs: after the loss."""
+        prefetched = np.take_along_axis(self.bytes.prefetched, self.units.last_block, axis=1)
+        return np.asarray(prefetched * (self.job.stack.comm_buffers != "retained"))
+
+    @cached_property
+    def begins_with_block(self) -> NDArray[np.bool_]:
+        """Return whether the stage whose backward is first has a block."""
+        return np.asarray(self.units.last_block != HEAD)
+
+    def sum_live(self, live_units: Floats) -> Floats:
+        """Return the activations of live units; offloaded: none but those of the unit that runs."""
+        if "activations" in self.job.offload:
+            return np.zeros(self.units.pp.shape)
+        return sum_units(live_units, self.bytes.kept)
+
+    def bound_first_backward(self, unit_peak: Floats) -> Floats:
+        """Return the bytes at the first backward; ``unit_peak`` [n, units]: of a unit, with the gradients it makes."""
+        units, unit_bytes = self.units, self.bytes
+        first_block = self._bound_last_block(unit_peak)
+        head_gradients = np.where(self.n_micro_batches > 1, unit_bytes.during, unit_bytes.at_end)[:, None, HEAD]
+        block = np.where(
+            self.splits_backward,
+            self._bound_last_block(unit_bytes.peak),
+            np.where(self._runs_block, first_block + head_gradients * self.has_head, 0.0),
+        )
+        own_head = self.has_head & ~self.splits_backward
+        head = np.where(own_head, unit_peak[:, None, HEAD] + self.head_prefetched, self.loss)
+        return np.asarray(np.maximum(block - self.head_kept, head) + self.sum_live(units.live))
+
+    @cached_property
+    def _runs_block(self) -> NDArray[np.bool_]:
+        """Return whether a B or BW runs a block: that of a first stage may wait for its W."""
+        if self.job.stack.deferred_wgrad != "graph":
+            return self.begins_with_block
+        return self.begins_with_block & ~(self.units.is_first_stage & self.is_split)
+
+    def _bound_last_block(self, unit_peak: Floats) -> Floats:
+        """Return the backward of the last block of the stage whose backward is first; 0 if none runs."""
+        block = np.take_along_axis(unit_peak, self.units.last_block, axis=1) + np.take_along_axis(
+            self.bytes.prefetched, self.units.next_block, axis=1
+        )
+        return np.where(self._runs_block, block, 0.0)
+
+    def bound_later_backward(self) -> Floats:
+        """Return the bytes at a backward after which all gradient sums are allocated."""
+        units, unit_bytes = self.units, self.bytes
+        is_unpipelined = units.pp == 1
+        ends_with_block = units.closing_blocks[:, :, 0] != HEAD
+        least_block = np.where(
+            self._runs_block & ends_with_block, _take_min_over_blocks(units.unit_counts, unit_bytes.peak), 0.0
+        )
+        # As its gradients are reduced, the activations of the block whose backward ends are gone.
+        reducing = np.take_along_axis(unit_bytes.reduced_gradients - unit_bytes.kept, units.last_block, axis=1)
+        reducing = np.where(self.all_allocated & ~self.splits_backward & self.begins_with_block, reducing, 0.0)
+        last_block = np.maximum(self._bound_last_block(unit_bytes.peak), reducing) - self.head_kept
+        # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
+        head_reduced = np.where(
+            is_unpipelined & (self.n_micro_batches == 2),
+            np.maximum(0.0, unit_bytes.during - unit_bytes.at_end)[:, None, HEAD],
+            0.0,
+        )
+        blocks = np.where(units.is_exact, last_block, least_block) - head_reduced
+        has_sums = self.all_allocated & ~(is_unpipelined & (self.n_micro_batches == 1))
+        sums_bytes = np.where(has_sums, self.sum_over_units(unit_bytes.during), 0.0)
+        highest = np.where(units.is_full | units.has_one_stage, np.maximum(blocks, self.loss), blocks)
+        return np.asarray(highest + sums_bytes + self.sum_live(units.live_later))
+
+    def bound_waiting_units(self) -> Floats:
+        """Return the bytes as a B ends and all units but one wait for W; 0 if backwards are not split."""
+        units, unit_bytes = self.units, self.bytes
+        if not self.is_split.any() or self.job.stack.deferred_wgrad == "graph":
+            return np.zeros(units.pp.shape)
+        block = units.closing_blocks[:, :, 0]
+        least_sums = np.where(
+            self.n_micro_batches > units.backwards_before,
+            self.sum_over_units(np.minimum(unit_bytes.during, unit_bytes.at_end)),
+            0.0,
+        )
+        waiting = sum_units(units.closing_units, unit_bytes.deferred) - np.take_along_axis(
+            unit_bytes.deferred, block, axis=1
+        )
+        waiting += np.take_along_axis(unit_bytes.kept + unit_bytes.peak, block, axis=1)
+        waiting += np.where(self.all_allocated, self.sum_over_units(unit_bytes.during), least_sums)
+        return np.where(self.is_split & (block != HEAD), waiting, 0.0)
+
+
 class MemoryBounds:
     """Lower bounds on the memory of layouts of one job; the live units of each pipeline are made once."""
 
@@ -228,117 +423,42 @@ class MemoryBounds:
         candidates' ZeRO stage; ``scaled`` and ``any_recomputation`` as in ``Estimates``.
         """
         rank_units = self._count_live_units(candidates, micro_batches, recompute_every, runs=estimates.runs)
-        n_micro_batches = micro_batches[:, None]
-        kept, above_kept = np.moveaxis(
-            estimates.profiles(candidates, scaled=scaled, any_recomputation=any_recomputation), 1, 0
+        is_exact = states is None and not scaled  # of the candidates' own ZeRO stage, not of any
+        unit_bytes = _read_unit_bytes(
+            candidates,
+            estimates,
+            states=estimates.states(candidates) if states is None else states,
+            is_split=np.isin(rank_units.schedule[:, 0], SPLIT),
+            scaled=scaled,
+            any_recomputation=any_recomputation,
         )
-        state_bytes = estimates.states(candidates) if states is None else states
-        resident, during, at_end, gathered, _, prefetched, new_gradients, _ = np.moveaxis(state_bytes, 1, 0)
-        split_rows = np.flatnonzero(np.isin(rank_units.schedule[:, 0], SPLIT))
-        deferred = np.zeros_like(kept)
-        if len(split_rows):  # what a B needs grows with the micro-batch by fits and starts
-            above_kept = above_kept.copy()
-            needed, deferred[split_rows] = np.moveaxis(
-                estimates.splits(candidates.take(split_rows), scaled=scaled, any_recomputation=any_recomputation), 1, 0
-            )
-            above_kept[split_rows] = 0 if scaled else np.maximum(0.0, needed)
-        resident_bytes = sum_units(rank_units.unit_counts, resident)
-        last_bytes = sum_units(rank_units.unit_counts, at_end)
-        is_unpipelined = rank_units.pp == 1
-        if "activations" in self.counts.job.offload:  # on the host, but for those of the unit that runs
-            live_bytes = live_later_bytes = head_kept = np.zeros(is_unpipelined.shape)
-        else:
-            live_bytes = sum_units(rank_units.live, kept)
-            live_later_bytes = sum_units(rank_units.live_later, kept)
-            head_kept = rank_units.unit_counts[:, :, HEAD] * kept[:, None, HEAD]
-        unit_peak = above_kept + gathered
-        splits_backward = np.isin(rank_units.schedule, SPLITTING)
-        last_block = np.take_along_axis(unit_peak, rank_units.last_block, axis=1)
-        least_block = _take_min_over_blocks(rank_units.unit_counts, unit_peak)
-        last_block = last_block + np.take_along_axis(prefetched, rank_units.next_block, axis=1)
-        keeps_unsharded = ((candidates.zero < 2) | (candidates.shards == 1))[:, None]
-        first_backward_peak = unit_peak
-        if states is None and not scaled:
+        keeps_unsharded = (candidates.zero < 2) | (candidates.shards == 1)
+        ranks = _RankBounds(self.counts.job, rank_units, unit_bytes, micro_batches[:, None], keeps_unsharded[:, None])
+        first_backward_peak = unit_bytes.peak
+        if is_exact:
             first_backward_peak = self._bound_first_backward(
-                candidates, estimates, n_micro_batches[:, 0], unit_peak=unit_peak, added_bytes=gathered - kept
+                candidates,
+                estimates,
+                micro_batches,
+                unit_peak=unit_bytes.peak,
+                added_bytes=unit_bytes.gathered - unit_bytes.kept,
             )
-        first_backward = np.take_along_axis(first_backward_peak, rank_units.last_block, axis=1) + np.take_along_axis(
-            prefetched, rank_units.next_block, axis=1
-        )
-        head_gradients = np.where(n_micro_batches > 1, during, at_end)[:, None, HEAD] * (
-            rank_units.unit_counts[:, :, HEAD] > 0
-        )
-        first_backward = np.where(splits_backward, last_block, first_backward + head_gradients)
-        begins_with_block = rank_units.last_block != HEAD
-        ends_with_block = rank_units.closing_blocks[:, :, 0] != HEAD
-        last_block, first_backward = (np.where(begins_with_block, bound, 0.0) for bound in (last_block, first_backward))
-        least_block = np.where(begins_with_block & ends_with_block, least_block, 0.0)
-        if self.counts.job.stack.deferred_wgrad == "graph":  # the backward of the first stage waits for its W
-            waits_for_wgrad = rank_units.is_first_stage & np.isin(rank_units.schedule, SPLIT)
-            last_block, least_block, first_backward = (
-                np.where(waits_for_wgrad, 0.0, bound) for bound in (last_block, least_block, first_backward)
-            )
-        has_head = rank_units.unit_counts[:, :, HEAD] > 0
-        head_prefetched = np.take_along_axis(prefetched, rank_units.last_block, axis=1)
-        head_prefetched = head_prefetched * (self.counts.job.stack.comm_buffers != "retained")  # else after the loss
-        loss = np.where(has_head, unit_peak[:, None, HEAD] + head_prefetched, 0.0)
-        head_backward = np.where(
-            has_head & ~splits_backward, first_backward_peak[:, None, HEAD] + head_prefetched, loss
-        )
-        # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
-        head_reduced = np.where(
-            is_unpipelined & (n_micro_batches == 2), np.maximum(0.0, during - at_end)[:, None, HEAD], 0.0
-        )
-        # No gradient is reduced before all sums are allocated, except where a rank has several stages.
-        all_allocated = (
-            is_unpipelined
-            | rank_units.is_full
-            | ((keeps_unsharded | rank_units.has_one_stage) & rank_units.is_reached & (n_micro_batches > 2))
-        )
-        sums_bytes = np.where(
-            all_allocated & ~(is_unpipelined & (n_micro_batches == 1)), sum_units(rank_units.unit_counts, during), 0.0
-        )
-        # As its gradients are reduced, the activations of the block whose backward ends are gone.
-        reducing = np.take_along_axis(new_gradients - kept, rank_units.last_block, axis=1)
-        reducing = np.where(all_allocated & ~splits_backward & begins_with_block, reducing, 0.0)
-        blocks = np.where(rank_units.is_exact, np.maximum(last_block, reducing) - head_kept, least_block) - head_reduced
-        later_backward = (
-            np.where(rank_units.is_full | rank_units.has_one_stage, np.maximum(blocks, loss), blocks)
-            + sums_bytes
-            + live_later_bytes
-        )
-        highest = resident_bytes + np.maximum(
-            later_backward, np.maximum(first_backward - head_kept, head_backward) + live_bytes
-        )
-        if (
-            len(split_rows) and self.counts.job.stack.deferred_wgrad != "graph"
-        ):  # all units but one wait for W as a B ends
-            block = rank_units.closing_blocks[:, :, 0]
-            waiting_bytes = sum_units(rank_units.closing_units, deferred) - np.take_along_axis(deferred, block, axis=1)
-            waiting_bytes += np.take_along_axis(kept + unit_peak, block, axis=1) + np.where(
-                all_allocated,
-                sum_units(rank_units.unit_counts, during),
-                np.where(
-                    n_micro_batches > rank_units.backwards_before,
-                    sum_units(rank_units.unit_counts, np.minimum(during, at_end)),
-                    0.0,
-                ),
-            )
-            highest = np.where(
-                np.isin(rank_units.schedule, SPLIT) & ends_with_block,
-                np.maximum(highest, resident_bytes + waiting_bytes),
-                highest,
-            )
+        highest = np.maximum(ranks.bound_later_backward(), ranks.bound_first_backward(first_backward_peak))
+        highest = np.maximum(highest, ranks.bound_waiting_units())
+        at_end = ranks.sum_over_units(unit_bytes.at_end)
         if not self.counts.job.stack.reduce_bucket:
-            block_backward = kept + above_kept
-            if states is None and not scaled:
+            block_backward = unit_bytes.kept + unit_bytes.above_kept
+            if is_exact:
                 block_backward = self._backward_bytes(candidates, estimates, block_backward, micro_batches)
-            allocated = (n_micro_batches > 1) | (keeps_unsharded & self._are_persistent & (states is None))
-            closing = self._bound_last_backward(
-                rank_units, states=state_bytes, block_backward=block_backward + gathered, allocated=allocated
+            allocated = (micro_batches > 1) | (keeps_unsharded & self._are_persistent & (states is None))
+            closing = _bound_last_backward(
+                rank_units,
+                unit_bytes,
+                block_backward=block_backward + unit_bytes.gathered,
+                allocated=allocated[:, None],
             )
-            last_bytes = np.maximum(last_bytes, closing)
-        return np.asarray(np.maximum(highest, resident_bytes + last_bytes).max(axis=1))
+            at_end = np.maximum(at_end, closing)
+        return np.asarray((ranks.sum_over_units(unit_bytes.resident) + np.maximum(highest, at_end)).max(axis=1))
 
     def _bound_first_backward(
         self,
@@ -374,36 +494,6 @@ class MemoryBounds:
                     estimates.backward_with_gradients(candidates.take(index), allocation) + added_bytes[index]
                 )
         return first_backward_peak
-
-    def _bound_last_backward(
-        self, rank_units: LiveUnits, *, states: Floats, block_backward: Floats, allocated: NDArray[np.bool_]
-    ) -> Floats:
-        """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank.
-
-        They are 0 for schedules that split backwards. ``block_backward``: bytes of a block's backward; ``allocated``
-        [n, 1]: whether gradient sums are allocated before the last backward begins.
-        """
-        during, at_end, prefetched, new_gradients, with_gradients = (states[:, index] for index in (1, 2, 5, 6, 7))
-        reduced = np.where(allocated & (np.arange(with_gradients.shape[1]) != EMBED), new_gradients, with_gradients)
-        split = np.isin(rank_units.schedule, SPLITTING)
-        highest = (
-            sum_units(rank_units.unit_counts, at_end)
-            + rank_units.unit_counts[:, :, EMBED] * (reduced - at_end)[:, None, EMBED]
-        )
-        for index in range(rank_units.closing_blocks.shape[2]):
-            block = rank_units.closing_blocks[:, :, index]
-            units_before = rank_units.units_before[:, :, index]
-            own_allocated = sum_units(units_before, during) + np.take_along_axis(during, block, axis=1)
-            others_reduced = sum_units(rank_units.unit_counts - units_before, at_end) - np.take_along_axis(
-                at_end, block, axis=1
-            )
-            own_backward = np.take_along_axis(block_backward, block, axis=1) + np.take_along_axis(
-                prefetched, rank_units.blocks_before[:, :, index], axis=1
-            )
-            own_backward = np.maximum(own_backward, np.take_along_axis(reduced, block, axis=1))
-            in_block = others_reduced + np.where(allocated, own_allocated, 0.0) + own_backward
-            highest = np.where(block == HEAD, highest, np.maximum(highest, in_block))
-        return np.where(split, 0.0, highest)
 
     def _backward_bytes(
         self, candidates: CandidateLayouts, estimates: Estimates, activation_bytes: Floats, n_micro_batches: Ints
@@ -461,3 +551,36 @@ def _take_min_over_blocks(unit_counts: Floats, unit_bytes: Floats) -> Floats:
     """
     smallest = np.where(unit_counts[:, :, BLOCKS:] > 0, unit_bytes[:, None, BLOCKS:], np.inf).min(axis=2)
     return np.asarray(np.where(np.isfinite(smallest), smallest, 0.0))
+
+
+def _bound_last_backward(
+    rank_units: LiveUnits, unit_bytes: UnitBytes, *, block_backward: Floats, allocated: NDArray[np.bool_]
+) -> Floats:
+    """Return bytes [n, ranks] of gradients, and of the backward of a block, in the last backward of each rank.
+
+    They are 0 for schedules that split backwards. ``block_backward``: bytes of a block's backward; ``allocated``
+    [n, 1]: whether gradient sums are allocated before the last backward begins.
+    """
+    during, at_end, prefetched = unit_bytes.during, unit_bytes.at_end, unit_bytes.prefetched
+    first_gradients = unit_bytes.first_gradients
+    is_later = allocated & (np.arange(first_gradients.shape[1]) != EMBED)
+    reduced = np.where(is_later, unit_bytes.reduced_gradients, first_gradients)
+    split = np.isin(rank_units.schedule, SPLITTING)
+    highest = (
+        sum_units(rank_units.unit_counts, at_end)
+        + rank_units.unit_counts[:, :, EMBED] * (reduced - at_end)[:, None, EMBED]
+    )
+    for index in range(rank_units.closing_blocks.shape[2]):
+        block = rank_units.closing_blocks[:, :, index]
+        units_before = rank_units.units_before[:, :, index]
+        own_allocated = sum_units(units_before, during) + np.take_along_axis(during, block, axis=1)
+        others_reduced = sum_units(rank_units.unit_counts - units_before, at_end) - np.take_along_axis(
+            at_end, block, axis=1
+        )
+        own_backward = np.take_along_axis(block_backward, block, axis=1) + np.take_along_axis(
+            prefetched, rank_units.blocks_before[:, :, index], axis=1
+        )
+        own_backward = np.maximum(own_backward, np.take_along_axis(reduced, block, axis=1))
+        in_block = others_reduced + np.where(allocated, own_allocated, 0.0) + own_backward
+        highest = np.where(block == HEAD, highest, np.maximum(highest, in_block))
+    return np.where(split, 0.0, highest)
