@@ -275,7 +275,7 @@ class _RankBounds:
         return np.isin(self.units.schedule, SPLITTING)
 
     @cached_property
-    def all_allocated(self) -> NDArray[np.bool_]:
+    def has_all_sums(self) -> NDArray[np.bool_]:
         """Return whether all gradient sums are allocated at a backward of the rank.
 
         No gradient is reduced before that, except where a rank has several stages.
@@ -359,7 +359,7 @@ class _RankBounds:
         )
         # As its gradients are reduced, the activations of the block whose backward ends are gone.
         reducing = np.take_along_axis(unit_bytes.reduced_gradients - unit_bytes.kept, units.last_block, axis=1)
-        reducing = np.where(self.all_allocated & ~self.splits_backward & self.begins_with_block, reducing, 0.0)
+        reducing = np.where(self.has_all_sums & ~self.splits_backward & self.begins_with_block, reducing, 0.0)
         last_block = np.maximum(self._bound_last_block(unit_bytes.peak), reducing) - self.head_kept
         # In the last of two micro-batches the head's gradients are reduced before the blocks' backward.
         head_reduced = np.where(
@@ -368,7 +368,7 @@ class _RankBounds:
             0.0,
         )
         blocks = np.where(units.is_exact, last_block, least_block) - head_reduced
-        has_sums = self.all_allocated & ~(is_unpipelined & (self.n_micro_batches == 1))
+        has_sums = self.has_all_sums & ~(is_unpipelined & (self.n_micro_batches == 1))
         sums_bytes = np.where(has_sums, self.sum_over_units(unit_bytes.during), 0.0)
         highest = np.where(units.is_full | units.has_one_stage, np.maximum(blocks, self.loss), blocks)
         return np.asarray(highest + sums_bytes + self.sum_live(units.live_later))
@@ -388,7 +388,7 @@ class _RankBounds:
             unit_bytes.deferred, block, axis=1
         )
         waiting += np.take_along_axis(unit_bytes.kept + unit_bytes.peak, block, axis=1)
-        waiting += np.where(self.all_allocated, self.sum_over_units(unit_bytes.during), least_sums)
+        waiting += np.where(self.has_all_sums, self.sum_over_units(unit_bytes.during), least_sums)
         return np.where(self.is_split & (block != HEAD), waiting, 0.0)
 
 
