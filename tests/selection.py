@@ -47,12 +47,6 @@ def mark_share(share: int, cases: Iterable[Any]) -> list[Any]:
     ]
 
 
-def leave_out(names: Iterable[str], *, keep: Iterable[str]) -> list[Any]:
-    """Return ``names`` for ``parametrize``: ``make test`` runs those of ``keep``, ``make endure`` the others."""
-    kept = set(keep)
-    return [name if name in kept else pytest.param(name, marks=pytest.mark.long) for name in names]
-
-
 @cache
 def is_ours(filename: str) -> bool:
     """Whether the file is one of the tests."""

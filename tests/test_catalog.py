@@ -1,9 +1,8 @@
 """Every model of the catalog through every command that answers questions of it, on a small and on a large machine.
 
-As many architectures as together have every feature are searched on the large machine, where few layouts are tried,
-and dry-run on the small one, with few layers and few of many experts; one model of each architecture is planned,
-compared and reported there. ``make endure`` takes the others, and ``python -m tests.endure.catalog`` full models and
-all layouts.
+Each is searched on the large machine, where few layouts are tried, and planned, compared, reported and dry-run on the
+small one, with few layers and few of many experts. As many architectures as together have most features are proposed a
+layout, too. ``python -m tests.endure.catalog`` has full models and all layouts.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ from fivefold.record import Record, UserError
 from fivefold.rendering import report
 from fivefold.requests.playbook import build_playbook
 from fivefold.trainer.supported import check_supported
-from tests.selection import leave_out
 
 SMALL, LARGE = (resolve(name, local=Path("/nowhere")) for name in ("h200:8", "h200:512"))
 FEW = Where.parse("tp=1,8 cp=1 pp=2,4 mbs=1 order=default zero=1 ac=full schedule=1f1b")
@@ -89,7 +87,7 @@ def shorten_model(model: Model) -> Model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", leave_out(CATALOG, keep=cover_features()))
+@pytest.mark.parametrize("name", CATALOG)
 def test_a_layout_of_a_large_machine_fits_every_model(name: str) -> None:
     model = build_model(name)
     large = Job(sequence=min(model.positions, 2048), global_batch=512)
@@ -98,7 +96,7 @@ def test_a_layout_of_a_large_machine_fits_every_model(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", leave_out(CATALOG, keep=LAST.values()))
+@pytest.mark.parametrize("name", CATALOG)
 def test_every_planning_command_answers_for_every_model(name: str) -> None:
     few = shorten_model(build_model(name))
     made = build_playbook(few, SMALL, JOB, batch="job", tokens=1e9, where=ONE)
@@ -112,7 +110,7 @@ def test_every_planning_command_answers_for_every_model(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", leave_out(filter(is_trained, CATALOG), keep=cover_features()))
+@pytest.mark.parametrize("name", [name for name in CATALOG if is_trained(name)])
 def test_a_model_is_dry_run(name: str) -> None:
     few, layout = shorten_model(build_model(name)), Layout.parse("dp8 zero2 mbs1")
     result = dryrun(model=few, machine=SMALL, layout=layout, job=JOB)
