@@ -71,6 +71,11 @@ class CandidateLayouts(NamedTuple):
     shards: Ints
     order: Ints
 
+    @property
+    def keeps_unsharded(self) -> NDArray[np.bool_]:
+        """Return whether a rank keeps the gradients of all of its weights, not a shard of them."""
+        return np.asarray((self.zero < 2) | (self.shards == 1))
+
     def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
         """Return some of the rows."""
         return type(self)(*(column[index] for column in self))

@@ -288,11 +288,14 @@ class _RankBounds:
         )
 
     @cached_property
+    def kept_on_device(self) -> Floats:
+        """Return what live units [n, units] keep; offloaded: nothing, but for the unit that runs."""
+        return np.zeros_like(self.bytes.kept) if "activations" in self.job.offload else self.bytes.kept
+
+    @cached_property
     def head_kept(self) -> Floats:
-        """Return what the head keeps, which is gone when the backward of a block begins; offloaded: nothing."""
-        if "activations" in self.job.offload:
-            return np.zeros(self.units.pp.shape)
-        return np.asarray(self.units.unit_counts[:, :, HEAD] * self.bytes.kept[:, None, HEAD])
+        """Return what the head keeps, which is gone when the backward of a block begins."""
+        return np.asarray(self.units.unit_counts[:, :, HEAD] * self.kept_on_device[:, None, HEAD])
 
     @cached_property
     def loss(self) -> Floats:
@@ -315,12 +318,6 @@ class _RankBounds:
         """Return whether the stage whose backward is first has a block."""
         return np.asarray(self.units.last_block != HEAD)
 
-    def sum_live(self, live_units: Floats) -> Floats:
-        """Return the activations of live units; offloaded: none but those of the unit that runs."""
-        if "activations" in self.job.offload:
-            return np.zeros(self.units.pp.shape)
-        return sum_units(live_units, self.bytes.kept)
-
     def bound_first_backward(self, unit_peak: Floats) -> Floats:
         """Return the bytes at the first backward; ``unit_peak`` [n, units]: of a unit, with the gradients it makes."""
         units, unit_bytes = self.units, self.bytes
@@ -333,7 +330,7 @@ class _RankBounds:
         )
         own_head = self.has_head & ~self.splits_backward
         head = np.where(own_head, unit_peak[:, None, HEAD] + self.head_prefetched, self.loss)
-        return np.asarray(np.maximum(block - self.head_kept, head) + self.sum_live(units.live))
+        return np.asarray(np.maximum(block - self.head_kept, head) + sum_units(units.live, self.kept_on_device))
 
     @cached_property
     def _runs_block(self) -> NDArray[np.bool_]:
@@ -371,7 +368,7 @@ class _RankBounds:
         has_sums = self.has_all_sums & ~(is_unpipelined & (self.n_micro_batches == 1))
         sums_bytes = np.where(has_sums, self.sum_over_units(unit_bytes.during), 0.0)
         highest = np.where(units.is_full | units.has_one_stage, np.maximum(blocks, self.loss), blocks)
-        return np.asarray(highest + sums_bytes + self.sum_live(units.live_later))
+        return np.asarray(highest + sums_bytes + sum_units(units.live_later, self.kept_on_device))
 
     def bound_waiting_units(self) -> Floats:
         """Return the bytes as a B ends and all units but one wait for W; 0 if backwards are not split."""
@@ -432,7 +429,7 @@ class MemoryBounds:
             scaled=scaled,
             any_recomputation=any_recomputation,
         )
-        keeps_unsharded = (candidates.zero < 2) | (candidates.shards == 1)
+        keeps_unsharded = candidates.keeps_unsharded
         ranks = _RankBounds(self.counts.job, rank_units, unit_bytes, micro_batches[:, None], keeps_unsharded[:, None])
         first_backward_peak = unit_bytes.peak
         if is_exact:
@@ -475,7 +472,7 @@ class MemoryBounds:
         to the bytes of the unit.
         """
         stack = self.counts.job.stack
-        keeps_unsharded = (candidates.zero < 2) | (candidates.shards == 1)
+        keeps_unsharded = candidates.keeps_unsharded
         if stack.reduce_bucket:
             return unit_peak
         allocates = ~(keeps_unsharded & self._are_persistent)
@@ -503,7 +500,7 @@ class MemoryBounds:
         They differ from ``activation_bytes``, those of the other backwards.
         """
         job = self.counts.job
-        keeps_unsharded = (candidates.zero < 2) | (candidates.shards == 1)
+        keeps_unsharded = candidates.keeps_unsharded
         holds_gradients = ~keeps_unsharded & (job.stack.comm_buffers == "retained")
         allocations = np.full(len(n_micro_batches), AllocatedGradients.NONE)
         allocations[estimates.reduces_often(candidates)] = AllocatedGradients.DENSE
