@@ -91,11 +91,11 @@ class Adapter(Record):
     def _check_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         """Return the targets in the order of a block, each once."""
         if not targets:
-            raise ValueError(f"has no layer; take {ALL_LINEAR}, or some of {', '.join(ALL_TARGETS)}")
+            raise ValueError(f"has no layer; use {ALL_LINEAR}, or some of {', '.join(ALL_TARGETS)}")
         for target in targets:
             if target != ALL_LINEAR and target not in ALL_TARGETS:
                 raise ValueError(
-                    f"{target!r} is not a layer that can have an adapter; take {ALL_LINEAR}, or some of "
+                    f"{target!r} is not a layer that can have an adapter; use {ALL_LINEAR}, or some of "
                     f"{', '.join(ALL_TARGETS)}"
                 )
         linears = (ALL_LINEAR,) if ALL_LINEAR in targets else tuple(name for name in TARGETS if name in targets)
@@ -210,7 +210,7 @@ def _split_pattern(pattern: tuple[str, ...], info: ValidationInfo) -> dict[str, 
     values = dict(_split_words(pattern))
     allowed = expand_targets(info.data.get("targets", ()))
     if unknown := [target for target in values if target not in allowed]:
-        raise ValueError(f"names {', '.join(unknown)}, which the adapter does not target; take {', '.join(allowed)}")
+        raise ValueError(f"names {', '.join(unknown)}, which the adapter does not target; use {', '.join(allowed)}")
     return {target: values[target] for target in ALL_TARGETS if target in values}
 
 

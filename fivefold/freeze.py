@@ -41,7 +41,7 @@ def parse_part(text: str) -> FrozenPart:
         return FrozenPart(text)
     match = _LAYERS.fullmatch(text)
     if match is None or (match[4] or ALL) not in PREFIXES or match[4] in ENDS:
-        raise ValueError(f"{text!r} is no part of a model; take {FORMS}")
+        raise ValueError(f"{text!r} is not a part of a model; use {FORMS}")
     index, start, stop, module = match.groups()
     if index is not None:
         start, stop = index, (None if index == "-1" else str(int(index) + 1))

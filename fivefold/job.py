@@ -78,12 +78,12 @@ class Recipe(Record):
         if self.gathers == "fp8" and not (scaled and self.master_bytes):
             raise ValueError(
                 f"gathers='fp8' needs a master copy and fp8 matmuls by tensor or by tiles, not {self.compute} with "
-                f"scaling={self.scaling!r} and master_bytes={self.master_bytes}; take 'fp8-wire', or gathers='weights'"
+                f"scaling={self.scaling!r} and master_bytes={self.master_bytes}; use 'fp8-wire', or gathers='weights'"
             )
         if self.dispatches == "fp8" and not (self.compute == "fp8" and self.scaling == "tiles"):
             raise ValueError(
                 f"dispatches='fp8' needs compute='fp8' and scaling='tiles', not compute={self.compute!r} and "
-                f"scaling={self.scaling!r}; take 'fp8-tiles-wire', or dispatches='rows'"
+                f"scaling={self.scaling!r}; use 'fp8-tiles-wire', or dispatches='rows'"
             )
         return self
 
@@ -360,7 +360,9 @@ class Job(Record):
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
         if self.freeze and self.adapter is not None:
-            raise ValueError("freeze next to an adapter is not supported, as all else is frozen anyway; drop one")
+            raise ValueError(
+                "freeze is not supported with an adapter, because all other weights are frozen anyway; drop one"
+            )
         if self.learning_rate.warmup_steps > self.steps:
             raise ValueError(
                 f"learning_rate.warmup_steps={self.learning_rate.warmup_steps} exceeds steps={self.steps}; lower it"

@@ -149,7 +149,7 @@ def signals() -> object:
         (("ask", "batch", "nano", "h100:8", "dp8", "--noise", "loud"), "--noise 'loud' is neither a run folder .*"),
         (("search", "nanno", "h100:8"), r"unknown model 'nanno'; .*"),
         (("show", "nowhere"), r"nowhere: no such run folder; .*"),
-        (("predict", "nano", "h100:8", "pp2 stages=²-1"), r"layout token 'stages=²-1': '²' is no number of layers; .*"),
+        (("predict", "nano", "h100:8", "pp2 stages=²-1"), r"layout token 'stages=²-1': '²' is not a number of .*"),
         (("dryrun", "nano", "h100:2", "dp2", "--ranks", "²"), r"--ranks '²' is not a list of ranks; write 0,3"),
         (("calibrate", "--processes", "²"), r"--processes '²' is not a list of process counts; write 1,2"),
         (("calibrate", "--processes", "99999"), r"ranks=\[99999\]: each number of processes must be 1 to 1024; .*"),

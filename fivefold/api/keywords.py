@@ -1,6 +1,6 @@
 """Messages that name keyword arguments and functions of the Python API instead of options and commands.
 
-    raise --gbs, or take --set offload=optimizer    raise gbs, or take offload=optimizer
+    raise --gbs, or use --set offload=optimizer    raise gbs, or use offload=optimizer
     --risk 0.42 accepts 'dp8 zero3 mbs1'            risk=0.42 accepts 'dp8 zero3 mbs1'
     `fivefold models` lists all                     ff.models() lists all
 

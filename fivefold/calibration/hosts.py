@@ -69,7 +69,8 @@ def calibrate_hosts(
     try:
         if len(set(_gather_values(local))) > 1 or nodes * local != process.world:
             raise UserError(
-                f"hosts have {sorted(set(_gather_values(local)))}; calibrate needs equally many ranks on every host"
+                f"hosts have {sorted(set(_gather_values(local)))}; calibrate needs the same number of ranks on every "
+                "host"
             )
         host_machine = (
             calibrate(ranks=(1, local), quick=quick, points=points, in_steps=False, progress=progress)

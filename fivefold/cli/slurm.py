@@ -98,7 +98,8 @@ def _divide_ranks(layout: Layout, machine: Machine) -> tuple[int, int]:
     ranks_per_node = min(machine.ranks_per_node, layout.world)
     if layout.world % ranks_per_node:
         raise UserError(
-            f"--slurm: layout {str(layout)!r} has {layout.world} ranks, and {machine.name} {ranks_per_node} on a node; "
-            f"take a multiple of {ranks_per_node}"
+            f"--slurm: layout {str(layout)!r} has {layout.world} ranks, and {machine.name} has {ranks_per_node} per "
+            "node; "
+            f"use a multiple of {ranks_per_node}"
         )
     return layout.world // ranks_per_node, ranks_per_node

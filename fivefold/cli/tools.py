@@ -207,5 +207,5 @@ def _place_output(text: str, folder: Path) -> Path:
     if not path.is_relative_to(folder.resolve()):
         raise UserError(f"output {text!r} is outside of the folder of this server, {folder}; name a file below it")
     if path.exists():
-        raise UserError(f"output {text!r} is there already; name another, or ask the user to remove it")
+        raise UserError(f"output {text!r} already exists; name another, or ask the user to remove it")
     return path

@@ -228,7 +228,7 @@ def _run(
     probe.loss = float(total.view(-1)[0]) / engine.scale / (len(tokens) * job.sequence)
     if probe.reference is None and not math.isfinite(probe.loss):
         raise RunFailure(
-            f"the loss in fp32 is {probe.loss}: these weights cannot be compared; take an earlier checkpoint"
+            f"the loss in fp32 is {probe.loss}: these weights cannot be compared; use an earlier checkpoint"
         )
     rows = [_get_gradient(shard.weight) for shard in built.shards]
     for name, gradient in gather_full(built, rows).items():

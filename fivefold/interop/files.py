@@ -54,9 +54,7 @@ def read_document(path: Path) -> Document:
             f"{path} holds {describe_json(values)}, not a table of keys by name; give the config of one run"
         )
     if _deduct_values(values, MAX_FILE_VALUES) <= 0:
-        raise UserError(
-            f"{path} holds more than {MAX_FILE_VALUES} values, too many for a config; give the config alone"
-        )
+        raise UserError(f"{path} holds more than {MAX_FILE_VALUES} values, too many for a config; give only the config")
     return Document(str(path), kind, values=values, text=text, folder=path.resolve().parent)
 
 

@@ -39,7 +39,7 @@ def read(
     if config_format is None:
         formats = ", ".join(dict.fromkeys(format_.name for format_ in FORMATS if format_.parse))
         raise UserError(
-            f"{document.origin}: not a config that is known: it has no keys of {formats}; name a config of one of these"
+            f"{document.origin}: unknown kind of config: it has no keys of {formats}; name a config of one of these"
         )
     result = config_format.read(document, overrides)
     if result.model is not None and overrides.model is None:

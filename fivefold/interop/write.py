@@ -47,7 +47,7 @@ def write(plan: ConfigPlan, *, to: str) -> WrittenConfig:
     if stack and plan.layout.ac != plan.layout.recomputation:
         raise UserError(
             f"--to {form.name}: ac={plan.layout.ac}: {form.name} recomputes the same on every pipeline rank; "
-            f"take ac={plan.layout.recomputation}"
+            f"use ac={plan.layout.recomputation}"
         )
     files = form.emit(plan)
     if form.parse is None:
@@ -134,7 +134,7 @@ def check(plan: ConfigPlan, read_back: Reading, form: ConfigFormat) -> tuple[str
 def describe_model(model: Model, read_model: Model) -> Iterator[str]:
     """Yield a remark for each setting of training that is part of the model and that the config does not express."""
     if model.vision is not None and read_model.vision is None:
-        yield "the vision tower is not expressed: the config is of the text model alone"
+        yield "the vision tower is not written: the config has only the text model"
     if model.dropout_rates != read_model.dropout_rates:
         yield f"dropout is written as {read_model.dropout_rates}, not {model.dropout_rates}"
     if model.moe and read_model.moe and model.moe.capacity != read_model.moe.capacity:

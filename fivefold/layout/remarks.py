@@ -79,7 +79,7 @@ def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Ite
             )
         elif recipe.scaling.startswith("blocks") and not chip.block_scales:
             yield (
-                f"the matrix units of {chip.name} take no scales of blocks, as {recipe.name} has (those of B200 and "
+                f"the matrix units of {chip.name} do not support the block scales of {recipe.name} (those of B200 and "
                 f"MI355X do): matmuls are predicted at the rate of {used}, and software may not run it"
             )
 
@@ -189,7 +189,7 @@ def _describe_frozen_experts(model: Model, adapter: Adapter) -> Iterator[str]:
         targets = ",".join(adapter.targets)
         yield (
             f"model {model.name!r}: adapter.targets={targets} leaves routed experts and their router frozen; adapters "
-            "are on attention, MLPs and shared experts alone. peft adds routed experts in most mixtures; targets of "
+            "are only on attention, MLPs and shared experts. peft adds routed experts in most mixtures; targets of "
             "attention mean the same in both"
         )
     if adapter.base in ("nf4", "int8"):

@@ -137,11 +137,11 @@ class Layout(Record):
         if not 0 < self.recompute_ranks < self.pp:
             raise ValueError(
                 f"ac={self.ac}: {self.recompute_ranks} of pp={self.pp} pipeline ranks; "
-                f"take 1 to pp-1 of them, or ac={self.recomputation}"
+                f"use 1 to pp-1 of them, or ac={self.recomputation}"
             )
         if self.pipeline.enters_both_ends:
             raise ValueError(
-                f"ac={self.ac}: {self.schedule} has each stage on two ranks; take ac={self.recomputation}, "
+                f"ac={self.ac}: {self.schedule} has each stage on two ranks; use ac={self.recomputation}, "
                 f"or {list_one_way_pairing_names()}"
             )
 
@@ -417,7 +417,7 @@ def _parse_sizes(token: str, part: str) -> list[int]:
     """Return the layers of one stage (``8``) or of several (``8x14``)."""
     size, repeated, count_text = part.partition("x")
     if not size.isdecimal() or (repeated and not count_text.isdecimal()):
-        raise UserError(f"layout token {token!r}: {part!r} is no number of layers; write stages=7-8x14-7")
+        raise UserError(f"layout token {token!r}: {part!r} is not a number of layers; write stages=7-8x14-7")
     count = _parse_degree(token, count_text) if count_text else 1
     if count > STAGES:
         raise UserError(f"layout token {token!r}: no model has layers for {count} stages; write fewer stages")

@@ -140,27 +140,27 @@ def list_mismatches(model: Model, job: Job, machine: Machine | None = None) -> I
     if model.dynamic_mask is not None and (
         job.stack.attention_facts.materializes_scores or job.documents == "separate"
     ):
-        yield f"masks from values of {model.name} are counted with attention='flash' and joined documents; take these"
+        yield f"masks from values of {model.name} are counted with attention='flash' and joined documents; use these"
     if model.mla is not None and model.mla.indexer is not None:
         if job.precision.autocasts:
-            yield f"an indexer is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
+            yield f"an indexer is not counted under autocast ({job.precision.name}); use {job.precision.compute}"
         if job.stack.attention_facts.materializes_scores:
-            yield f"unfused attention does not know the keys that the indexer of {model.name} chooses; take 'flash'"
+            yield f"unfused attention does not know the keys that the indexer of {model.name} chooses; use 'flash'"
     if model.per_layer_inputs is not None and job.precision.autocasts:
-        yield f"per-layer inputs are not counted under autocast ({job.precision.name}); take {job.precision.compute}"
+        yield f"per-layer inputs are not counted under autocast ({job.precision.name}); use {job.precision.compute}"
     if model.hyper_connections is not None and job.precision.autocasts:
-        yield f"hyper-connections are not counted under autocast ({job.precision.name}); take {job.precision.compute}"
+        yield f"hyper-connections are not counted under autocast ({job.precision.name}); use {job.precision.compute}"
     yield from _list_vision_mismatches(model, job)
     if job.has_targets and model.mtp is not None:
         what = f"objective={job.objective} does not train multi-token prediction"
-        yield f"{what} ({model.name}); take a model without mtp"
+        yield f"{what} ({model.name}); use a model without mtp"
     for kind in model.non_attention_mixers:
         if job.documents == "separate":
-            yield f"{kind} mixes tokens across documents; take documents='joined', or a model that only attends"
+            yield f"{kind} mixes tokens across documents; use documents='joined', or a model that only attends"
         if job.stack.attention_facts.materializes_scores and isinstance(getattr(model, kind), CompressedAttention):
-            yield f"unfused attention does not know the compressed keys of {kind}; take 'flash'"
+            yield f"unfused attention does not know the compressed keys of {kind}; use 'flash'"
         if job.precision.autocasts:
-            yield f"{kind} is not counted under autocast ({job.precision.name}); take {job.precision.compute}"
+            yield f"{kind} is not counted under autocast ({job.precision.name}); use {job.precision.compute}"
     if job.precision.autocasts and not job.stack.kernel_facts.supports_autocast:
         is_named = job.precision.name.endswith("-autocast")
         what = (
@@ -168,7 +168,7 @@ def list_mismatches(model: Model, job: Job, machine: Machine | None = None) -> I
         )
         yield (
             f"{what} {'is' if is_named else 'are'} PyTorch's autocast, which {job.stack.name} does not use; "
-            f"take {job.precision.compute}, or a stack that does, such as ddp"
+            f"use {job.precision.compute}, or a stack that does, such as ddp"
         )
     yield from _check_frozen_job(model, job)
     if job.objective == "dpo":
@@ -178,7 +178,7 @@ def list_mismatches(model: Model, job: Job, machine: Machine | None = None) -> I
             (job.stack.loss_facts.chunked, "a loss in chunks", "loss=fused"),
         ):
             if is_present:
-                yield f"objective=dpo is not modelled with {feature}; take {fix}"
+                yield f"objective=dpo is not modelled with {feature}; use {fix}"
 
 
 def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
@@ -200,7 +200,7 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
         fixed = tower.count_tokens(None)
         yield (
             f"image_tokens={job.image_tokens}: {model.name} makes {fixed} tokens of every image (or of every "
-            f"tile of one); take image_tokens={fixed}, or more images"
+            f"tile of one); use image_tokens={fixed}, or more images"
         )
     if (tokens := count_image_tokens(model, job)) > job.sequence:
         yield f"images={job.images} have {tokens} tokens, more than the sequence of {job.sequence}; try seq {tokens}"
@@ -225,7 +225,7 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
         ),
     ):
         if is_present:
-            yield f"images={job.images} are not counted with {feature}; take {fix}"
+            yield f"images={job.images} are not counted with {feature}; use {fix}"
 
 
 def count_image_tokens(model: Model, job: Job) -> int:
@@ -425,7 +425,7 @@ def _check_mixers(layout: Layout, model: Model, *, sequence: int) -> Iterator[st
     tp, kinds = layout.tp, model.non_attention_mixers
     for kind, units in _list_unsharded_mixers(model, tp):
         if units is None:
-            yield f"tp={tp} would shard the channels of {kind}, which is not supported; take tp1"
+            yield f"tp={tp} would shard the channels of {kind}, which is not supported; use tp1"
         else:
             fix = _suggest_degrees("tp", tp, lambda n: is_divisible_by_tp(model, n), most=units.number)
             yield f"the {units.number} {units.name} of {kind} are not divisible by tp={tp}; {fix}"
@@ -435,14 +435,14 @@ def _check_mixers(layout: Layout, model: Model, *, sequence: int) -> Iterator[st
         geometry = getattr(model, kind)
         units = geometry.get_sharded_units(model.width)
         if geometry.context_parallel == "none":
-            yield f"cp={layout.cp} would shard the tokens of {kind}, which is not supported; take cp1"
+            yield f"cp={layout.cp} would shard the tokens of {kind}, which is not supported; use cp1"
         elif layout.uses_ring:
-            yield f"cp={layout.cp} as a ring would cut the chain of states of {kind}; take cp=ulysses"
+            yield f"cp={layout.cp} as a ring would cut the chain of states of {kind}; use cp=ulysses"
         elif geometry.context_parallel == "halo":
             if (tokens := sequence // layout.cp) < geometry.taps - 1:
                 yield (
                     f"{tokens} tokens of a sequence on each rank of cp={layout.cp} are fewer than the "
-                    f"{geometry.taps - 1} before a token that {kind} reads; lower cp, or take longer sequences"
+                    f"{geometry.taps - 1} before a token that {kind} reads; lower cp, or use longer sequences"
                 )
         elif units.number // tp % layout.cp:
             number = units.number // tp
@@ -476,7 +476,7 @@ def _explain_unsharded(layout: Layout, model: Model) -> Iterator[str]:
             degrees = " and ".join(f"{axis}={getattr(layout, axis)}" for axis in axes)
             verb = "are" if len(axes) > 1 else "is"
             fix = " and ".join(f"{axis}1" for axis in axes)
-            yield f"{degrees} {verb} not counted with {feature} of {model.name}; take {fix}"
+            yield f"{degrees} {verb} not counted with {feature} of {model.name}; use {fix}"
 
 
 def _check_indexer(layout: Layout, model: Model) -> Iterator[str]:
@@ -636,7 +636,7 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
         ),
     ):
         if is_present:
-            yield f"{what} not modelled with {feature}; take {fix}"
+            yield f"{what} not modelled with {feature}; use {fix}"
     yield from _freeze_mismatches(model, job) if adapter is None else _check_adapters(model, job, adapter)
 
 
@@ -644,10 +644,10 @@ def _freeze_mismatches(model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why the parts that the job freezes are not modelled, or leave nothing to train."""
     for is_present, feature, fix in (
         (job.objective == "dpo", "objective=dpo", "sft, or an adapter"),
-        (job.images > 0, f"images={job.images}", "freeze_vision_tower, or text alone"),
+        (job.images > 0, f"images={job.images}", "freeze_vision_tower, or no images"),
     ):
         if is_present:
-            yield f"freeze is not modelled with {feature}; take {fix}"
+            yield f"freeze is not modelled with {feature}; use {fix}"
     try:
         frozen = resolve_freeze(model, job.freeze)
     except UserError as error:
@@ -666,10 +666,10 @@ def _freeze_mismatches(model: Model, job: Job) -> Iterator[str]:
 def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why the job's adapters do not fit the model, or its base the precision."""
     if adapter.base == "int8" and adapter.has_magnitudes:
-        yield "adapters are not modelled with DoRA over a base in int8; take base=nf4 or a base in 16 bits"
+        yield "adapters are not modelled with DoRA over a base in int8; use base=nf4 or a base in 16 bits"
     if not any(weight.name.startswith("blocks.") for weight in list_adapter_weights(model, adapter)):
         targets, fix = ",".join(adapter.targets), f"up_proj, down_proj or {ALL_LINEAR}"
-        yield f"adapter.targets={targets}: no such layer in a block of {model.name}; take {fix}"
+        yield f"adapter.targets={targets}: no such layer in a block of {model.name}; use {fix}"
     if adapter.modules_to_save:
         yield from _check_saved_modules(model, job, adapter)
     if adapter.adapts_experts:
@@ -679,14 +679,14 @@ def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     in_fp32 = job.activation_bytes == 4
     if adapter.base in ("bf16", "fp32") and (adapter.base == "fp32") != in_fp32:
         feature, fix = f"{job.precision.name} activations", "fp32" if in_fp32 else "bf16"
-        yield f"adapter.base={adapter.base} is not modelled with {feature}; take base={fix} or nf4"
+        yield f"adapter.base={adapter.base} is not modelled with {feature}; use base={fix} or nf4"
 
 
 def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why adapters of routed experts are not modelled with this model or job."""
     targets = ",".join(target for target in adapter.targets if target in EXPERT_TARGETS)
     if model.moe is None:
-        yield f"adapter.targets={targets}: {model.name} has no routed experts; take {ALL_LINEAR}"
+        yield f"adapter.targets={targets}: {model.name} has no routed experts; use {ALL_LINEAR}"
         return
     others = [target for target in list_targets(model, adapter) if target in TARGETS]
     for is_present, feature, fix in (
@@ -701,7 +701,7 @@ def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator
         ),
     ):
         if is_present:
-            yield f"adapter.targets={targets} is not modelled with {feature}; take {fix}"
+            yield f"adapter.targets={targets} is not modelled with {feature}; use {fix}"
 
 
 def _check_end_adapters(job: Job, adapter: Adapter) -> Iterator[str]:
@@ -712,11 +712,11 @@ def _check_end_adapters(job: Job, adapter: Adapter) -> Iterator[str]:
     for is_present, feature, fix in (
         (bool(in_full), f"modules_to_save={','.join(in_full)}, which trains them in full", "one of both"),
         (adapts_embedding and adapter.has_magnitudes, "DoRA of an embedding", "kind=lora, or other targets"),
-        (adapts_embedding and job.images > 0, f"images={job.images}", "text alone, or other targets"),
+        (adapts_embedding and job.images > 0, f"images={job.images}", "no images, or other targets"),
         (adapts_head and job.stack.loss_facts.chunked, f"loss={job.stack.loss}", "loss=fused"),
     ):
         if is_present:
-            yield f"adapter.targets={targets} is not modelled with {feature}; take {fix}"
+            yield f"adapter.targets={targets} is not modelled with {feature}; use {fix}"
 
 
 def _check_saved_modules(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
@@ -730,10 +730,10 @@ def _check_saved_modules(model: Model, job: Job, adapter: Adapter) -> Iterator[s
             f"precision {job.precision.name}, as its gradients of them cannot be unscaled",
             "bf16-autocast",
         ),
-        (job.images > 0, f"images={job.images}", "text alone"),
+        (job.images > 0, f"images={job.images}", "no images"),
     ):
         if is_present:
-            yield f"{saved} is not modelled with {feature}; take {fix}"
+            yield f"{saved} is not modelled with {feature}; use {fix}"
 
 
 def explain_unsupported_schedule(schedule: ScheduleName, job: Job) -> str | None:
@@ -742,7 +742,7 @@ def explain_unsupported_schedule(schedule: ScheduleName, job: Job) -> str | None
     if not job.freezes_text or not (pipeline.splits_backward or pipeline.enters_both_ends):
         return None
     why = f"{schedule}, whose backward is split" if pipeline.splits_backward else schedule
-    return f"{'adapters are' if job.adapter else 'freeze is'} not modelled with {why}; take 1f1b"
+    return f"{'adapters are' if job.adapter else 'freeze is'} not modelled with {why}; use 1f1b"
 
 
 def _find_ungathered(job: Job) -> str:
@@ -770,10 +770,10 @@ def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str 
     adapter = job.adapter
     if is_zero3 and job.stack.zero3_gather == "weights" and (what := _find_ungathered(job)):
         feature = f"ZeRO-3 of the stack {job.stack.name}, which gathers weight by weight"
-        return f"{what} not modelled with {feature}; take zero2, or another stack"
+        return f"{what} not modelled with {feature}; use zero2, or another stack"
     if adapter is not None and adapter.base == "int8" and (tp > 1 or is_zero3):
         feature = "a sharded base in int8, which bitsandbytes does not shard"
-        return f"adapters are not modelled with {feature}; take dp with zero0 to zero2, or base=nf4"
+        return f"adapters are not modelled with {feature}; use dp with zero0 to zero2, or base=nf4"
     return None
 
 
@@ -793,14 +793,14 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
         ):
             if is_present:
                 software = "" if axis == "etp" else f" and the stack {job.stack.name}, as PEFT does not shard them"
-                yield f"adapters of routed experts are not modelled with {axis}{degree}{software}; take {axis}1"
+                yield f"adapters of routed experts are not modelled with {axis}{degree}{software}; use {axis}1"
     padded = pad_vocab(model, job, tp=layout.tp)  # with rows whose norm is 0, by which DoRA would divide
     adapter = job.adapter
     if adapter is not None and adapter.has_magnitudes and adapter.has_adapter("head.out") and padded > model.vocab:
         feature = f"DoRA of {HEAD} and a vocabulary of {model.vocab} that is padded to {padded}"
-        yield f"adapters are not modelled with {feature}; take kind=lora, or tp1"
+        yield f"adapters are not modelled with {feature}; use kind=lora, or tp1"
     if job.adapter is not None and EMBEDDING in job.adapter.adapted_ends and layout.tp > 1:
-        yield f"an adapter of {EMBEDDING} is not modelled with tp{layout.tp}; take dp, cp or pp"
+        yield f"an adapter of {EMBEDDING} is not modelled with tp{layout.tp}; use dp, cp or pp"
     schedule = explain_unsupported_schedule(layout.schedule, job)
     base = explain_unsharded_base(job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
     yield from filter(None, (schedule, base))
@@ -811,7 +811,7 @@ def explain_unsharded_offload(offloaded: Iterable[Offloaded], *, zero: int, shar
     if "parameters" not in offloaded or (zero == 3 and shards > 1):
         return None
     feature = f"zero{zero}" if zero < 3 else "zero3 on one rank"
-    return f"offload=parameters is not modelled with {feature}; take zero3 on 2 ranks or more, or offload=optimizer"
+    return f"offload=parameters is not modelled with {feature}; use zero3 on 2 ranks or more, or offload=optimizer"
 
 
 def _check_offload(layout: Layout, job: Job) -> Iterator[str]:
@@ -830,7 +830,7 @@ def _check_offload(layout: Layout, job: Job) -> Iterator[str]:
         (job.copies_reference, "objective=dpo without an adapter", "an adapter"),
     ):
         if is_present:
-            yield f"offload=parameters is not modelled with {feature}; take {fix}"
+            yield f"offload=parameters is not modelled with {feature}; use {fix}"
 
 
 def _check_preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
@@ -844,7 +844,7 @@ def _check_preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[st
         (layout.cp > 1, f"cp{layout.cp}, which splits the sequences of a pair over ranks", "cp1"),
     ):
         if is_present:
-            yield f"objective=dpo is not modelled with {feature}; take {fix}"
+            yield f"objective=dpo is not modelled with {feature}; use {fix}"
 
 
 def _suggest_more_micro_batches(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -> str:

@@ -559,7 +559,7 @@ def _split(text: str) -> tuple[str, int | None]:
             f"machine {text!r}: {count!r} is not a number of ranks; write a whole number from 1, as in h100:8{hint}"
         )
     if len(count) > len(str(RANKS)):
-        raise UserError(f"machine {name!r} of {count[:20]} ranks is larger than {RANKS:,}; take fewer")
+        raise UserError(f"machine {name!r} of {count[:20]} ranks is larger than {RANKS:,}; use fewer")
     return name, int(count)
 
 

@@ -124,7 +124,7 @@ class MoE(Record):
             raise ValueError(f"topk={self.topk} is more than experts={self.experts}: lower it")
         if self.router_weight_on == "inputs" and self.expert_bias:
             raise ValueError(
-                "router_weight_on='inputs' is not supported with expert_bias, which no weight would multiply"
+                "router_weight_on='inputs' is not supported with expert_bias: routing weights would not reach the bias"
             )
         if self.experts % self.groups:
             raise ValueError(f"experts={self.experts} is not divisible by groups={self.groups}: change one")
@@ -259,7 +259,7 @@ class ModelShape(Record):
     # where norms are; parallel_shared: one norm for attention and feed-forward; post_sum: norms of both sums (GPT);
     # norm_stream: what norms make is the stream that branches are added to (MiniMax)
     block: Block = "pre"
-    pre_norm_mixers: bool = False  # layers with another mixer than attention have block "pre" (OLMo Hybrid)
+    pre_norm_mixers: bool = False  # layers with a mixer other than attention have block "pre" (OLMo Hybrid)
     residual_scale: Scalar = 1.0  # factor on what attention and feed-forward add to the residual stream
     # the k-th sum of the stream is √((k − 1) / k) · stream + √(1 / k) · branch, with the embedding as the first (Beam)
     residual_by_depth: bool = False
@@ -387,12 +387,12 @@ class ModelShape(Record):
         self._check_differential()
         self._check_attention_experts()
         if self.norm_gate_rank is not None and (self.block != "pre" or not self.first_norm):
-            raise ValueError("norm_gate_rank needs a norm before each branch: take block='pre' with first_norm=true")
+            raise ValueError("norm_gate_rank needs a norm before each branch: use block='pre' with first_norm=true")
         self._check_factors()
         self._check_hyper_connections()
         if self.residual_by_depth and (self.residual_scale != 1 or self.block.startswith("parallel")):
             raise ValueError(
-                "residual_by_depth scales each residual sum: leave residual_scale out and take no parallel block"
+                "residual_by_depth scales each residual sum: leave residual_scale out and use no parallel block"
             )
         if self.position == "alibi" and self.attention_softcap is not None:
             raise ValueError("attention_softcap is not supported with position='alibi': leave one out")
@@ -411,7 +411,7 @@ class ModelShape(Record):
             raise ValueError(f"block={self.block!r} norms what experts add: leave moe.post_norm out")
         if self.moe is not None and ACTIVATIONS[self.activation].parameters:
             raise ValueError(
-                f"experts with activation={self.activation!r}, which has trained parameters, are not supported: take "
+                f"experts with activation={self.activation!r}, which has trained parameters, are not supported: use "
                 "another activation"
             )
         if self.moe is not None and self.moe.dense_layers > self.layers:
@@ -431,7 +431,7 @@ class ModelShape(Record):
         if self.sinusoid_endpoint and self.position != "sinusoidal":
             raise ValueError("sinusoid_endpoint applies to sinusoidal positions only: leave it out")
         if self.position == "sinusoidal" and (self.width % 2 or self.width < 4):
-            raise ValueError(f"width={self.width} has no two pairs of sine and cosine: take an even width of 4 or more")
+            raise ValueError(f"width={self.width} has no two pairs of sine and cosine: use an even width of 4 or more")
 
     def _check_differential(self) -> None:
         """Raise ``ValueError`` for heads without pairs, and for what is not supported with pairs of heads."""
@@ -476,7 +476,7 @@ class ModelShape(Record):
         if self.hyper_connections is None:
             return
         if self.block != "pre" or not self.first_norm:
-            raise ValueError("hyper_connections is of models that norm the input of each branch: take block='pre'")
+            raise ValueError("hyper_connections is of models that norm the input of each branch: use block='pre'")
         for field, default in (
             ("residual_scale", 1.0),
             ("residual_by_depth", False),
@@ -499,13 +499,13 @@ class ModelShape(Record):
         if not all(self.rope_pattern):
             raise ValueError("with mla every layer rotates: leave rope_pattern out")
         if self.position not in ("rope", "none"):
-            raise ValueError(f"position={self.position!r} is not supported with mla: take 'rope' or 'none'")
+            raise ValueError(f"position={self.position!r} is not supported with mla: use 'rope' or 'none'")
         if self.position == "none" and self.mla.indexer is not None:
-            raise ValueError("mla.indexer rotates its queries and keys: take position='rope'")
+            raise ValueError("mla.indexer rotates its queries and keys: use position='rope'")
         if self.temperature is not None and self.position == "none":
             raise ValueError("temperature is not supported with mla and position='none': leave temperature out")
         if self.temperature is not None and not self.temperature.rotated:
-            raise ValueError("with mla every layer rotates: take temperature.rotated = true, or leave temperature out")
+            raise ValueError("with mla every layer rotates: use temperature.rotated = true, or leave temperature out")
         for field in ("qkv_clip", "value_dim"):
             if (value := getattr(self, field)) is not None:
                 raise ValueError(f"{field}={value} applies to grouped attention, not to mla: leave it out")
@@ -545,7 +545,7 @@ class ModelShape(Record):
             )
         if self.qk_norm in ("full", "heads"):
             raise ValueError(
-                f"qk_norm={self.qk_norm!r} is not supported with sliding: take qk_norm='head', or leave one out"
+                f"qk_norm={self.qk_norm!r} is not supported with sliding: use qk_norm='head', or leave one out"
             )
         if self.position != "rope":
             if self.sliding.rope_fraction is not None:
@@ -607,7 +607,7 @@ class ModelShape(Record):
     def _check_norms(self) -> None:
         """Raise ``ValueError`` for norms that contradict each other."""
         if not self.norm_weight and self.qk_norm in ("head", "heads", "full"):
-            raise ValueError(f"norm_weight=False has no weights for qk_norm={self.qk_norm!r}: take qk_norm='unit'")
+            raise ValueError(f"norm_weight=False has no weights for qk_norm={self.qk_norm!r}: use qk_norm='unit'")
         if not self.norm_weight and self.norm_plus_one:
             raise ValueError(
                 "norm_plus_one adds 1 to the weights of norms, and norm_weight=False leaves these out: drop one"
@@ -646,7 +646,7 @@ class ModelShape(Record):
         """Raise ``ValueError`` for an activation that cannot gate the output of an RG-LRU."""
         activation = ACTIVATIONS[self.activation]
         if self.rg_lru is not None and (activation.clamps or activation.parameters):
-            raise ValueError(f"rg_lru is not supported with activation={self.activation!r}: take another")
+            raise ValueError(f"rg_lru is not supported with activation={self.activation!r}: use another")
 
     def _check_shared_kv(self) -> None:
         """Raise ``ValueError`` for layers without keys that have none to attend to, or not as they are counted."""
@@ -686,12 +686,12 @@ class ModelShape(Record):
         if self.per_layer_inputs is None:
             return
         if self.block not in ("pre", "sandwich"):
-            raise ValueError(f"per_layer_inputs is not supported with block={self.block!r}: take 'pre' or 'sandwich'")
+            raise ValueError(f"per_layer_inputs is not supported with block={self.block!r}: use 'pre' or 'sandwich'")
         fields = ("hyper_connections", "feed_forwards", "mtp", "residual_by_depth", "dropout")
         self._check_defaults("per_layer_inputs", *fields)
         activation = ACTIVATIONS[self.activation]
         if activation.clamps or activation.parameters:
-            raise ValueError(f"per_layer_inputs is not supported with activation={self.activation!r}: take another")
+            raise ValueError(f"per_layer_inputs is not supported with activation={self.activation!r}: use another")
 
     def _check_defaults(self, feature: str, *fields: str) -> None:
         """Raise ``ValueError`` for the first of ``fields`` that is given, which ``feature`` is not counted with."""

@@ -276,7 +276,9 @@ def resolve_freeze(model: ModelShape, freeze: tuple[str, ...]) -> FrozenWeights:
         for layer in range(model.layers)[part.layers] if part.layers is not None else ():
             blocks[layer].add(part.module)
         if not any(_match_part(model, part)):
-            raise UserError(f"freeze: {text} is no part of {model.name}, which has {model.layers} layers; leave it out")
+            raise UserError(
+                f"freeze: {text} is not a part of {model.name}, which has {model.layers} layers; leave it out"
+            )
     if model.tied_embeddings and "lm_head" in ends and "embed_tokens" not in ends:
         raise UserError(f"freeze: lm_head of {model.name} is its embedding; write embed_tokens")
     if model.tied_embeddings and "embed_tokens" in ends:

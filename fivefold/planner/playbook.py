@@ -71,12 +71,12 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
         if least is None:
             why = f": {tried[0].layout!r}: {tried[0].why}" if tried else ""
             raise UserError(
-                f"none of the {len(tried)} layouts that plan tries is possible for {what}{why}; take another number of "
+                f"none of the {len(tried)} layouts that plan tries is possible for {what}{why}; use another number of "
                 "GPUs"
             )
         raise UserError(
             f"none of the {len(tried)} layouts that plan tries fits {what}: the nearest, {least[1]}, needs "
-            f"{show_bytes(least[0])} of {show_bytes(room)}; take more ranks, or --set offload=optimizer"
+            f"{show_bytes(least[0])} of {show_bytes(room)}; use more ranks, or --set offload=optimizer"
         )
     limit = f"with at most {show_risk(planner.risk)} risk of running out" if planner.machine.has_gpus else ""
     within = " ".join(filter(None, [show_bytes(room), limit]))

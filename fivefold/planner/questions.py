@@ -278,13 +278,13 @@ def _describe_too_few(
     is_default = job.global_batch == Job.model_fields["global_batch"].default
     batch = f"{job.global_batch} sequences per step{' (the default)' if is_default else ''}"
     setting = f"up to {machine.ranks:,} with seq {job.sequence} and {batch}"
-    advice = "take more GPUs"
+    advice = "use more GPUs"
     if least > machine.ranks:
-        advice += f" (weights and optimizer states alone fill {least:,})"
+        advice += f" (weights and optimizer states already fill {least:,})"
     if machine.ranks < MAX_TRIED_GPUS:
         advice += f", or name {machine.name} without a number, which tries up to {MAX_TRIED_GPUS:,}"
     if "optimizer" not in job.offload and _fits_offloaded(model, machine, job, budget=budget, risk=risk):
-        advice += ", or take --set offload=optimizer"
+        advice += ", or use --set offload=optimizer"
     if job.global_batch < machine.ranks:
         advice += ", or raise --gbs, so that more ranks can share the step"
     if undecided:
@@ -369,7 +369,7 @@ def find_largest_model(
     if most == 0:
         limit = " within the work limit" if undecided else ""
         raise UserError(
-            f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}{limit}; take a chip "
+            f"not even an eighth of the layers and heads of {model.name} fits on {machine.name}{limit}; use a chip "
             "with more memory"
         )
     planner, layout = fits[most]
@@ -696,12 +696,12 @@ def _answer(question: str, line: str, value: float, planner: Planner, layout: La
 def _describe_shortage(planner: Planner, layout: Layout, *, smallest: str = "") -> str:
     """Return why a layout does not fit, and what does; ``smallest``: words for the least case of the question."""
     risk = planner.out_of_memory_risk(layout)
-    shorten = "take more GPUs" if smallest else "shorten the sequence, or take more GPUs"
+    shorten = "use more GPUs" if smallest else "shorten the sequence, or use more GPUs"
     mend = shorten if layout.world == 1 else "raise zero, tp or pp"
     recomputed = layout.replace(ac="full")
     is_full_legal = is_legal(recomputed, model=planner.model, job=planner.job, machine=planner.machine)
     if recomputed != layout and is_full_legal and planner.fits(recomputed):
-        mend += f", or take ac=full, which needs {show_bytes(planner.peak_bytes(recomputed))}"
+        mend += f", or use ac=full, which needs {show_bytes(planner.peak_bytes(recomputed))}"
     if "optimizer" not in layout.list_offloaded(planner.job) and planner.fits(
         other := with_optimizer_offloaded(layout)
     ):

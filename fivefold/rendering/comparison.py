@@ -165,7 +165,7 @@ def describe_ratios(comparison: Comparison) -> list[str]:
                 f"(published pairs that differ in {' and '.join(ratio.differences)})"
             )
         elif ratio is None and comparison.ratios:
-            lines.append(f"{name} against {first}: no published runs differ as these do; take each step's own interval")
+            lines.append(f"{name} against {first}: no published runs differ as these do; use each step's own interval")
     return lines
 
 

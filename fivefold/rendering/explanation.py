@@ -126,4 +126,4 @@ def _change(comparison: AgainstPrediction) -> Text:
         )
     if max(row.actual_bytes or 0 for row in comparison.rows) <= comparison.available_bytes:
         return Text(f"it fits in {capacity}", style="green")
-    return Text("no layout over these ranks fits: take more of them, or a machine with more memory", style="bold red")
+    return Text("no layout over these ranks fits: use more of them, or a machine with more memory", style="bold red")

@@ -97,7 +97,7 @@ def describe_step(time: Time, rows: Rows = ()) -> str:
     if drawn_seconds > SAME * total:
         return sentence
     idle = 1 - sum(span.end - span.start for row in rows for span in row) / (drawn_seconds * len(rows))
-    return f"{sentence}.\nDrawn are fewer micro-batches: {show_seconds(drawn_seconds)}, of which ranks idle {idle:.0%}"
+    return f"{sentence}.\nFewer micro-batches are drawn: {show_seconds(drawn_seconds)}, of which ranks idle {idle:.0%}"
 
 
 class PipelinePicture:

@@ -174,11 +174,11 @@ def _search_fastest(
     if not result.best:
         unfit = result.describe_unfit(f"no layout of {model.name}")
         if not result.misses:
-            raise UserError(f"{unfit} or comes close; take more GPUs (`fivefold ask gpus`)")
+            raise UserError(f"{unfit} or comes close; use more GPUs (`fivefold ask gpus`)")
         miss = result.misses[0]
         need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         raise UserError(
-            f"{unfit}: the closest, {miss.layout}, needs {need} of {have}; take more GPUs, or "
+            f"{unfit}: the closest, {miss.layout}, needs {need} of {have}; use more GPUs, or "
             "see `fivefold search`, which lists the changes that would fit"
         )
     return Layout.parse(result.best[0].step.layout), result.gap_remark()

@@ -23,6 +23,6 @@ def plan_trials(path: Path, *, steps: int, timeout: float, submit: Submit | None
     from fivefold.sweeps.trial import MIN_STEPS
 
     if steps < MIN_STEPS:
-        raise UserError(f"--steps {steps} is too few to time one; take {MIN_STEPS} or more")
+        raise UserError(f"--steps {steps} is too few to time one; use {MIN_STEPS} or more")
     folder = path.with_name(f"{path.name}.trials").absolute()
     return Trials(folder, steps=steps, timeout_seconds=timeout, submit=submit)

@@ -51,7 +51,7 @@ class StepAdvice(Record):
             without = f", and {show_seconds(self.expected_seconds)} without it" if self.loss else ""
             predicted = show_seconds(self.predicted_seconds)
             measured = show_seconds(self.step_seconds)
-            sentences.append(f"Predicted are {predicted} per step; measured are {measured}{without}.")
+            sentences.append(f"Predicted: {predicted} per step; measured: {measured}{without}.")
         return " ".join(filter(None, sentences))
 
     def _show_gain(self) -> str:

@@ -28,7 +28,7 @@ def build_stack(name: str) -> Stack:
     """Return the stack called ``name``."""
     if name in HUGGING_FACE_TRAINERS:
         raise UserError(
-            f"unknown stack {name!r}: it trains with ddp, fsdp2 or deepspeed; take one of them, or read its config "
+            f"unknown stack {name!r}: it trains with ddp, fsdp2 or deepspeed; use one of them, or read its config "
             "with --from FILE"
         )
     name = OTHER_NAMES.get(name, name)

@@ -38,7 +38,7 @@ def measure_best(
     calibrated.
     """
     if machine.calibration is None:
-        raise UserError(f"{machine.name} is not calibrated, so layouts cannot be measured here; take local")
+        raise UserError(f"{machine.name} is not calibrated, so layouts cannot be measured here; use local")
     if not machine.has_gpus and machine.ranks > machine.ranks_per_node:
         raise UserError(
             f"{machine.ranks} ranks are more than the {machine.ranks_per_node} of this computer; measure on local"

@@ -69,7 +69,7 @@ def try_layout(
     temporary files. The child processes end with this process, however it ends.
     """
     if steps < MIN_STEPS:
-        raise UserError(f"a trial of {steps} steps is too few to time one; take {MIN_STEPS} or more")
+        raise UserError(f"a trial of {steps} steps is too few to time one; use {MIN_STEPS} or more")
     with TemporaryDirectory(prefix="fivefold-trial-", dir=within, ignore_cleanup_errors=True) as name:
         file = prepare(Path(name), model=model, machine=machine, layout=layout, job=job, steps=steps)
         command = [

@@ -86,7 +86,7 @@ def check_memory(host: Host, *, peak_bytes: int, ranks: int, named: str) -> None
     if not host.gpus and ranks * peak_bytes > host.memory_bytes:
         raise UserError(
             f"machine {named!r}: {_count(ranks, 'rank')} of up to {show_bytes(peak_bytes)} need "
-            f"{show_bytes(ranks * peak_bytes)}, but this host has {show_bytes(host.memory_bytes)}; shard more, take a "
+            f"{show_bytes(ranks * peak_bytes)}, but this host has {show_bytes(host.memory_bytes)}; shard more, use a "
             "smaller model, or --force"
         )
 

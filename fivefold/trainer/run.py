@@ -81,7 +81,9 @@ class Run(Record):
     model: str = "tiny"  # catalog name, or path of a model file
     machine: str = "local"  # catalog name such as ``h100:8``, machine file, or ``local``
     layout: str = "auto"  # keywords of a layout; auto: the fastest that fits
-    measure: NonNegativeInt = 0  # with layout = "auto": train this many of the best for a few steps, take the fastest
+    measure: NonNegativeInt = (
+        0  # with layout = "auto": train this many of the best for a few steps, then train the fastest
+    )
     schedule: Path | None = None  # a custom pipeline schedule (.csv) instead of the layout's
     folder: Path = Path("runs/tiny")  # where logs, checkpoints and results are written; default: runs/ and the model
     job: Job = Job()  # [job]: sequence, batch, precision, optimizer, software
@@ -164,15 +166,15 @@ class Run(Record):
             return
         if self.job.objective != "pretrain":
             raise UserError(
-                "noise_scale: needs a loss that is the mean over all tokens; drop it, or take objective pretrain"
+                "noise_scale: needs a loss that is the mean over all tokens; drop it, or use objective pretrain"
             )
         if self.job.freezes_text:
             field = "freeze" if self.job.freeze else "adapter"
             raise UserError(f"noise_scale is not supported with frozen weights yet; drop it, or [job] {field}")
         if layout.cp > 1:
-            raise UserError(f"noise_scale: under cp{layout.cp} no rank has the gradient of a full sequence; take cp1")
+            raise UserError(f"noise_scale: under cp{layout.cp} no rank has the gradient of a full sequence; use cp1")
         if layout.dp == 1:
-            raise UserError("noise_scale: with dp1 every gradient is that of the full batch; take dp2 or more")
+            raise UserError("noise_scale: with dp1 every gradient is that of the full batch; use dp2 or more")
 
     def table(self, layout: Layout) -> Table | None:
         """Read the custom schedule, if any; raises ``UserError`` unless it fits ``layout`` and the micro-batches."""
@@ -223,6 +225,6 @@ class Run(Record):
         if (needed := shards.tokenizer.vocab) > model.vocab:
             raise UserError(
                 f"tokenizer {self.data.tokenizer!r} has {needed} tokens, but {model.name} only vocab={model.vocab}; "
-                "take a smaller tokenizer or a model of a larger vocabulary"
+                "use a smaller tokenizer or a model of a larger vocabulary"
             )
         return shards

@@ -54,26 +54,26 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         )
     if job.images:
         raise UserError(
-            f"images={job.images}: the trainer trains the text model alone; leave images out; `predict` estimates the "
+            f"images={job.images}: the trainer trains only the text model; leave images out; `predict` estimates the "
             "tower"
         )
     _check_frozen(layout, job, model=model)
     if job.objective == "dpo" and job.stack.is_compiled:
-        raise UserError("objective=dpo: the trainer does not run compiled blocks with it; take compile=false")
+        raise UserError("objective=dpo: the trainer does not run compiled blocks with it; use compile=false")
     if job.stack.name != "fivefold":
         raise UserError(
-            f"job: the trainer is fivefold's own and does not run as {job.stack.name}; take stack fivefold "
+            f"job: the trainer is fivefold's own and does not run as {job.stack.name}; use stack fivefold "
             "(--stack fivefold); `predict` estimates it as it is"
         )
     for field, ours in ENGINE_BEHAVIOUR.items():
         if getattr(job.stack, field) != ours:
             raise UserError(
-                f"job: the trainer supports {field}={ours}, not {getattr(job.stack, field)}; take that (`predict` "
+                f"job: the trainer supports {field}={ours}, not {getattr(job.stack, field)}; use that (`predict` "
                 "estimates both)"
             )
     if job.stack.kernels not in KERNELS:
         raise UserError(
-            f"job: the trainer supports kernels={', '.join(KERNELS)}, not {job.stack.kernels}; take one of them"
+            f"job: the trainer supports kernels={', '.join(KERNELS)}, not {job.stack.kernels}; use one of them"
         )
     if offloaded := layout.list_offloaded(job):
         raise UserError(
@@ -90,18 +90,18 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     normed_head = model.final_norm and model.norm_weight
     if model.tied_embeddings and not normed_head and not model.head_bias and layout.zero == 3 and layout.shards > 1:
         raise UserError(
-            f"layout {str(layout)!r}: the trainer does not shard a tied head without weights of its own; take zero2; "
+            f"layout {str(layout)!r}: the trainer does not shard a tied head without weights of its own; use zero2; "
             "`predict` estimates it"
         )
     if model.embedding_norm == "weighted" and model.norm_weight and layout.zero == 3 and layout.shards > 1:
         raise UserError(
             f"layout {str(layout)!r}: the trainer does not shard the weights of a norm after the embedding, which its "
-            "backward reads; take zero2; `predict` estimates it"
+            "backward reads; use zero2; `predict` estimates it"
         )
     if model.per_layer_inputs is not None and layout.zero == 3 and layout.shards > 1:
         raise UserError(
             f"layout {str(layout)!r}: the trainer does not shard the matrices of an embedding that makes per-layer "
-            "inputs, which its backward reads; take zero2; `predict` estimates it"
+            "inputs, which its backward reads; use zero2; `predict` estimates it"
         )
     check_trainable(job.precision)
     _check_moments(job)
@@ -152,14 +152,14 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
     ):
         if is_present:
             what = "freeze" if adapter is None else "adapter"
-            raise UserError(f"{what}: the trainer does not train {feature} yet; take {fix}; `predict` estimates both")
+            raise UserError(f"{what}: the trainer does not train {feature} yet; use {fix}; `predict` estimates both")
 
 
 def _check_trained(field: str, kind: str, facts_by_kind: Mapping[str, LossFacts | AttentionFacts]) -> None:
     """Raise ``UserError`` for a kind of loss or attention that the trainer does not have."""
     if not facts_by_kind[kind].trains:
         trained = " or ".join(name for name, facts in facts_by_kind.items() if facts.trains)
-        raise UserError(f"job: the trainer supports {field}={trained}, not {kind}; take one of them")
+        raise UserError(f"job: the trainer supports {field}={trained}, not {kind}; use one of them")
 
 
 def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
@@ -167,12 +167,12 @@ def _check_attention(layout: Layout, job: Job, *, model: Model) -> None:
     _check_trained("attention", job.stack.attention, ATTENTIONS)
     _check_chunks(layout, job, model=model)
     if layout.uses_ring and model.position == "alibi":
-        raise UserError(f"layout {str(layout)!r}: ring attention does not support position='alibi'; take cp=ulysses")
+        raise UserError(f"layout {str(layout)!r}: ring attention does not support position='alibi'; use cp=ulysses")
     if not job.stack.attention_facts.materializes_scores:
         return
     if layout.uses_ring:
         raise UserError(
-            f"layout {str(layout)!r}: ring attention needs flash attention; with attention='unfused' take cp=ulysses"
+            f"layout {str(layout)!r}: ring attention needs flash attention; with attention='unfused' use cp=ulysses"
         )
     has_sinks = any(shape.sinks for shape in model.attention_shapes)
     for field, is_given in (
@@ -192,12 +192,13 @@ def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
         return
     if job.sequence % chunk:
         raise UserError(
-            f"job: sequences of {job.sequence} tokens are no multiple of the chunks of {chunk} in which model "
-            f"{model.name!r} attends; take --seq {job.sequence // chunk * chunk} or {-(-job.sequence // chunk) * chunk}"
+            f"job: sequences of {job.sequence} tokens are not a multiple of the {chunk}-token attention chunks of "
+            "model "
+            f"{model.name!r}; use --seq {job.sequence // chunk * chunk} or {-(-job.sequence // chunk) * chunk}"
         )
     if layout.uses_ring:
         raise UserError(
-            f"layout {str(layout)!r}: ring attention does not support chunks of {chunk} tokens; take cp=ulysses"
+            f"layout {str(layout)!r}: ring attention does not support chunks of {chunk} tokens; use cp=ulysses"
         )
     if job.stack.attention_facts.materializes_scores:
         raise UserError(f"model {model.name!r}: unfused attention does not support chunks; use attention='flash'")
@@ -209,7 +210,7 @@ def _check_moments(job: Job) -> None:
     if sizes != (4, 4) and find_cost(job.optimizer.kind).fp32_states:
         raise UserError(
             f"precision {job.precision.name!r}: its moments of {sizes[0]} + {sizes[1]} bytes are AdamW's, and "
-            f"{job.optimizer.kind} keeps fp32; take optimizer adamw, or another recipe"
+            f"{job.optimizer.kind} keeps fp32; use optimizer adamw, or another recipe"
         )
 
 
@@ -248,7 +249,7 @@ def _list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
     if mla is not None and mla.indexer is not None:
         yield "mla.indexer yet", f"{estimated}, or leave it out to attend to all keys"
     if model.activation == "xielu" and model.mlp != "plain":
-        yield "gated xielu yet", "take mlp 'plain'"
+        yield "gated xielu yet", "use mlp 'plain'"
     if model.activation == "xielu" and "lightning" in model.non_attention_mixers:
         yield "xielu within lightning attention, whose activation has no weights", estimated
     if moe is None:
@@ -263,6 +264,6 @@ def _list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
     if moe.score == "sqrtsoftplus" or moe.hashed_layers or moe.clamp is not None:
         yield "moe.score='sqrtsoftplus', moe.hashed_layers or moe.clamp yet", estimated
     if moe.score == "sparsemixer":
-        yield "SparseMixer yet", "take score 'softmax'"
+        yield "SparseMixer yet", "use score 'softmax'"
     if moe.router_weight_on == "inputs" and (model.mlp != "gated" or model.activation not in INPUT_WEIGHTED):
         yield f"router_weight_on='inputs' for {kind} experts yet", estimated

@@ -416,13 +416,13 @@ def _change_job(job: Job, field: str, value: str) -> Job:
         return Job.read({**dict(job), "optimizer": job.optimizer.model_dump() | {"kind": value}}, origin="job")
     if field in OF_ADAPTER:
         if job.adapter is None:
-            raise UserError("no adapter is chosen; take one, such as lora:16")
+            raise UserError("no adapter is chosen; use one, such as lora:16")
         changed = job.adapter.model_dump() | {OF_ADAPTER[field]: value.split(",")}
         return job.replace(adapter=Adapter.read(changed, origin="adapter"))
     if field in ("attention", "loss", "fused_scans"):
         return job.replace(stack=job.stack.replace(**{field: value}))
     if field == "scaling" and not job.precision.is_low_precision:
-        raise UserError(f"matmuls in {job.precision.compute} have no scales; take a precision in fp8 or fp4")
+        raise UserError(f"matmuls in {job.precision.compute} have no scales; use a precision in fp8 or fp4")
     if field in PRECISION_PARTS:
         part = value.split(",") if field == "moments_bytes" else value
         return job.replace(precision=Recipe.read(job.precision.model_dump() | {field: part}, origin="precision"))

@@ -1,6 +1,6 @@
 """The names of pages and controls, and messages that name them instead of commands and options of the terminal.
 
-    raise --gbs, or take --set offload=optimizer    raise “sequences per step”, or take offload=optimizer
+    raise --gbs, or use --set offload=optimizer    raise “sequences per step”, or use offload=optimizer
 
 Messages come from code that every interface calls. ``/api`` and the commands to copy keep the words of the terminal.
 """

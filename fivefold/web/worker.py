@@ -220,7 +220,7 @@ def sweep(asked: dict[str, Any], report: Report) -> Any:
     journal_path = path.with_name(f"{path.name}.journal")
     rows_file.check(path)
     if path.exists() and not journal_path.exists():
-        raise UserError(f"{question.rows} is there already; name another file for the rows")
+        raise UserError(f"{question.rows} already exists; name another file for the rows")
     with open_journal(journal_path) as journal:
         try:
             rows = run(plan, journal, trials=None, report=lambda _, done, total: report(done, total))

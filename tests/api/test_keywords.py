@@ -13,7 +13,7 @@ from fivefold.api.keywords import use_python_words
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        ("raise --gbs, or take --set offload=optimizer", "raise gbs, or take offload=optimizer"),
+        ("raise --gbs, or use --set offload=optimizer", "raise gbs, or use offload=optimizer"),
         ("--risk 0.42 accepts 'dp8 zero3 mbs1'", "risk=0.42 accepts 'dp8 zero3 mbs1'"),
         ("add --gpu-counts 64-8192", "add gpu_counts=64-8192"),
         ("--exact searches without a work limit", "exact=True searches without a work limit"),

@@ -52,7 +52,9 @@ def test_a_model_that_exceeds_the_memory_is_rejected_before_the_measurement(meas
     run.write_text('model = "llama3-405b"\n')
     result = CliRunner().invoke(app, ["train", str(run)])
     assert isinstance(result.exception, UserError)
-    assert "weights and optimizer states of llama3-405b alone take 5.17 TiB, but this host has" in str(result.exception)
+    assert "weights and optimizer states of llama3-405b already take 5.17 TiB, but this host has" in str(
+        result.exception
+    )
     assert measured == []
 
 

@@ -117,7 +117,7 @@ def test_what_a_config_leaves_out_can_be_given_after_the_file(
         (("write", "dp8", "--to", "torchtitan"), "needs a model; add --model NAME"),
         (("write", "dp8 zero3", "--model", "tiny", "--to", "torchtitn"), "unknown format 'torchtitn'; did you mean"),
         (("read", "README.md"), "ends in .md; configs end in"),
-        (("read", "pyproject.toml"), "not a config that is known"),
+        (("read", "pyproject.toml"), "unknown kind of config"),
     ],
 )
 def test_user_errors_are_one_line_errors(

@@ -155,7 +155,7 @@ def test_adapters_are_trained_over_the_folder_and_go_on_from_a_checkpoint(worksp
     assert train("half", steps=4, sample="document ", sample_tokens=3) == straight
     assert straight[3] != straight[2]
 
-    assert refusal("numerics", "run.toml").startswith("numerics: does not compare adapters yet; take [job] adapter out")
+    assert refusal("numerics", "run.toml").startswith("numerics: does not compare adapters yet; remove [job] adapter")
     Path("run.toml").write_text(emit(values | {"folder": "half", "noise_scale": True}))
     assert refusal("train", "run.toml").startswith("noise_scale is not supported with adapters yet; drop it")
     Path("run.toml").write_text(emit(values | {"folder": "half", "job": job | {"adapter": {"rank": 5}}}))

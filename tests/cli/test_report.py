@@ -170,7 +170,7 @@ def test_a_report_is_made_from_files_that_other_commands_wrote() -> None:
         (("nano", "h100:2", "dp2", "-o", "a.pdf"), "a report is .html; print it to PDF from a browser"),
         (("nano", "h100:2", "dp3"), "needs 3 ranks"),
         (("gone.json",), "gone.json: no such file"),
-        ((".", "--gbs", "16"), "a written file has its own job"),
+        ((".", "--gbs", "16"), "a result file already contains its job"),
         ((".",), "has no step.json"),
     ],
 )

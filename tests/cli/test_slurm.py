@@ -50,7 +50,7 @@ def test_nodes_and_ranks_follow_from_layout_and_machine() -> None:
     traced = RUN.replace(trace_steps=3)
     layout = Layout.parse("dp2 mbs1")
     assert " --trace 3" in write_script(traced, path=Path("big.toml"), layout=layout, machine=resolve("h100:512"))
-    with pytest.raises(UserError, match=r"has 12 ranks, and .* 8 on a node; take a multiple of 8"):
+    with pytest.raises(UserError, match=r"has 12 ranks, and .* has 8 per node; use a multiple of 8"):
         text("dp12 mbs1", "h100:512")
 
 

@@ -76,7 +76,7 @@ def test_the_dry_option_only_counts_rows() -> None:
         (["none.toml"], "none.toml: no such file"),
         (["small.toml", "--out", "rows.xlsx"], "rows are written as .parquet, .csv, .jsonl, not .xlsx"),
         (["small.toml", "--charts", "small.toml"], "--charts small.toml is a file; name a folder"),
-        (["small.toml", "--measure", "--steps", "3"], "--steps 3 is too few to time one; take 4 or more"),
+        (["small.toml", "--measure", "--steps", "3"], "--steps 3 is too few to time one; use 4 or more"),
         (["small.toml", "--measure"], "h100 has GPUs, but this computer has none"),
     ],
 )

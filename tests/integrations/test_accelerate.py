@@ -63,7 +63,7 @@ def test_states_and_flops_are_as_predicted(capsys: pytest.CaptureFixture[str]) -
     assert "fivefold/error_peak_memory" in logged
     printed = capsys.readouterr().out
     assert printed.index("predicted  llama on h100, 1 rank") < printed.index("optimizer state")
-    assert printed.index("optimizer state") < printed.index("Predicted are ")
+    assert printed.index("optimizer state") < printed.index("Predicted: ")
 
 
 def test_a_layout_of_another_number_of_ranks_gives_no_prediction(caplog: pytest.LogCaptureFixture) -> None:

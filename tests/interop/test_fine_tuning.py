@@ -129,8 +129,8 @@ def test_a_preference_pair_is_written_as_one_sample(name: str) -> None:
 @pytest.mark.parametrize(
     ("job", "to", "words"),
     [
-        ({"adapter": ADAPTER}, "accelerate", "take --to trl, axolotl or llamafactory"),
-        ({"adapter": ADAPTER | {"alpha": 12.5}}, "trl", "adapter.alpha=12.5: lora_alpha is a whole number; take 12"),
+        ({"adapter": ADAPTER}, "accelerate", "use --to trl, axolotl or llamafactory"),
+        ({"adapter": ADAPTER | {"alpha": 12.5}}, "trl", "adapter.alpha=12.5: lora_alpha is a whole number; use 12"),
         ({"adapter": ADAPTER | {"base": None}, "objective": "dpo"}, "axolotl", "adapter.dropout=0.0 instead of 0.05"),
         (
             {"adapter": ADAPTER | {"dropout": 0.0}, "objective": "dpo", "stack": "fsdp2"},
@@ -191,7 +191,7 @@ def test_optimizers_targets_and_losses_of_published_recipes_are_read(tmp_path: P
     assert reading.job.adapter is not None
     assert (reading.job.optimizer.kind, reading.job.adapter.targets) == ("adamw4bit", ("q_proj", "o_proj"))
     (doubt,) = reading.not_understood
-    assert "mlp.gate_proj: not among" in str(doubt)  # of a mixture's shared experts, or of dense layers?
+    assert "mlp.gate_proj: not supported" in str(doubt)  # of a mixture's shared experts, or of dense layers?
     mixture = {"base_model": "mistralai/Mixtral-8x7B-v0.1", "model_config": {"output_router_logits": True}}
     reading = read_yaml(tmp_path, {"sequence_len": 2048, **mixture})
     assert reading.not_understood == ()

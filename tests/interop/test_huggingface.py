@@ -563,7 +563,7 @@ def test_peft_targets_of_experts_are_read_as_expert_adapters(
         (["mlp.experts.gate_up_proj", "mlp.experts.down_proj"], EXPERT_TARGETS, ""),
         (["down_proj"], ["experts.down_proj"], ""),
         (["7.mlp.experts.gate_up_proj"], ["experts.gate_up_proj"], "experts of some blocks; counted in all"),
-        (["mlp.gate.weight", "experts.down_proj"], ["experts.down_proj"], "mlp.gate.weight: not among"),
+        (["mlp.gate.weight", "experts.down_proj"], ["experts.down_proj"], "mlp.gate.weight: not supported"),
     ],
     ids=str,
 )
@@ -638,14 +638,14 @@ def test_written_config_is_read_back(to: str, stack: str, least: int, tmp_path: 
 @pytest.mark.parametrize(
     ("text", "precision", "to", "reason"),
     [
-        ("dp4 tp2 zero1 mbs1", "bf16", "deepspeed", "DeepSpeed has dp, and cp=ulysses"),
+        ("dp4 tp2 zero1 mbs1", "bf16", "deepspeed", "has only dp and cp=ulysses"),
         (
             "dp4 zero3 mbs1 ac=selective",
             "bf16-grad16",
             "accelerate",
-            "recomputes all blocks in full; take ac=full",
+            "recomputes all blocks in full; use ac=full",
         ),
-        ("dp4 zero3 mbs1", "bf16", "accelerate", "reduces in 16 bits; take bf16-grad16 or fp32"),
+        ("dp4 zero3 mbs1", "bf16", "accelerate", "reduces in 16 bits; use bf16-grad16 or fp32"),
         ("dp4 zero2 mbs1", "bf16-grad16", "accelerate", "the nearest is zero3 with --set reshard=backward"),
         ("dp4 zero3 mbs1", "fp8", "deepspeed", "DeepSpeed has bf16, bf16-grad16, fp16 and fp32"),
     ],

@@ -363,7 +363,7 @@ def test_bridge_keeps_all_numbers_of_yarn(name: str, tmp_path: Path) -> None:
             "dp2 pp2 zero1 mbs1 ac=full@1",
             "llama3-8b",
             "bf16",
-            "recomputes the same on every pipeline rank; take ac=full",
+            "recomputes the same on every pipeline rank; use ac=full",
         ),
         ("dp4 zero1 mbs1 ac=qkv", "llama3-8b", "bf16", "recomputes full, selective, or any of norm, act, mlp, moe"),
         ("dp4 zero3 mbs1", "llama3-8b", "bf16", "megatron-core does not support zero3; use zero0 or zero1"),
@@ -443,7 +443,7 @@ def test_numbers_are_of_the_types_that_megatron_parses() -> None:
 def test_a_rotary_base_that_is_no_whole_number_is_rejected() -> None:
     model = build_model("llama3-8b").replace(rope_theta=10_000.5)
     plan = ConfigPlan(model, Layout(dp=8, zero=1), Job(sequence=8192, global_batch=8), ranks_per_node=8)
-    with pytest.raises(UserError, match="take 10000"):
+    with pytest.raises(UserError, match="use 10000"):
         write(plan, to="megatron")
 
 

@@ -181,7 +181,7 @@ def test_written_config_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "model", "reason"),
     [
-        ("dp4 zero1 mbs1 ac=selective", "llama3-8b", "nanotron recomputes complete layers only; take ac=full"),
+        ("dp4 zero1 mbs1 ac=selective", "llama3-8b", "nanotron recomputes complete layers only; use ac=full"),
         ("dp4 zero1 mbs1", "mixtral-8x7b", "experts are not written for nanotron"),
         ("dp4 zero1 mbs1", "gemma2-9b", "nanotron has Llama and Qwen2, not gemma2"),
         ("dp4 zero3 mbs1", "llama3-8b", "nanotron does not support zero3; use zero0 or zero1"),

@@ -227,7 +227,7 @@ def test_a_published_config_is_written_as_it_was_read(
     [
         ("dp2 pp2 zero1 mbs1", "llama3-8b", {}, "torchtune does not support pp; use pp1"),
         ("dp2 zero3 mbs1", "qwen3-8b", {}, "model 'qwen3-8b': torchtune has no builder of it"),
-        ("dp2 zero3 mbs1", "llama3-8b", {"precision": "bf16"}, "torchtune has no master copy; take bf16-pure or fp32"),
+        ("dp2 zero3 mbs1", "llama3-8b", {"precision": "bf16"}, "torchtune has no master copy; use bf16-pure or fp32"),
         ("dp2 zero3 mbs1", "llama3-8b", {"adapter": {"targets": ["up_proj"]}}, "adapts layers of attention, and all"),
         ("dp1 mbs1", "llama3-8b", {"adapter": {"base": "int8"}}, "adapter.base=int8: torchtune has no argument"),
     ],

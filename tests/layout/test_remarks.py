@@ -37,8 +37,8 @@ NODE = resolve("h100:4", local=Path("/nowhere"))
     [
         ("a100:8", "fp8", "a100 has no fp8 matrix units: matmuls of fp8 are predicted at the rate of fp16"),
         ("h100:8", "nvfp4", "h100 has no fp4 matrix units: matmuls of nvfp4 are predicted at the rate of fp8"),
-        ("h100:8", "mxfp8", "the matrix units of h100 take no scales of blocks"),
-        ("mi300x:8", "mxfp8", "the matrix units of mi300x take no scales of blocks"),
+        ("h100:8", "mxfp8", "the matrix units of h100 do not support the block scales"),
+        ("mi300x:8", "mxfp8", "the matrix units of mi300x do not support the block scales"),
         ("h100:8", "fp8-tiles", None),
         ("b200:8", "mxfp8", None),
         ("mi355x:8", "mxfp8", None),
@@ -218,7 +218,7 @@ def test_a_remark_names_the_default_batch_where_a_search_depends_on_it() -> None
 
 
 LAYOUT = "pp2 zb1p mbs1 ac=full"
-WINDOW_WORDS, FORMAT_WORDS = "does nothing in sequences of 64", "take no scales of blocks"
+WINDOW_WORDS, FORMAT_WORDS = "does nothing in sequences of 64", "do not support the block scales"
 IDLE_WORDS, DEFERRED_WORDS = "uses 2 of the 4 ranks", "defers weight gradients"
 OF_JOB = {WINDOW_WORDS, FORMAT_WORDS}
 OF_ALL = {*OF_JOB, IDLE_WORDS, DEFERRED_WORDS}

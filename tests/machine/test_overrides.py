@@ -75,7 +75,7 @@ def test_figures_of_a_chip_and_its_node_can_be_changed() -> None:
         ("l40s:8 node=٣", "is not a number of GPUs"),
         ("l40s:8 memory=9e9GB", "memory=9e9GB is not a number and a unit; write for example 80GiB"),
         ("l40s:8 price=1 price=2", "'price=2' sets price a second time; keep one"),
-        ("l40s:1" + "0" * 5000, "is larger than 9,999,999; take fewer"),
+        ("l40s:1" + "0" * 5000, "is larger than 9,999,999; use fewer"),
     ],
 )
 def test_invalid_input_is_a_one_line_error(text: str, says: str) -> None:

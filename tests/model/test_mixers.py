@@ -61,13 +61,13 @@ def test_the_weights_of_a_short_convolution() -> None:
 @pytest.mark.parametrize(
     ("layout", "job", "says"),
     [
-        ("cp2", {}, "cp=2 as a ring would cut the chain of states of short_conv; take cp=ulysses"),
+        ("cp2", {}, "cp=2 as a ring would cut the chain of states of short_conv; use cp=ulysses"),
         (
             "cp4 cp=ulysses",
             {"sequence": 8},
             "2 tokens of a sequence on each rank of cp=4 are fewer than the 3 before a token that short_conv reads",
         ),
-        ("dp2", {"documents": "separate"}, "short_conv mixes tokens across documents; take documents='joined'"),
+        ("dp2", {"documents": "separate"}, "short_conv mixes tokens across documents; use documents='joined'"),
         ("dp2", {"precision": get_recipe("bf16-autocast")}, "short_conv is not counted under autocast"),
     ],
 )
@@ -84,10 +84,10 @@ def test_unsupported_feature_with_short_convolutions_is_a_one_line_error(
     [
         ("tp4", GROUPS, "the 2 groups of mamba2 are not divisible by tp=4; try tp2"),
         ("tp4", KEYS, "the 2 key heads of gated_delta_net are not divisible by tp=4; try tp2"),
-        ("tp2", TIME_MIXING, "tp=2 would shard the channels of rwkv, which is not supported; take tp1"),
-        ("cp2 cp=ulysses", TIME_MIXING, "cp=2 would shard the tokens of rwkv, which is not supported; take cp1"),
+        ("tp2", TIME_MIXING, "tp=2 would shard the channels of rwkv, which is not supported; use tp1"),
+        ("cp2 cp=ulysses", TIME_MIXING, "cp=2 would shard the tokens of rwkv, which is not supported; use cp1"),
         ("tp2 cp2 cp=ulysses", CHANNELS, "33 channels of mamba on each rank of tp .* by cp=2; try cp1"),
-        ("cp2", GROUPS, "cp=2 as a ring would cut the chain of states of mamba2; take cp=ulysses"),
+        ("cp2", GROUPS, "cp=2 as a ring would cut the chain of states of mamba2; use cp=ulysses"),
         ("tp2 cp2 cp=ulysses", KEYS, "1 key heads of gated_delta_net on each rank of tp .* by cp=2; try cp1"),
         (
             "tp4x2",

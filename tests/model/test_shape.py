@@ -23,7 +23,7 @@ LATENT = SMALL.replace(mla=MLA(q_rank=16, kv_rank=16, nope_dim=6, rope_dim=4, v_
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"norm_weight": False, "qk_norm": "head"}, "has no weights for qk_norm='head': take qk_norm='unit'"),
+        ({"norm_weight": False, "qk_norm": "head"}, "has no weights for qk_norm='head': use qk_norm='unit'"),
         ({"norm_weight": False, "norm_plus_one": True}, "drop one"),
         ({"pre_norm_mixers": True}, "pre_norm_mixers is of models with block='post'"),
         ({"sub_norm": True, "norm_weight": False}, "sub_norm is not supported with norm_weight=False"),
@@ -66,9 +66,9 @@ def test_values_that_cannot_be_keys_are_rejected(changed: dict[str, Any], says: 
 @pytest.mark.parametrize(
     ("field", "value", "says"),
     [
-        ("position", "learned", "position='learned' is not supported with mla: take 'rope' or 'none'"),
+        ("position", "learned", "position='learned' is not supported with mla: use 'rope' or 'none'"),
         ("rope_pattern", (True, False), "with mla every layer rotates: leave rope_pattern out"),
-        ("temperature", Temperature(), "take temperature.rotated = true, or leave temperature out"),
+        ("temperature", Temperature(), "use temperature.rotated = true, or leave temperature out"),
         ("value_norm", True, "value_norm applies to grouped attention, not to mla: leave it out"),
         ("qk_norm", "head", "mla norms its latents, not its heads: leave qk_norm='head' out"),
     ],

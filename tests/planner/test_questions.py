@@ -176,7 +176,7 @@ def test_a_layout_that_fits_only_with_full_recomputation_is_advised_to_recompute
     full = layout.replace(ac="full")
     asked: dict[str, Any] = {"model": LLAMA, "machine": NODE, "job": job}
     peak = show_bytes(predict(layout=full, **asked).memory.peak_bytes)
-    with pytest.raises(UserError, match=f"raise zero, tp or pp, or take ac=full, which needs {peak}$"):
+    with pytest.raises(UserError, match=f"raise zero, tp or pp, or use ac=full, which needs {peak}$"):
         questions.find_largest_micro_batch(layout=layout, **asked)
     with pytest.raises(UserError, match=r"raise zero, tp or pp$"):
         questions.find_largest_micro_batch(layout=Layout.parse("dp8"), **asked)
@@ -561,7 +561,7 @@ def test_the_given_number_of_gpus_is_the_limit_of_the_fewest_gpus() -> None:
     assert "llama3-70b fits on no number of h100 up to 8 with seq 4096 and 8 sequences per step (the default)" in str(
         result.exception
     )
-    assert "take more GPUs (weights and optimizer states alone fill 12)" in str(result.exception)
+    assert "use more GPUs (weights and optimizer states already fill 12)" in str(result.exception)
 
 
 @pytest.mark.slow

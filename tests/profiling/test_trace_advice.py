@@ -47,7 +47,7 @@ def test_the_option_is_that_of_the_software_and_the_gain_is_held_against_the_pre
     ranks = [FIRST.replace(exposed_seconds=0.03, waiting_seconds=0.0)]
     text = advise(REPORT.replace(messages=(), ranks=tuple(range(16))), ranks, step)
     assert "In deepspeed: overlap_comm: true" in text
-    assert "per step; measured are 100.0 ms, and 7" in text
+    assert "per step; measured: 100.0 ms, and 7" in text
     assert "late ranks" not in text
     assert "Part of it may be waiting for late ranks, whose traces are missing." in advise(REPORT, ranks)
 

@@ -165,6 +165,6 @@ def test_the_title_of_a_pipeline_picture_says_if_a_shorter_step_is_drawn() -> No
     end = max(row[-1].end for row in short)
     idle = 1 - sum(span.end - span.start for row in short for span in row) / (4 * end)
     assert idle > 2 * time.bubble_seconds / time.step_seconds
-    said = f".\nDrawn are fewer micro-batches: {show_seconds(end)}, of which ranks idle {idle:.0%}"
+    said = f".\nFewer micro-batches are drawn: {show_seconds(end)}, of which ranks idle {idle:.0%}"
     assert describe_step(time, short) == describe_step(time) + said
     assert drawing.draw_file(short, step=using.step(layout)).title == describe_step(time, short)

@@ -59,7 +59,7 @@ def test_a_trial_of_an_invalid_layout_records_the_error() -> None:
     result = run_trial(machine=small)
     assert result.ended == "invalid"
     assert "would need" in result.why
-    with pytest.raises(UserError, match="a trial of 3 steps is too few to time one; take 4 or more"):
+    with pytest.raises(UserError, match="a trial of 3 steps is too few to time one; use 4 or more"):
         run_trial(steps=3)
 
 

@@ -369,7 +369,7 @@ def test_held_out_text_and_tokenizer_must_suffice(refused: Callable[..., str], c
     set_run(layout="dp2 mbs2", data={"tokenizer": "bpe:300"})
     assert_line(
         refused(command, "run.toml"),
-        r"tokenizer 'bpe:300' has 300 tokens, but nano only vocab=256; take a smaller tokenizer or .*",
+        r"tokenizer 'bpe:300' has 300 tokens, but nano only vocab=256; use a smaller tokenizer or .*",
     )
 
 

@@ -185,7 +185,7 @@ def test_a_checkpoint_holds_frozen_weights_and_resumes_under_another_layout(fork
 @pytest.mark.parametrize(
     ("parts", "changed", "words"),
     [
-        (("layers[0].experts",), {}, "layers.0..experts is no part of plain"),
+        (("layers[0].experts",), {}, "layers.0..experts is not a part of plain"),
         (("layers[9]",), {}, "which has 3 layers"),
         (("embed_tokens", "layers", "norm"), {}, "leaves only the head of plain to train"),
         (("embed_tokens", "layers", "norm", "lm_head"), {}, "leaves nothing of plain to train"),

@@ -74,7 +74,7 @@ def test_a_dense_mlp_among_clamped_experts_is_rejected(dense: dict[str, Any]) ->
     ("kind", "layout", "changed", "line"),
     [
         ("flash2", "dp1", {}, "the trainer supports attention=flash or unfused, not flash2"),
-        ("unfused", "cp2", {}, "ring attention needs flash attention; with attention='unfused' take cp=ulysses"),
+        ("unfused", "cp2", {}, "ring attention needs flash attention; with attention='unfused' use cp=ulysses"),
         ("unfused", "dp1", {"attention_sinks": True}, "unfused attention does not support attention_sinks"),
         ("unfused", "dp1", {"attention_softcap": 5.0}, "unfused attention does not support attention_softcap"),
     ],
@@ -88,7 +88,7 @@ def test_a_norm_after_the_embedding_is_trained_up_to_zero2() -> None:
     model, job = build_model("nano").replace(embedding_norm="weighted"), Job(sequence=64, global_batch=4)
     check_supported(Layout.parse("dp2 zero2 mbs1"), job, model=model)
     check_supported(Layout.parse("dp2 zero3 mbs1"), job, model=model.replace(embedding_norm="unit"))
-    with pytest.raises(UserError, match=r"does not shard the weights of a norm after the embedding.*take zero2"):
+    with pytest.raises(UserError, match=r"does not shard the weights of a norm after the embedding.*use zero2"):
         check_supported(Layout.parse("dp2 zero3 mbs1"), job, model=model)
 
 
@@ -99,7 +99,7 @@ def test_a_tied_head_without_weights_of_its_own_is_planned_and_trained_up_to_zer
         step = predict(model=model, machine=machines.resolve("h100:2", local=Path("/nowhere")), layout=layout, job=job)
         assert step.memory.peak_bytes > 0
     check_supported(Layout.parse("dp2 zero2 mbs1"), job, model=model)
-    with pytest.raises(UserError, match=r"does not shard a tied head without weights of its own; take zero2"):
+    with pytest.raises(UserError, match=r"does not shard a tied head without weights of its own; use zero2"):
         check_supported(Layout.parse("dp2 zero3 mbs1"), job, model=model)
 
 

@@ -84,7 +84,7 @@ def test_layers_of_an_adapter_are_controls() -> None:
     asked = {"model": "mixtral-8x7b", "machine": "h100:8", "layout": "dp8 zero3", "gbs": 64}
     choices = list_job_choices(*resolve_question(**asked))
     for field in ("adapter_targets", "modules_to_save"):
-        assert {choice.reason for choice in choices[field]} == {"no adapter is chosen; take one, such as lora:16"}
+        assert {choice.reason for choice in choices[field]} == {"no adapter is chosen; use one, such as lora:16"}
     choices = list_job_choices(*resolve_question(**asked, adapter="lora:16"))
     for field in ("adapter_targets", "modules_to_save"):
         for choice in choices[field]:
@@ -278,7 +278,7 @@ def test_adapters_next_to_frozen_parts_are_disabled_with_the_reason() -> None:
         model="llama3-8b", machine="h100:8", layout="dp8 zero3", gbs=64, set=["freeze=embed_tokens"]
     )
     reasons = [choice.reason for choice in list_job_choices(*asked)["adapter"]]
-    assert all(reason.startswith("freeze next to an adapter is not supported") for reason in reasons)
+    assert all(reason.startswith("freeze is not supported with an adapter") for reason in reasons)
 
 
 def test_a_job_value_that_the_layout_excludes_states_the_reason() -> None:

@@ -108,7 +108,7 @@ def test_a_stopped_sweep_keeps_its_rows_and_goes_on(tmp_path: Path) -> None:
     step = fivefold.predict("nano", "h100:2", "dp2 zero1 mbs1", gbs=8)
     assert rows[1].step_seconds == step.time.step_seconds
     assert [path.name for path in tmp_path.iterdir()] == ["rows.jsonl"]
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="already exists"):
         start(tmp_path)
 
 
@@ -167,4 +167,4 @@ def test_a_sweep_is_started_on_the_page(page: Any, folder: Path) -> None:
     page.get_by_role("link", name="Show the rows").click()
     expect(page.locator("#rows tbody tr")).to_have_count(2)
     page.go_back()
-    expect(page.get_by_role("alert")).to_contain_text("started.csv is there already")
+    expect(page.get_by_role("alert")).to_contain_text("started.csv already exists")

@@ -19,10 +19,10 @@ TEMPLATES = Path(__file__).parents[2] / "fivefold" / "web" / "templates"
     ("message", "worded"),
     [
         (
-            "raise --gbs, or take --set offload=optimizer",
-            "raise “sequences per step”, or take offload=optimizer",
+            "raise --gbs, or use --set offload=optimizer",
+            "raise “sequences per step”, or use offload=optimizer",
         ),
-        ("take more GPUs (`fivefold ask gpus`), or see `fivefold search`", "take more GPUs (Ask: Fewest GPUs with "
+        ("use more GPUs (`fivefold ask gpus`), or see `fivefold search`", "use more GPUs (Ask: Fewest GPUs with "
          "enough memory), or see Search"),
         ("in use; --against MODEL MACHINE LAYOUT says", "in use; “compare with the prediction of this layout” says"),
         ("set --overlap-grad-reduce and --seq-length 4096", "set --overlap-grad-reduce and --seq-length 4096"),

@@ -90,7 +90,7 @@ def _compute_bandwidth_curves(machine: Machine, collective: str) -> dict[int, li
     from fivefold.step import count_sent_bytes
 
     if machine.ranks < 2:
-        raise UserError(f"{machine.name} has one rank, which sends nothing; take more of them, as in h100:16")
+        raise UserError(f"{machine.name} has one rank, which sends nothing; use more of them, as in h100:16")
     network = Network(machine)
     return {
         ranks: [

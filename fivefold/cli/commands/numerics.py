@@ -36,11 +36,11 @@ def numerics(request: NumericsOptions) -> None:
     if precision is not None:
         job = type(job).read(job.model_dump() | {"precision": precision}, origin="--precision")
     if sequences > job.global_batch or job.global_batch % sequences:
-        raise UserError(f"--sequences {sequences} does not divide the run's global_batch={job.global_batch}; take 1")
+        raise UserError(f"--sequences {sequences} does not divide the run's global_batch={job.global_batch}; use 1")
     if job.objective != "pretrain":
-        raise UserError('numerics: compares losses of all tokens; take [job] objective = "pretrain"')
+        raise UserError('numerics: compares losses of all tokens; use [job] objective = "pretrain"')
     if job.adapter is not None:
-        raise UserError("numerics: does not compare adapters yet; take [job] adapter out of the run file")
+        raise UserError("numerics: does not compare adapters yet; remove [job] adapter from the run file")
     source = _choose_source(settings, request.weights, model=model)
     prepare_corpus(settings, model)
     shards = settings.shards(model)

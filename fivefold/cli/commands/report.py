@@ -59,7 +59,9 @@ def report(request: ReportOptions, job: Job) -> None:
         )
     elif all(_is_written(Path(word)) for word in what):
         if job != Default():
-            raise UserError("a written file has its own job; drop the job options, or give MODEL MACHINE LAYOUT")
+            raise UserError(
+                "a result file already contains its job; drop the job options, or give MODEL MACHINE LAYOUT"
+            )
         title, parts, commands = _report_files([Path(word) for word in what])
         commands.append(shlex.join(["fivefold", "report", *what]))
         folder = Path(what[0]) if len(what) == 1 and Path(what[0]).is_dir() else Path()

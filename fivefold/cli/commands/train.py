@@ -228,8 +228,8 @@ def _check_states_fit(run: Run, *, model: Model) -> None:
     host, needed_bytes = Host.inspect(), int(count_least_state_bytes(model, run.job))
     if run.machine.partition(":")[0] == "local" and not host.gpus and needed_bytes > host.memory_bytes:
         raise UserError(
-            f"machine {run.machine!r}: weights and optimizer states of {model.name} alone take "
-            f"{show_bytes(needed_bytes)}, but this host has {show_bytes(host.memory_bytes)}; take a smaller model, or "
+            f"machine {run.machine!r}: weights and optimizer states of {model.name} already take "
+            f"{show_bytes(needed_bytes)}, but this host has {show_bytes(host.memory_bytes)}; use a smaller model, or "
             "--force"
         )
 

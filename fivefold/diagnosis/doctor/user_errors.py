@@ -47,9 +47,12 @@ def find_user_line(error: BaseException, file: str | None) -> str:
 def _reason(error: Exception) -> str:
     text = " ".join(str(error).partition("Tip:")[0].split())
     if isinstance(error, DynamicOutputShapeException):
-        return f"{error.func} makes a tensor whose shape hangs on values, which no tensor holds here; use torch.where"
+        return (
+            f"{error.func} makes a tensor whose shape depends on values, and tensors have no values here; "
+            "use torch.where"
+        )
     if isinstance(error, DataDependentOutputException) or ".numpy() is not supported" in text:
-        return f"asks for values, which no tensor holds here ({text})"
+        return f"asks for values, and tensors have no values here ({text})"
     if any(word in text for word in NEEDS_CUDA):
         return f"goes to a GPU; {CUDA}"
     text = text if len(text) <= MAX_MESSAGE_CHARACTERS else f"{text[:MAX_MESSAGE_CHARACTERS]} …"

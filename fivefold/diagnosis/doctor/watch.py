@@ -185,10 +185,10 @@ class ModuleRecorder(TapeRecorder):
             raise UserError(
                 f"{self._find_line()}: reads a number from a tensor (.item(), .tolist()), "
                 "but fake tensors hold no data; "
-                "take it from shapes, or leave it out"
+                "compute it from shapes, or leave it out"
             )
         assumed_value = "False, and a branch on it is not taken" if dtype == torch.bool else "0"
-        self._add_remark(f"{self._find_line()}: asks a tensor for its value, which is taken as {assumed_value}")
+        self._add_remark(f"{self._find_line()}: asks a tensor for its value; the doctor assumes {assumed_value}")
         return False if dtype == torch.bool else 0.0
 
     def _record_kernel(self, func: Any, args: Any, out: Any, outputs: list[Tensor], frame: FrameType) -> None:

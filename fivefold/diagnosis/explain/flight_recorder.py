@@ -80,7 +80,7 @@ def explain(dumps: Mapping[int, dict[str, Any]], *, files: tuple[str, ...]) -> E
         verdict, findings = _describe_problem(cause), list(_list_findings(cause, problems))
     absent = sorted({rank for group_ranks in members.values() for rank in group_ranks} - set(dumps))
     if absent:
-        findings.append(f"no dump of {_format_rank_ranges(absent)}: it may have ended, or never come to write one")
+        findings.append(f"no dump of {_format_rank_ranges(absent)}: it may have ended, or never written one")
     return Explanation(kind="flight recorder", files=files, verdict=verdict, findings=tuple(findings), ranks=ranks)
 
 

@@ -83,7 +83,7 @@ def explain(points: Sequence[LossPoint], *, files: tuple[str, ...]) -> Explanati
         )
     if bad_norm_steps:
         findings.append(
-            f"the gradient's norm is no number at step {bad_norm_steps[0]}, "
+            f"the gradient norm is not a number at step {bad_norm_steps[0]}, "
             f"{len(bad_norm_steps)} of {len(points)} in all"
         )
     if (bad := next((i for i, point in enumerate(points) if not math.isfinite(point.loss)), 0)) >= 3:

@@ -51,7 +51,7 @@ CPU = re.compile(r"allocate (\d{1,18}) bytes")
 HOST = re.compile(r"oom[_-]kill event|Kill(?:ed)? process", re.IGNORECASE)  # by Slurm, by the kernel
 DEVICE = re.compile(r"\b(GPU|XPU|MIG|NPU) ?(\d{1,4})")
 SLACK = 64 * MIB  # least memory of a context next to the pools of its process
-SMALLER = "take a smaller micro-batch, shorter sequences, or kernels that do not hold all scores or logits at once"
+SMALLER = "use a smaller micro-batch, shorter sequences, or kernels that do not hold all scores or logits at once"
 LOSS = re.compile(r"cross_?entropy|logits|ForCausalLMLoss|loss_utils|nll_loss|log_softmax", re.IGNORECASE)
 LOSS_FRAMES = 4  # innermost frames, of which one may be of the loss
 PHASES = {
@@ -280,7 +280,7 @@ def _list_causes(message: OutOfMemoryMessage) -> list[Cause]:
         causes.append(Cause(f"fragmentation: {pieces}; ", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"))
     if (other_processes := message.get("others") or 0) >= requested:
         reason = f"other processes hold {show_bytes(other_processes)} of this device: "
-        causes.append(Cause(reason, "end them, or take another"))
+        causes.append(Cause(reason, "end them, or use another"))
         own_bytes = message.get("process") or 0
         largest = message.get("largest other") or 0
         if 0.75 * own_bytes < largest < 1.25 * own_bytes:

@@ -189,7 +189,7 @@ def _list_findings(mains: Sequence[MainThread]) -> Iterator[str]:
             "synced_gpus"
         )
     if len(mains) == 1:
-        yield "one process alone does not tell who did not come: dump the stacks of every rank"
+        yield "the stacks of one process do not tell which rank did not come: dump those of every rank"
     if waits and len(waits) == len(mains) > 1 and len({(main.collective, main.line) for main in waits}) == 1:
         yield "look for a rank whose dump is missing, then at the network: NCCL_DEBUG=INFO, and the flight recorder"
 

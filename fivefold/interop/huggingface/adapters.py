@@ -170,7 +170,7 @@ def read_adapter(values: Values) -> dict[str, Any]:
     switch = values[names.switch]
     on = switch in names.on
     if not on and switch not in names.off:
-        values.mark_not_modelled(names.switch, "another method than LoRA or full fine-tuning; counted as the latter")
+        values.mark_not_modelled(names.switch, "a method other than LoRA or full fine-tuning; counted as the latter")
     base = _read_base(values, names, on=on)
     if switch == "qlora" and base != "nf4":
         values.mark_not_modelled(names.switch, f"qlora without {names.four[0]}: true; counted as lora")
@@ -255,7 +255,7 @@ def _read_saved_modules(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     words = [word.strip() for text in to_list(values[names.saved]) for word in str(text).split(",") if word.strip()]
     unsupported = [word for word in words if word not in SAVED]
     if unsupported:
-        what = f"{', '.join(unsupported)}: not among {', '.join(SAVED)}, which alone may be trained in full"
+        what = f"{', '.join(unsupported)}: not supported; only {', '.join(SAVED)} may be trained in full"
         values.mark_not_modelled(names.saved, what)
     return tuple(word for word in words if word in SAVED)
 
@@ -285,7 +285,7 @@ def _read_parameters(values: Values, names: AdapterKeys) -> tuple[str, ...]:
         for word in words
     }
     if unknown := [word for word, targets in by_word.items() if not targets]:
-        what = f"{', '.join(unknown)}: not among {', '.join(EXPERT_TARGETS)}, which alone are counted"
+        what = f"{', '.join(unknown)}: not supported; only {', '.join(EXPERT_TARGETS)} are counted"
         values.mark_not_modelled(names.parameters, what)
     elif numbered := [word for word in words if any(part.isdigit() for part in word.split("."))]:
         values.mark_not_modelled(names.parameters, f"{', '.join(numbered)}: experts of some blocks; counted in all")
@@ -365,7 +365,7 @@ def _list_frozen_expert_targets(adapter: Adapter, model: Model) -> tuple[str, ..
     if family in NAMED_AS_MLPS and (as_experts := [target for target in targets if target in EXPERT_LAYERS]):
         raise UserError(
             f"adapter.targets={','.join(adapter.targets)}: with {', '.join(as_experts)} PEFT also adapts the routed "
-            f"experts of {family}; take targets of attention, such as q_proj,v_proj, and {','.join(EXPERT_TARGETS)} "
+            f"experts of {family}; use targets of attention, such as q_proj,v_proj, and {','.join(EXPERT_TARGETS)} "
             "if experts are to have adapters"
         )
     return targets
@@ -392,7 +392,7 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
     is_quantized = adapter.base == "nf4"
     alpha = adapter.scale_numerator
     if alpha != int(alpha):
-        raise UserError(f"adapter.alpha={alpha:g}: {names.alpha[0]} is a whole number; take {max(1, round(alpha))}")
+        raise UserError(f"adapter.alpha={alpha:g}: {names.alpha[0]} is a whole number; use {max(1, round(alpha))}")
     values: dict[str, Any] = {
         names.switch: "qlora" if is_quantized and names is AXOLOTL else names.on[0],
         names.rank[0]: adapter.rank,
@@ -403,7 +403,7 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
     if parameters := [target for target in EXPERT_TARGETS if target in adapter.targets]:
         if not names.parameters:
             raise UserError(
-                f"adapter.targets={','.join(parameters)}: {software} has no key for parameters of experts; take "
+                f"adapter.targets={','.join(parameters)}: {software} has no key for parameters of experts; use "
                 "targets of attention, or axolotl"
             )
         values[names.parameters] = [f"mlp.{target}" for target in parameters]
@@ -425,7 +425,7 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
         if pattern and not name:
             raise UserError(f"adapter.{field}={','.join(getattr(adapter, field))}: {software} has no key; leave it out")
         if fractions := [alpha for alpha in pattern.values() if alpha != int(alpha)]:
-            raise UserError(f"adapter.{field}: {name} has whole numbers; take {round(fractions[0])}")
+            raise UserError(f"adapter.{field}: {name} has whole numbers; use {round(fractions[0])}")
         if pattern:
             values[name] = {target: int(value) for target, value in pattern.items()}
     if adapter.rank_stabilized:
@@ -507,6 +507,6 @@ def _resolve_targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     if len(known) < len(words):
         unsupported_targets = ", ".join(word for word in words if word not in supported)
         values.mark_not_modelled(
-            names.targets, f"{unsupported_targets}: not among {', '.join(supported)}, which alone are counted"
+            names.targets, f"{unsupported_targets}: not supported; only {', '.join(supported)} are counted"
         )
     return known or (ALL_LINEAR,)

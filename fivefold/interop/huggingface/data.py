@@ -63,7 +63,7 @@ PAIR_FIELDS = ("field_prompt", "field_chosen", "field_rejected")  # of Axolotl's
 CHAT, TEXT = "chat_template", "completion"  # Axolotl's types of conversations, and of plain text
 SIGNS = {"trl": tuple(TABLES["trl"]), "axolotl": ("datasets",), "llamafactory": ("dataset", "template")}
 SIGMOID = ("sigmoid", ["sigmoid"])  # the loss of DPO
-OTHER_OBJECTIVE = "another objective than the next token"
+OTHER_OBJECTIVE = "an objective other than the next token"
 LOSS_TERMS = {
     "rpo_alpha": "a loss on the chosen completion is added",
     "label_smoothing": "the loss of pairs smooths its labels",
@@ -71,7 +71,7 @@ LOSS_TERMS = {
     "use_weighting": "the loss of pairs needs every probability",
     "dpo_use_weighting": "the loss of pairs needs every probability",
     "dpo_use_liger_kernel": "the loss of pairs never makes all logits",
-    "dpo_use_logits_to_keep": "the head runs over completions alone",
+    "dpo_use_logits_to_keep": "the head runs only over completions",
     "dpo_norm_loss": "another loss of pairs",
     "dpo_padding_free": "pairs without padding",
     "precompute_ref_log_probs": "the reference runs before the training; counted in every step",
@@ -172,10 +172,13 @@ def _read_trl(values: Values, remarks: list[str]) -> Fields:
         remarks.append("the data set decides whether it is text, messages or prompts; written as messages, loss on all")
     yield "packing", None if values["packing"] else "none"
     if values["packing"] and values["packing_strategy"] != "bfd":
-        remarks.append(f"packing_strategy {values['packing_strategy']}: samples are cut there; the run packs best-fit")
+        remarks.append(
+            f"packing_strategy {values['packing_strategy']}: there, samples are cut at the end of a sequence; the "
+            "run packs best-fit"
+        )
     yield "chat_template", _read_template(values["chat_template_path"], remarks)
     if values["truncation_mode"] != "keep_start":
-        remarks.append("truncation_mode keep_end: a long sample loses its beginning there; in the run its end")
+        remarks.append("truncation_mode keep_end: there, a long sample loses its beginning; in the run, its end")
 
 
 def _read_axolotl(values: Values, remarks: list[str]) -> Fields:
@@ -214,7 +217,7 @@ def _read_axolotl(values: Values, remarks: list[str]) -> Fields:
     yield "loss_on", "all" if values["train_on_inputs"] is True else None
     yield "packing", None if values["padding_free"] else "none"
     if values["excess_length_strategy"] == "raise":
-        remarks.append("excess_length_strategy raise: a long sample is an error there; the run leaves it out")
+        remarks.append("excess_length_strategy raise: there, a long sample is an error; the run leaves it out")
     yield "excess", None if values["excess_length_strategy"] == "truncate" else "drop"
     yield "heldout", _read_heldout_share(values["val_set_size"], remarks)
 
@@ -259,7 +262,7 @@ def _read_llamafactory(values: Values, remarks: list[str], entry: Mapping[str, A
     if values.is_set("template") and not is_verbatim:
         remarks.append(f"template {values['template']}: {OWN_TEMPLATE}")
     if values["mask_history"]:
-        remarks.append("mask_history: the last reply alone is trained there; the run trains every reply")
+        remarks.append("mask_history: there, only the last reply is trained; the run trains every reply")
     yield "loss_on", "all" if values["train_on_prompt"] else None
     yield "packing", None if values["padding_free"] or values["packing"] else "none"
     yield "heldout", _read_heldout_share(values["val_size"], remarks)
@@ -296,7 +299,7 @@ def _read_heldout_share(size: object, remarks: list[str]) -> float | None:
         return None
     if size < 1:
         return float(size)
-    remarks.append(f"{size:g} samples are held out there; the run holds out a share, 0.02")
+    remarks.append(f"{size:g} samples are held out; the run holds out a share of all, 0.02")
     return None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from fivefold.interop.keys import Key, Table, approximate_keys, unmodelled_keys
 
-OBJECTIVE = "another objective than the next token"
+OBJECTIVE = "an objective other than the next token"
 ADAPTERS = "adapters, not the weights, are trained"
 PARTLY_FROZEN = "some weights are frozen"
 KERNELS = "other kernels"
@@ -28,7 +28,7 @@ TRAINER: Table = {
     **unmodelled_keys("autograd's checks, which slow every operation", "debug", default=""),
     **unmodelled_keys("no GPU", "use_cpu", "no_cuda", default=False),
     **unmodelled_keys("copies of keys and values in every layer", "use_cache", default=False),
-    **unmodelled_keys("another model than model_name_or_path", "config_name"),
+    **unmodelled_keys("a model other than model_name_or_path", "config_name"),
     **unmodelled_keys("a second copy of the weights, which follows them", "sync_ref_model", default=False),
     **unmodelled_keys("matmuls of another type", "bnb_4bit_compute_dtype", default="bfloat16"),
     **unmodelled_keys("a model that differs from its config", "model_init_kwargs.*", "model_init_kwargs"),

@@ -74,9 +74,9 @@ def emit_arguments(plan: ConfigPlan, *, deepspeed: bool) -> dict[str, Any]:
     """Return the TrainingArguments of a plan."""
     layout, job = plan.layout, plan.job
     if layout.ac not in ("none", "full"):
-        raise UserError(f"ac={layout.ac}: Trainer recomputes all blocks in full; take ac=full or ac=none")
+        raise UserError(f"ac={layout.ac}: Trainer recomputes all blocks in full; use ac=full or ac=none")
     if job.optimizer.kind not in OPTIMIZERS:
-        raise UserError(f"optimizer {job.optimizer.kind}: Trainer has {', '.join(OPTIMIZERS)}; take one of them")
+        raise UserError(f"optimizer {job.optimizer.kind}: Trainer has {', '.join(OPTIMIZERS)}; use one of them")
     compute = job.precision.compute
     return write_values(ARGUMENTS, {"job": job, "layout": layout, "model": plan.model}) | {
         "model_name_or_path": ".",
@@ -143,7 +143,7 @@ def emit_accelerate(plan: ConfigPlan) -> WrittenConfig:
     _check_no_adapter(plan)
     if layout.zero == 0:
         raise UserError(
-            f"layout {str(layout)!r}: an accelerate config is written for FSDP2, which always shards; take zero3"
+            f"layout {str(layout)!r}: an accelerate config is written for FSDP2, which always shards; use zero3"
         )
     launch, config = "accelerate launch --config_file accelerate.yaml", "On every host, each with its machine_rank."
     files = _emit_files(plan, launch, config=config, about="accelerate", deepspeed=False)
@@ -156,7 +156,7 @@ def _check_no_adapter(plan: ConfigPlan) -> None:
     if plan.job.adapter is not None or plan.job.objective == "dpo":
         raise UserError(
             f"{'adapter' if plan.job.adapter else 'objective=dpo'}: the script for transformers' Trainer trains all "
-            "weights on random tokens; take --to trl, axolotl or llamafactory"
+            "weights on random tokens; use --to trl, axolotl or llamafactory"
         )
 
 
@@ -171,7 +171,7 @@ def _emit_fsdp(plan: ConfigPlan) -> dict[str, Any]:
     half_recipe = get_recipe("bf16").with_reduce_dtype(in_fp32=False)
     if job.precision not in (half_recipe, get_recipe("fp32"), get_recipe("tf32"), get_recipe("fp16")):
         raise UserError(
-            f"precision {job.precision.name}: FSDP under accelerate reduces in 16 bits; take {half_recipe.name} or fp32"
+            f"precision {job.precision.name}: FSDP under accelerate reduces in 16 bits; use {half_recipe.name} or fp32"
         )
     values = {
         "accelerate.distributed_type": "FSDP",
@@ -238,7 +238,7 @@ def _emit_deepspeed_file(plan: ConfigPlan) -> str:
     layout, job = plan.layout, plan.job
     if layout.pp > 1 or layout.tp > 1 or layout.ep > 1:
         raise UserError(
-            f"layout {str(layout)!r}: written for transformers' models, DeepSpeed has dp, and cp=ulysses; take these"
+            f"layout {str(layout)!r}: a DeepSpeed config for transformers' models has only dp and cp=ulysses; use these"
         )
     recipes = (
         get_recipe("bf16"),
@@ -248,11 +248,11 @@ def _emit_deepspeed_file(plan: ConfigPlan) -> str:
     )
     if job.precision not in recipes:
         raise UserError(
-            f"precision {job.precision.name}: DeepSpeed has bf16, bf16-grad16, fp16 and fp32; take one of them"
+            f"precision {job.precision.name}: DeepSpeed has bf16, bf16-grad16, fp16 and fp32; use one of them"
         )
     if job.offload not in ((), ("optimizer",)):
         raise UserError(
-            f"offload={','.join(job.offload)}: only offload=optimizer can be written for DeepSpeed; take that"
+            f"offload={','.join(job.offload)}: only offload=optimizer can be written for DeepSpeed; use that"
         )
     zero: dict[str, Any] = {
         "stage": layout.zero,
@@ -304,7 +304,7 @@ def _emit_fine_tuning_keys(plan: ConfigPlan, software: str) -> tuple[ConfigPlan,
         layout, job = plan.layout, plan.job
         if layout.mbs % 2:
             raise UserError(
-                f"mbs={layout.mbs}: DPO counts a pair as two sequences, so mbs must be even; take mbs={layout.mbs + 1}"
+                f"mbs={layout.mbs}: DPO counts a pair as two sequences, so mbs must be even; use mbs={layout.mbs + 1}"
             )
         job = job.replace(global_batch=job.global_batch // 2)
         plan = plan._replace(layout=layout.replace(mbs=layout.mbs // 2), job=job)
@@ -350,7 +350,7 @@ def emit_axolotl(plan: ConfigPlan) -> WrittenConfig:
         if plan.job.objective == "dpo" and adapter is not None and adapter.base in ("nf4", "int8"):
             raise UserError(
                 f"adapter.base={adapter.base}: Axolotl does not train objective=dpo over a quantized base under FSDP2; "
-                "take stack deepspeed, or a base in 16 bits"
+                "use stack deepspeed, or a base in 16 bits"
             )
         for key, value in _emit_fsdp(plan).items():
             if key.startswith(FSDP) and key != f"{FSDP}version":

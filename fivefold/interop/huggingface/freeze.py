@@ -100,7 +100,7 @@ def _read_patterns(values: Values, model: Model) -> list[str]:
         frozen = {name for name in names if f"blocks.{layer}.{name}" not in trained}
         modules = _find_modules(names, frozen)
         if frozen - {name for name in frozen if is_frozen(name, frozenset(modules))}:
-            values.mark_not_modelled(key, "leaves out a weight of a module alone, which is counted as trained")
+            values.mark_not_modelled(key, "leaves out only one weight of a module, which is counted as trained")
         for module in modules:
             by_module[module].append(layer)
     frozen_layers = [

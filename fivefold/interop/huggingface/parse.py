@@ -111,7 +111,9 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     given = {key: value for key, value in given.items() if key not in unset}
     values = Values(table, given, origin=document.origin, software=name, version=version)
     if is_other_script:
-        values.mark_not_modelled("script", "of TRL, with another objective than sft.py and dpo.py; read as sft.py")
+        values.mark_not_modelled(
+            "script", "of TRL, with an objective other than those of sft.py and dpo.py; read as sft.py"
+        )
     document = document._replace(ranks=document.ranks or collected.ranks, assumed=assumed)
     return ParsedConfig(document, values, model=overrides.model, unset=unset)
 

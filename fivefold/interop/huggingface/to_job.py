@@ -186,7 +186,7 @@ def _read_model(values: Values, document: Document, overrides: Model | None) -> 
         return overrides, ()
     model_name = values["model_name_or_path"]
     if (config_name := values.given.get("base_model_config")) not in (None, "", model_name):  # Axolotl's
-        values.mark_not_modelled("base_model_config", f"the config of {config_name}; counted is {model_name}")
+        values.mark_not_modelled("base_model_config", f"the config of {config_name}; what is counted is {model_name}")
     if model_name is None:
         return None, (f"the model: {NAME_MODEL}",)
     if file := find_config_file(f"{model_name}/config.json", document):
@@ -279,7 +279,7 @@ def _read_fsdp(values: Values, replicas: int, per_node: int) -> dict[str, Any]:
     if version == 1:
         has_strategy = fsdp_value or values.is_set(f"{FSDP}sharding_strategy")
         if isinstance(values.given.get(key := f"{FSDP}reshard_after_forward"), bool) and not has_strategy:
-            values.mark_not_modelled(key, "accelerate ends with true or false of FSDP1; set fsdp_version: 2")
+            values.mark_not_modelled(key, "accelerate fails with FSDP1's true or false; set fsdp_version: 2")
         if strategy == "NO_SHARD":
             return {"layout.zero": 0}
         doubted_keys = [f"{FSDP}version"] if not fsdp_value else ["fsdp"]
@@ -322,7 +322,7 @@ def _read_fsdp_units(values: Values, model: Model) -> dict[str, Any]:
         names = [str(name).strip() for name in (classes.split(",") if isinstance(classes, str) else to_list(classes))]
         others = [name for name in names if name and not name.endswith(BLOCK_SUFFIXES)]
         if others:
-            values.mark_not_modelled(key, f"{join_names(others, 'and')} as units, too: counted are blocks alone")
+            values.mark_not_modelled(key, f"{join_names(others, 'and')} are units too; only blocks are counted")
     stays_gathered = version == 1 or model.tied_embeddings
     return {"job.stack.backward_all_gather": "root"} if stays_gathered else {}
 

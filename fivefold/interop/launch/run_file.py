@@ -39,7 +39,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     layout = Layout.parse(str(values["layout"]))
     if overrides.ranks and overrides.ranks != layout.world:
         raise UserError(
-            f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {overrides.ranks}; take --gpus "
+            f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {overrides.ranks}; use --gpus "
             f"NAME:{layout.world}"
         )
     job = Job.read(dict(values.get("job", {})), origin=document.origin)

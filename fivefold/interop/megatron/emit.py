@@ -99,11 +99,11 @@ def convert_job(plan: ConfigPlan) -> dict[str, Any]:
     }
     if job.offload not in ((), ("optimizer",)):
         raise UserError(
-            f"offload={','.join(job.offload)}: only offload=optimizer can be written for Megatron; take that"
+            f"offload={','.join(job.offload)}: only offload=optimizer can be written for Megatron; use that"
         )
     values["optimizer_cpu_offload"] = bool(job.offload)
     if job.optimizer.kind not in ("adamw", "sgd", "muon"):
-        raise UserError(f"optimizer {job.optimizer.kind}: Megatron has adam, sgd and muon; take adamw, sgd or muon")
+        raise UserError(f"optimizer {job.optimizer.kind}: Megatron has adam, sgd and muon; use adamw, sgd or muon")
     if ramp := job.ramp:
         if ramp.samples is None:
             raise UserError("ramp.every: Megatron gives a ramp in samples; set ramp.samples")
@@ -125,10 +125,10 @@ def emit_parallelism(plan: ConfigPlan) -> dict[str, Any]:
     model, layout = plan.model, plan.layout
     if layout.order not in (DEFAULT_ORDER, ("tp", "cp", "pp", "dp")):
         raise UserError(
-            f"layout {str(layout)!r}: Megatron's ranks are in the order tp-cp-dp-pp, or tp-cp-pp-dp; take one of these"
+            f"layout {str(layout)!r}: Megatron's ranks are in the order tp-cp-dp-pp, or tp-cp-pp-dp; use one of these"
         )
     if layout.zero > 1:
-        raise UserError(f"layout {str(layout)!r}: Megatron's distributed optimizer is zero1; take that")
+        raise UserError(f"layout {str(layout)!r}: Megatron's distributed optimizer is zero1; use that")
     if model.moe and layout.tp > 1 and not layout.sp:
         raise UserError(f"layout {str(layout)!r}: Megatron needs sequence parallelism with experts and tp; drop nosp")
     return {
@@ -165,10 +165,10 @@ def emit_recomputation(ac: str, *, experts: bool) -> dict[str, Any]:
     groups = ["core"] if ac == "selective" else ac.replace("up+rope", "latent").split("+")
     modules = [names.get("up+rope" if group == "latent" else group) for group in groups]
     if not experts and "moe_act" in modules:
-        raise UserError(f"ac={ac}: Megatron recomputes the activation of experts only; take mlp, norm, or selective")
+        raise UserError(f"ac={ac}: Megatron recomputes the activation of experts only; use mlp, norm, or selective")
     if None in modules or ac.startswith("full/"):
         known = ", ".join(ours for ours in MODULES.values() if ours != "core")
-        raise UserError(f"ac={ac}: Megatron recomputes full, selective, or any of {known}; take one of these")
+        raise UserError(f"ac={ac}: Megatron recomputes full, selective, or any of {known}; use one of these")
     return {"recompute_granularity": "selective", "recompute_modules": modules}
 
 
@@ -187,7 +187,7 @@ def emit_precision(overrides: Recipe) -> dict[str, Any]:
         if theirs != "delayed"
     }
     if base not in recipes or overrides != get_recipe(base).with_reduce_dtype(in_fp32=not reduces_in_bf16):
-        raise UserError(f"precision {overrides.name}: Megatron has fp32, fp16, {', '.join(recipes)}; take one of them")
+        raise UserError(f"precision {overrides.name}: Megatron has fp32, fp16, {', '.join(recipes)}; use one of them")
     return reduced | recipes[base]
 
 
@@ -255,7 +255,7 @@ def convert_model(model: Model) -> dict[str, Any]:
 def _to_integer(theta: float) -> int:
     """Return the base of rotary positions as the whole number that Megatron's argument takes."""
     if theta != int(theta):
-        raise UserError(f"rope_theta {theta}: Megatron's --rotary-base is a whole number; take {round(theta)}")
+        raise UserError(f"rope_theta {theta}: Megatron's --rotary-base is a whole number; use {round(theta)}")
     return int(theta)
 
 

@@ -301,7 +301,7 @@ def read_degrees(values: Values, model: Model, *, dp: int) -> dict[str, Any]:
     if zero and instances > 1:
         if dp * cp % instances:
             raise UserError(
-                f"{values.origin}: num_distributed_optimizer_instances={instances} do not divide dp·cp={dp * cp}; take "
+                f"{values.origin}: num_distributed_optimizer_instances={instances} do not divide dp·cp={dp * cp}; use "
                 "a divisor of it"
             )
         fields["layout.shard_group"] = dp * cp // instances
@@ -433,7 +433,8 @@ def parse_stages(text: str, *, origin: str) -> tuple[int, ...]:
         expanded = next_expanded
     if not re.fullmatch(r"[tmEL|]+", expanded) or len(expanded) > 100_000:
         raise UserError(
-            f"{origin}: pipeline_model_parallel_layout {text!r} has other letters than E, t, m, L and |; write for "
+            f"{origin}: pipeline_model_parallel_layout {text!r} may have only the letters E, t, m and L, and |; "
+            "write for "
             "example Et*3|t*4L"
         )
     return tuple(stage.count("t") for stage in expanded.split("|"))
@@ -463,7 +464,7 @@ def read_recomputation(values: Values, model: Model, layout: dict[str, Any]) -> 
     if method == "uniform" and layer_count > 1:
         values.mark_not_modelled(
             "recompute_num_layers",
-            f"keeps the input of every {layer_count}th layer alone; read as ac=full, of every one",
+            f"keeps the input of every {layer_count}th layer only; read as ac=full, which keeps that of every layer",
         )
     return "full"
 
@@ -490,7 +491,7 @@ def read_precision(values: Values) -> Recipe:
         if values["fp8_param_gather"]:
             gathers = "fp8" if precision_recipe.scaling in ("tensorwise", "tiles") else "weights"
             if gathers == "weights":
-                values.mark_not_modelled("fp8_param_gather", "is counted for scales by tensor and by tiles alone")
+                values.mark_not_modelled("fp8_param_gather", "is counted only for scales by tensor and by tiles")
             else:
                 precision_recipe = precision_recipe.replace(
                     name=f"{precision_recipe.name}-param", weights_bytes=1, gathers="fp8"

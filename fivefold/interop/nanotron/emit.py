@@ -17,20 +17,20 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     """Return the YAML of a plan; raise ``UserError`` for what nanotron cannot run."""
     model, layout, job = plan.model, plan.layout, plan.job
     if model.moe is not None or layout.ep > 1:
-        raise UserError(f"model {model.name!r}: experts are not written for nanotron; take a dense model")
+        raise UserError(f"model {model.name!r}: experts are not written for nanotron; use a dense model")
     config = to_config(model)
     if config["model_type"] not in ("llama", "qwen2"):
         raise UserError(
-            f"model {model.name!r}: nanotron has Llama and Qwen2, not {config['model_type']}; take one of these"
+            f"model {model.name!r}: nanotron has Llama and Qwen2, not {config['model_type']}; use one of these"
         )
     if layout.ac not in ("none", "full"):
-        raise UserError(f"ac={layout.ac}: nanotron recomputes complete layers only; take ac=full or ac=none")
+        raise UserError(f"ac={layout.ac}: nanotron recomputes complete layers only; use ac=full or ac=none")
     dtypes = {"bf16": ("bfloat16", True), "bf16-pure": ("bfloat16", False), "fp32": ("float32", False)}
     if job.precision.name not in dtypes or job.precision != get_recipe(job.precision.name):
-        raise UserError(f"precision {job.precision.name}: nanotron has {', '.join(dtypes)}; take one of them")
+        raise UserError(f"precision {job.precision.name}: nanotron has {', '.join(dtypes)}; use one of them")
     if job.optimizer.kind != "adamw":
         raise UserError(
-            f"optimizer {job.optimizer.kind} cannot be written for nanotron, which has adamw only; take adamw"
+            f"optimizer {job.optimizer.kind} cannot be written for nanotron, which has adamw only; use adamw"
         )
     dtype, sums_in_fp32 = dtypes[job.precision.name]
     rate = job.learning_rate

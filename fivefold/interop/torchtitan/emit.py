@@ -53,7 +53,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     )
     if model.moe and layout.ep == 1 and layout.etp != layout.tp:
         raise UserError(
-            f"layout {str(layout)!r}: without ep, torchtitan shards experts over tp; take etp{layout.tp} or ep2"
+            f"layout {str(layout)!r}: without ep, torchtitan shards experts over tp; use etp{layout.tp} or ep2"
         )
     if model.moe and layout.ep > 1 and layout.etp > 1:
         raise UserError(f"layout {str(layout)!r}: torchtitan 0.3 does not support etp with ep; use etp1")
@@ -66,7 +66,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     }
     if model.mtp is not None:
         raise UserError(
-            f"model {model.name!r}: multi-token prediction is not written for torchtitan; take a model without"
+            f"model {model.name!r}: multi-token prediction is not written for torchtitan; use a model without"
         )
     flavor = find_flavor(model)
     sizes = None if flavor else _emit_sizes(model)
@@ -92,12 +92,10 @@ def _emit_converters(plan: ConfigPlan) -> str | None:
     if not precision_recipe.is_low_precision:
         return None
     if plan.model.moe:
-        raise UserError(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")
+        raise UserError(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; use bf16")
     names = {"fp8-rowwise": "rowwise", "fp8-rowwise-gw": "rowwise_with_gw_hp"}
     if precision_recipe.name not in names or precision_recipe != get_recipe(precision_recipe.name):
-        raise UserError(
-            f"precision {precision_recipe.name}: torchtitan 0.3 has {' and '.join(names)}; take one of them"
-        )
+        raise UserError(f"precision {precision_recipe.name}: torchtitan 0.3 has {' and '.join(names)}; use one of them")
     return (
         f'Float8LinearConverter.Config(recipe_name="{names[precision_recipe.name]}", filter_fqns=["lm_head"], '
         f"model_compile_enabled={plan.job.stack.compile})"
@@ -111,7 +109,7 @@ def _emit_sizes(model: Model) -> dict[str, Any]:
     if model.position != "rope" or model.head_dim * model.heads != model.width:
         raise UserError(
             f"model {model.name!r}: torchtitan's Llama has rotary positions and heads of width/heads="
-            f"{model.width}/{model.heads}; take one of its flavors"
+            f"{model.width}/{model.heads}; use one of its flavors"
         )
     numbers = (model.layers, model.width, model.heads, model.kv_heads, model.ffn, model.vocab, model.tied_embeddings)
     llama_spec = build_llama(model.name, numbers)
@@ -124,7 +122,7 @@ def _emit_sizes(model: Model) -> dict[str, Any]:
         ),
     )
     if difference_text:
-        raise UserError(f"model {model.name!r}: torchtitan's Llama has {difference_text}; take one of its flavors")
+        raise UserError(f"model {model.name!r}: torchtitan's Llama has {difference_text}; use one of its flavors")
     return {field: getattr(model, field) for field in SIZES.values()}
 
 
@@ -160,9 +158,9 @@ def emit_sharding(plan: ConfigPlan) -> tuple[int, int]:
     """Return dp_replicate and dp_shard."""
     layout, replicas = plan.layout, plan.layout.dp * plan.layout.cp
     if layout.zero == 0 and layout.cp > 1:
-        raise UserError(f"layout {str(layout)!r}: torchtitan shards over cp too; take zero3")
+        raise UserError(f"layout {str(layout)!r}: torchtitan shards over cp too; use zero3")
     if layout.zero in (2, 3) and replicas == 1:
-        raise UserError(f"layout {str(layout)!r}: torchtitan shards nothing over one replica; take zero0")
+        raise UserError(f"layout {str(layout)!r}: torchtitan shards nothing over one replica; use zero0")
     if layout.zero == 2 and layout.pp == 1:
         raise UserError(
             f"layout {str(layout)!r}: torchtitan has no zero2 without a pipeline; the nearest is zero3 with "
@@ -170,14 +168,14 @@ def emit_sharding(plan: ConfigPlan) -> tuple[int, int]:
         )
     if layout.zero == 3 and layout.pp > 1 and plan.job.stack.reshard == "backward":
         raise UserError(
-            f"layout {str(layout)!r}: with a pipeline torchtitan keeps gathered weights as zero2 does; take zero2"
+            f"layout {str(layout)!r}: with a pipeline torchtitan keeps gathered weights as zero2 does; use zero2"
         )
     if layout.zero == 0:
         return layout.dp, 1
     if layout.shards % layout.cp:
         raise UserError(
-            f"layout {str(layout)!r}: torchtitan shards over dp_shard · cp ranks; {layout.shards} is no multiple of "
-            f"cp={layout.cp}; take zero{layout.zero}/{layout.cp * max(1, layout.shards // layout.cp)}"
+            f"layout {str(layout)!r}: torchtitan shards over dp_shard · cp ranks; {layout.shards} is not a multiple of "
+            f"cp={layout.cp}; use zero{layout.zero}/{layout.cp * max(1, layout.shards // layout.cp)}"
         )
     if layout.shard_group == replicas:
         raise UserError(f"layout {str(layout)!r}: its shard group is all of dp·cp; write zero{layout.zero}")
@@ -219,7 +217,7 @@ def emit_precision(plan: ConfigPlan, *, sharded: bool) -> dict[str, Any]:
     )
     raise UserError(
         f"precision {wanted.name} with zero{plan.layout.zero}: torchtitan keeps fp32 weights and casts for each matmul "
-        f"unless they are sharded; take {alternatives}"
+        f"unless they are sharded; use {alternatives}"
     )
 
 
@@ -245,7 +243,7 @@ def emit_recomputation(ac: str, *, intervals: bool) -> tuple[str, str | None]:
     if ac.startswith("full/") and intervals:
         return "selective", ac[5:]
     nearest = f"ac={BY_OPERATION} (its selective recomputation), {'ac=full/2, ' if intervals else ''}ac=full or ac=none"
-    raise UserError(f"ac={ac}: torchtitan recomputes no such groups of operations; take {nearest}")
+    raise UserError(f"ac={ac}: torchtitan recomputes no such groups of operations; use {nearest}")
 
 
 def emit_python_file(

@@ -118,7 +118,7 @@ def read_degrees(values: Values, ranks: int) -> dict[str, Any]:
         world = copies * shards * cp * tp * pp
         raise UserError(
             f"{values.origin}: dp_replicate·dp_shard·cp·tp·pp={copies}·{shards}·{cp}·{tp}·{pp}={world}, but there are "
-            f"{ranks} ranks; take --gpus NAME:{world}, or data_parallel_shard_degree = {shard_count} or -1"
+            f"{ranks} ranks; use --gpus NAME:{world}, or data_parallel_shard_degree = {shard_count} or -1"
         )
     fields: dict[str, Any] = {"layout.dp": copies * shard_count}
     if shard_count * cp == 1:
@@ -204,7 +204,7 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     v = len(sizes) // pp
     if (v > 1) != is_looped:
         alternative = "1F1B" if is_looped else "Interleaved1F1B"
-        raise UserError(f"{values.origin}: {name} does not run {v} stages per rank; take {alternative}")
+        raise UserError(f"{values.origin}: {name} does not run {v} stages per rank; use {alternative}")
     fields: dict[str, Any] = {"layout.schedule": SCHEDULES[name], "layout.v": v}
     even_layout = Layout.read({"pp": pp, "v": v, "schedule": SCHEDULES[name]}, origin=values.origin)
     even_sizes = tuple(map(len, list_stage_layers(model.layers, even_layout)))
@@ -228,7 +228,7 @@ def find_16_bit_dtype(values: Values, *, sharded: bool) -> Recipe:
     if all(values[f"{P}{axis}_parallel_degree"] == 1 for axis in ("tensor", "pipeline", "context")):
         return AUTOCAST
     values.mark_not_modelled(
-        "training.mixed_precision_param", "with tp or pp it takes effect under FSDP alone; read as fp32"
+        "training.mixed_precision_param", "with tp or pp it takes effect only under FSDP; read as fp32"
     )
     return get_recipe("fp32")
 

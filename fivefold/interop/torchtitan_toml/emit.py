@@ -38,13 +38,11 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     }
     if model.moe and layout.ep == 1 and layout.etp != layout.tp:
         raise UserError(
-            f"layout {str(layout)!r}: without ep, torchtitan shards experts over tp; take etp{layout.tp} or ep2"
+            f"layout {str(layout)!r}: without ep, torchtitan shards experts over tp; use etp{layout.tp} or ep2"
         )
     if model.moe and layout.ep > 1:
         if layout.etp not in (1, layout.tp):
-            raise UserError(
-                f"layout {str(layout)!r}: torchtitan has etp1 or etp{layout.tp} (tp) only; take one of them"
-            )
+            raise UserError(f"layout {str(layout)!r}: torchtitan has etp1 or etp{layout.tp} (tp) only; use one of them")
         values[f"{P}expert_tensor_parallel_degree"] = layout.etp
     nodes, per_node = plan.hosts
     launch_line = (
@@ -64,7 +62,7 @@ def _emit_converters(plan: ConfigPlan) -> dict[str, Any]:
     if not precision_recipe.is_low_precision:
         return {}
     if plan.model.moe:
-        raise UserError(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; take bf16")
+        raise UserError(f"precision {precision_recipe.name}: experts in fp8 are not written for torchtitan; use bf16")
     if precision_recipe == get_recipe("mxfp8"):
         return {"model.converters": ["mx"], "quantize.linear.mx.filter_fqns": ["output"]}
     names = {
@@ -75,7 +73,7 @@ def _emit_converters(plan: ConfigPlan) -> dict[str, Any]:
     }
     if precision_recipe.name not in names or precision_recipe != get_recipe(precision_recipe.name):
         raise UserError(
-            f"precision {precision_recipe.name}: torchtitan has {', '.join(names)} and mxfp8; take one of them"
+            f"precision {precision_recipe.name}: torchtitan has {', '.join(names)} and mxfp8; use one of them"
         )
     return {
         "model.converters": ["float8"],

@@ -137,7 +137,7 @@ def _check_layout(plan: ConfigPlan) -> None:
     if layout.tp > 1 and (plan.job.adapter is not None or plan.job.objective == "dpo"):
         raise UserError(f"tp={layout.tp}: torchtune trains adapters and pairs without tensor parallelism; use tp=1")
     if "optimizer" in layout.list_offloaded(plan.job) and "parameters" not in layout.list_offloaded(plan.job):
-        raise UserError("offload=optimizer: torchtune keeps all in host memory or nothing; take offload=parameters")
+        raise UserError("offload=optimizer: torchtune keeps all in host memory or nothing; use offload=parameters")
 
 
 def _find_builder(model: Model) -> str:
@@ -147,7 +147,7 @@ def _find_builder(model: Model) -> str:
         built = build_model(name)
         if built is not None and built.layers == model.layers and find_difference(built, model) is None:
             return name
-    raise UserError(f"model {model.name!r}: torchtune has no builder of it; take one of {', '.join(BUILDERS)}")
+    raise UserError(f"model {model.name!r}: torchtune has no builder of it; use one of {', '.join(BUILDERS)}")
 
 
 def _find_recipe(plan: ConfigPlan) -> TuneRecipe:
@@ -159,7 +159,7 @@ def _find_recipe(plan: ConfigPlan) -> TuneRecipe:
         has_pairs=plan.job.objective == "dpo",
     )
     if recipe.is_distributed != is_distributed:
-        raise UserError("objective=dpo on one rank: torchtune trains all weights on several only; take an adapter")
+        raise UserError("objective=dpo on one rank: torchtune trains all weights on several only; use an adapter")
     return recipe
 
 
@@ -168,13 +168,13 @@ def _find_optimizer(job: Job) -> str:
     precision, kind = job.precision, job.optimizer.kind
     sizes = (precision.weights_bytes, precision.gradients_bytes, precision.master_bytes, precision.accumulated_bytes)
     if sizes not in ((2, 2, 0, 0), (4, 4, 0, 0)) or precision.compute not in ("bf16", "fp32"):
-        raise UserError(f"precision {precision.name}: torchtune has no master copy; take bf16-pure or fp32")
+        raise UserError(f"precision {precision.name}: torchtune has no master copy; use bf16-pure or fp32")
     if kind in ("adamw8bit", "adamw4bit"):
         return "bitsandbytes.optim.AdamW8bit" if kind == "adamw8bit" else "torchao.optim.AdamW4bit"
     if kind == "sgd":
         return "torch.optim.SGD"
     if kind != "adamw":
-        raise UserError(f"optimizer {kind} is not written for torchtune; take adamw, adamw8bit, adamw4bit or sgd")
+        raise UserError(f"optimizer {kind} is not written for torchtune; use adamw, adamw8bit, adamw4bit or sgd")
     keeps_dtype = precision.moments_bytes == (precision.weights_bytes,) * 2
     return "torch.optim.AdamW" if keeps_dtype else "bitsandbytes.optim.AdamW"
 
@@ -190,7 +190,7 @@ def _write_adapter(job: Job, model: Model) -> dict[str, Any]:
     if len(attention) + len(mlp) < len(targets) or len(mlp) not in (0, len(MLP_TARGETS)) or not attention:
         raise UserError(
             f"adapter.targets={','.join(targets)}: torchtune adapts layers of attention, and all or none of the MLP's; "
-            "take q_proj,v_proj or all-linear"
+            "use q_proj,v_proj or all-linear"
         )
     for is_present, field in (
         (adapter.rank_stabilized, "rank_stabilized=true"),
@@ -231,5 +231,5 @@ def _write_recomputation(plan: ConfigPlan) -> dict[str, Any]:
         return {"enable_activation_checkpointing": ac == "full"}
     every = ac.removeprefix("full/")
     if not every.isdigit() or not _find_recipe(plan).reads_tensor_parallel:
-        raise UserError(f"ac={ac}: torchtune recomputes full blocks; take ac=full or ac=none")
+        raise UserError(f"ac={ac}: torchtune recomputes full blocks; use ac=full or ac=none")
     return {"enable_activation_checkpointing": False, "ac_mode": "selective", "ac_option": int(every)}

@@ -59,7 +59,7 @@ TABLE: Table = {
     **approximate_keys("chunks of the loss of another size", "loss.num_output_chunks", default=8),
     "clip_grad_norm": part("job.optimizer.clip", None),
     "compile": part("job.stack.compile", False),
-    "device": unmodelled_key("another device than GPUs", "cuda"),
+    "device": unmodelled_key("a device other than GPUs", "cuda"),
     "enable_activation_checkpointing": part("layout.ac", False),
     "ac_mode": part("layout.ac", None),
     "ac_option": part("layout.ac", None),

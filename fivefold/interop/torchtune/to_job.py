@@ -97,7 +97,7 @@ def _resolve_ranks(values: Values, recipe: TuneRecipe, ranks: int | None) -> int
         return ranks
     if ranks not in (None, 1):
         raise UserError(
-            f"{values.origin}: the recipe {recipe} trains on one GPU, not on {ranks}; take one, or add "
+            f"{values.origin}: the recipe {recipe} trains on one GPU, not on {ranks}; use one, or add "
             f"recipe={recipe.name.replace('single_device', 'distributed')} after the file"
         )
     return 1
@@ -130,7 +130,9 @@ def _check_tensor_parallel_plan(values: Values) -> None:
     """Name what of tensor parallelism is counted otherwise."""
     plan = values["tensor_parallel_plan._component_"]
     if plan is None:
-        raise UserError(f"{values.origin}: tensor_parallel_dim without tensor_parallel_plan, with which torchtune ends")
+        raise UserError(
+            f"{values.origin}: tensor_parallel_dim without tensor_parallel_plan, with which torchtune fails"
+        )
     if plan != TENSOR_PARALLEL_PLAN:
         values.mark_not_modelled("tensor_parallel_plan._component_", "another plan; counted as base_llama_tp_plan")
     values.approximate("tensor_parallel_dim", "gathers the logits before the loss; counted as cut by vocabulary")
@@ -174,7 +176,7 @@ def _read_objective(values: Values, fields: dict[str, Any], recipe: TuneRecipe) 
         beta = values.number("loss.beta")
         return {"job.objective": "dpo", **({} if beta is None else {"job.dpo_beta": beta})}
     if values["loss.beta"] is not None:
-        values.mark_not_modelled("loss.beta", f"is no setting of a loss of {recipe}")
+        values.mark_not_modelled("loss.beta", f"is not a setting of a loss of {recipe}")
     if not values["dataset.packed"]:
         values.approximate(
             "dataset.packed", "samples are padded to the longest of a micro-batch; counted as of max_seq_len each"
@@ -300,7 +302,9 @@ def _read_units(values: Values, model: Model) -> dict[str, Any]:
     """Return which units FSDP2 gathers again; embedding and head belong to the root unless they are named."""
     names = {str(name).rpartition(".")[2] for name in to_list(values["custom_sharded_layers"])}
     if others := names - SEPARATE_UNITS:
-        values.mark_not_modelled("custom_sharded_layers", f"{', '.join(sorted(others))} as units; counted are blocks")
+        values.mark_not_modelled(
+            "custom_sharded_layers", f"{', '.join(sorted(others))} are units; only blocks are counted"
+        )
     wanted = {"tok_embeddings"} if model.tied_embeddings else SEPARATE_UNITS
     fields: dict[str, Any] = {}
     if not wanted <= names:

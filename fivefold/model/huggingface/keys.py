@@ -78,7 +78,7 @@ def flatten_tables(values: dict[str, Any], *, family: Family, name: str) -> dict
     for table in family.tables:
         inner = values.get(table)
         if inner is not None and not isinstance(inner, dict):
-            raise UserError(f"{name}: {table}={inner!r} is no table of keys")
+            raise UserError(f"{name}: {table}={inner!r} is not a table of keys")
         flat |= {f"{table}.{key}": value for key, value in (inner or {}).items()}
     return flat
 

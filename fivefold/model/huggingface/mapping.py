@@ -63,7 +63,7 @@ def read_windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str,
     if config.sliding_window is None or not config.use_sliding_window:
         if any(slides):
             raise config.mistake(
-                "layers slide, but there is no sliding_window; give one, or layer_types of full_attention alone"
+                "there are sliding-window layers, but sliding_window is missing; give it, or only full_attention layers"
             )
         return {}
     if slides and not any(slides):

@@ -73,7 +73,7 @@ def describe_remark(config: dict[str, Any], *, name: str) -> str | None:
     if text.wrapped:
         width = from_config(config, name=name).width
         if reason := _find_tower(config, text_width=width, name=name)[1]:
-            warnings.append(f"the text model alone is read: {reason.removeprefix(f'{name}: ')}")
+            warnings.append(f"only the text model is read: {reason.removeprefix(f'{name}: ')}")
     if quantized := describe_quantization(config | text.values):
         warnings.append(quantized)
     return f"{name}: {'; '.join(warnings)}" if warnings else None

@@ -58,7 +58,9 @@ def read_rope(config: Config, *, has_partial_rotary: bool = False, kinds: dict[s
     """
     given = config.rope_scaling or config.rope_parameters or {}
     if nested := [layers for layers in LAYERS if layers in given]:
-        raise config.mistake(f"rotary parameters of {nested[0]} alone are not read in this family; give one for all")
+        raise config.mistake(
+            f"rotary parameters of {nested[0]} only are not read in this family; give them for all layers"
+        )
     rotary = Rotary.read(given, origin=f"{config.name}: rope_scaling")
     scaling = _read_scaling(config, rotary, kinds=kinds, original=config.original_max_position_embeddings)
     if not has_partial_rotary:

@@ -20,7 +20,7 @@ from fivefold.units import ceil_div
 KINDS: dict[str, MixerName] = {
     "linear_attention": "mamba2", "mamba": "mamba2", "full_attention": "attention", "attention": "attention",
 }  # fmt: skip
-ACTIVATION = {"hidden_act": Supported(("silu", "swish"), "a convolution with another activation than SiLU")}
+ACTIVATION = {"hidden_act": Supported(("silu", "swish"), "a convolution with an activation other than SiLU")}
 KEYS = {  # of Bamba and Granite 4
     "mamba_n_heads": "ssm_heads",
     "mamba_d_head": "ssm_head_dim",
@@ -95,7 +95,7 @@ def read_mamba2(config: Config) -> dict[str, Any]:
 def read_mamba(config: Config) -> dict[str, Any]:
     """Return the fields of Mamba layers, which are ``expand`` times as wide as the stream."""
     if config.ssm_rank != "auto" and not isinstance(config.ssm_rank, int):
-        raise config.mistake(f"time_step_rank={config.ssm_rank!r} is no number; give one, or 'auto'")
+        raise config.mistake(f"time_step_rank={config.ssm_rank!r} is not a number; give one, or 'auto'")
     return {
         "inner": config.ssm_expand * config.hidden_size,
         "state": config.ssm_state,

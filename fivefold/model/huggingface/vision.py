@@ -93,7 +93,7 @@ def read_tower(config: Mapping[str, Any], *, kind: str, text_width: int, name: s
     if values is None:
         values = {}
     elif not isinstance(values, Mapping):
-        raise UserError(f"{name}: vision_config={reprlib.repr(values)} is no table of keys")
+        raise UserError(f"{name}: vision_config={reprlib.repr(values)} is not a table of keys")
     else:
         defaults = {}
     tower_type = str(values.get("model_type", default_type))

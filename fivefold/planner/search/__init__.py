@@ -90,7 +90,7 @@ def search(
     ``improved``: called with each better layout and its score; ``fitted``: with every evaluated layout that fits.
     ``risk``: the probability of running out of memory up to which a layout fits. With ``tight`` the best of the tight
     layouts beyond it is returned too, if it beats those that fit. ``using``: as in ``find_fitting_layout``. ``work``:
-    has another limit than the default, beyond which the search may leave a ``gap`` to the best possible; ``exact``: no
+    has a limit other than the default, beyond which the search may leave a ``gap`` to the best possible; ``exact``: no
     limit.
 
     If the search is interrupted once it has a layout, it returns the best so far. Raises ``UserError`` if no layout is

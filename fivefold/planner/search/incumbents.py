@@ -233,11 +233,11 @@ class Incumbents:
         return max(0.0, self.best[0].score / self.rejections.lowest_bound - 1)
 
     def describe_reordered(self) -> Iterator[str]:
-        """Yield how many layouts the ranking leaves out as they differ from one of it by ``order=`` alone, if any."""
+        """Yield how many layouts the ranking leaves out because only ``order=`` tells them from one that it has."""
         ranked = sum(entry[:4] <= self.best[-1][:4] for entry in self.fitting) if self.best else 0
         if count := ranked - len(self.best):
-            layouts = "1 layout differs" if count == 1 else f"{count} layouts differ"
-            yield f"left out: {layouts} from one of the table by order= alone, with equal time and memory"
+            layouts = "1 layout that differs" if count == 1 else f"{count} layouts that differ"
+            yield f"left out: {layouts} from one of the table only by order=, with equal time and memory"
 
 
 def rank_distinct(layouts: Iterable[EvaluatedLayout]) -> list[EvaluatedLayout]:

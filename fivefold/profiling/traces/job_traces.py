@@ -99,7 +99,7 @@ def _sort_by_rank(recordings: list[TraceEvents], remarks: list[str]) -> dict[int
             rank_in_name = RANK_IN_NAME.search(recording.path.name)
             rank = int(rank_in_name[1]) if rank_in_name else index
             if not rank_in_name and len(recordings) > 1:
-                remarks.append(f"{recording.path.name} says no rank: taken as rank {rank}, by its place")
+                remarks.append(f"{recording.path.name} names no rank: read as rank {rank}, its place in the list")
         if rank in ranks:
             both = f"{ranks[rank].path} and {recording.path}"
             raise UserError(f"{both} are both traces of rank {rank}; give the traces of one job, one per rank")

@@ -73,7 +73,7 @@ class JsonStream:
         """Yield every event; raises ``UserError`` if the file is empty or holds no list of events."""
         opening = self._peek()
         if not opening:
-            raise UserError(f"{self.path} is empty{f' ({self.cut})' if self.cut else ''}; take another trace")
+            raise UserError(f"{self.path} is empty{f' ({self.cut})' if self.cut else ''}; use another trace")
         if opening == "[":
             yield from self._items()
             return

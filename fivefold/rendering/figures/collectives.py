@@ -53,7 +53,7 @@ def list_buffers_after(name: str, ranks: int) -> Buffers:
 def draw_chart(ranks: int = 4) -> Chart:
     """Draw each collective in a panel: ranks as columns, before on the left, after on the right."""
     if not 2 <= ranks <= MAX_RANKS:
-        raise UserError(f"collectives of {ranks} ranks cannot be drawn; take 2 to {MAX_RANKS}")
+        raise UserError(f"collectives of {ranks} ranks cannot be drawn; use 2 to {MAX_RANKS}")
     panels = [
         Panel(
             f"{name}: each rank sends {_share(name, ranks)}",

@@ -32,7 +32,7 @@ def work(*, ranks: int, zigzag: bool) -> list[float]:
 def draw_chart(ranks: int = 4) -> Chart:
     """Draw queries down and keys across, in the colour of the query's rank."""
     if not 2 <= ranks <= MAX_COLORS:
-        raise UserError(f"the masks of {ranks} ranks cannot be drawn; take 2 to {MAX_COLORS} ranks")
+        raise UserError(f"the masks of {ranks} ranks cannot be drawn; use 2 to {MAX_COLORS} ranks")
     plain, zigzag = (work(ranks=ranks, zigzag=is_zigzag) for is_zigzag in (False, True))
     panels = [
         Panel(f"{name}: rank {shares.index(max(shares))} computes {max(shares):.0%}", _mask(ranks, in_zigzag))

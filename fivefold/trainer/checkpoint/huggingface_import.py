@@ -296,7 +296,7 @@ def _check(
         shape = tuple(tensors[part.name].get_shape())
         dtype = tensors[part.name].get_dtype()
         if shape != part.shape:
-            raise UserError(f"{path}: {part.name} is {list(shape)}, but {list(part.shape)} by its {CONFIG}")
+            raise UserError(f"{path}: {part.name} has shape {list(shape)}, but its {CONFIG} implies {list(part.shape)}")
         if dtype not in DTYPES:
             raise UserError(f"{path}: {part.name} is stored as {dtype}; convert it to bf16 first")
     spare = tuple(name for name in sorted(tensors) if name not in names)
@@ -307,7 +307,7 @@ def _check(
     ]:
         raise UserError(
             f"{path} holds {len(unknown)} tensors that the model of its {CONFIG} does not have, such as {unknown[0]}; "
-            f"take the {CONFIG} of these weights"
+            f"use the {CONFIG} of these weights"
         )
     for head in set(HEADS).intersection(spare):
         _check_tied(path, tensors, head)
@@ -321,9 +321,8 @@ def _check_constants(path: Path, tensors: dict[str, Any], fixed: dict[str, float
         computed = torch.tensor(fixed[name], dtype=stored.dtype)
         if not bool((stored == computed).all()):
             raise UserError(
-                f"{path}: {name} is {stored.flatten().tolist()}, and the trainer computes "
-                f"{computed.flatten().tolist()} "
-                "alone; `predict` estimates the model all the same"
+                f"{path}: {name} is {stored.flatten().tolist()}, and the trainer supports only "
+                f"{computed.flatten().tolist()}; `predict` estimates the model all the same"
             )
 
 

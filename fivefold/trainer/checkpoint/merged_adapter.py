@@ -125,7 +125,7 @@ def open_adapter_folder(path: Path, *, base: Path | None = None) -> MergedFolder
 def find_base(opened: peft_adapter.AdapterFolder, *, base: Path | None) -> HuggingFaceFolder:
     """Open the folder of the base under ``opened``: ``base``, or the folder that its config names."""
     if base is None and not (opened.base and Path(opened.base).is_dir()):
-        named = f"its base {opened.base} is no folder here" if opened.base else "it names no base"
+        named = f"its base {opened.base} is not a folder here" if opened.base else "it names no base"
         raise UserError(f"{opened.path}: {named}; give the base with --base FOLDER")
     return HuggingFaceFolder.open(base or Path(opened.base))
 

@@ -293,7 +293,7 @@ def write(
         raise UserError(
             f"model {model.name!r}: peft (0.21) takes {', '.join(as_experts)} of {family} as those of its routed "
             "experts, and would drop the adapters of other layers of these names; export with --merge, or train "
-            "adapter.targets of attention alone"
+            "only adapter.targets of attention"
         )
     ranks, alphas = _list_patterns(adapter, model, family)
     for expert_factor in of_experts.values():

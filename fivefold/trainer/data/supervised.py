@@ -246,7 +246,7 @@ def sample_format(
         fields = ",".join(FIELDS[kind])
         raise UserError(f'[data] key {key!r}: {kind} have {len(FIELDS[kind])} fields; write key = "{fields}"')
     if kind == "preferences" and loss_on != "replies":
-        raise UserError(f'[data] loss_on = "{loss_on}": preferences compare completions; take loss_on = "replies"')
+        raise UserError(f'[data] loss_on = "{loss_on}": preferences compare completions; use loss_on = "replies"')
     folder = None if tokenizer == "bytes" or tokenizer.startswith("bpe:") else Path(tokenizer)
     template = None
     if kind == "messages" or chat_template is not None:

@@ -39,7 +39,7 @@ class Wandb:
             reason = str(error).strip().partition("\n")[0]
             raise RunFailure(
                 f"Weights & Biases cannot be started: {reason}; `wandb login`, set WANDB_MODE=offline, "
-                "or take wandb out of [logs]"
+                "or remove wandb from [logs]"
             ) from None
 
     def write(self, line: dict[str, Any]) -> None:
@@ -57,7 +57,7 @@ def import_wandb() -> Any:
         return import_module("wandb")
     except ImportError:
         raise UserError(
-            "[logs] wandb needs the extra wandb: pip install 'fivefold[wandb]', or take it out of the run file"
+            "[logs] wandb needs the extra wandb: pip install 'fivefold[wandb]', or remove it from the run file"
         ) from None
 
 

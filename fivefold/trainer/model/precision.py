@@ -52,7 +52,7 @@ def check_trainable(recipe: Recipe) -> None:
             f"precision {recipe.name!r}: fp16 without loss_scaling loses gradients below 2^-24; set loss_scaling"
         )
     if recipe.name not in TRAINABLE:
-        raise UserError(f"precision {recipe.name!r} cannot be trained yet; take one of {', '.join(TRAINABLE)}")
+        raise UserError(f"precision {recipe.name!r} cannot be trained yet; use one of {', '.join(TRAINABLE)}")
     if recipe.weights_bytes == 1 and not recipe.holds_casts:
         raise UserError(
             f"precision {recipe.name!r}: weights in 8 bits are all-gathered as they are; set gathers = 'fp8'"
@@ -75,12 +75,13 @@ def check_chip(job: Job, *, model: Model) -> None:
     missing_feature = describe_missing(recipe, experts=model.moe is not None)
     if missing_feature:
         raise UserError(
-            f"precision {recipe.name!r}: {missing_feature}; set job.emulate = true (as exact, slower), or take bf16"
+            f"precision {recipe.name!r}: {missing_feature}; set job.emulate = true (equally exact, but slower), or "
+            "use bf16"
         )
 
 
 def describe_other_format(job: Job) -> str:
-    """Return a warning if this chip runs the recipe's products in another format than the recipe says; else ""."""
+    """Return a warning if this chip runs the recipe's products in a format other than the recipe's; else ""."""
     if not job.precision.number_format.rounds_operands or job.emulate or has_units():
         return ""
     chip = torch.cuda.get_device_name() if torch.cuda.is_available() else "a CPU"

@@ -88,7 +88,7 @@ def list_groups(name: str) -> frozenset[str]:
 
 
 class _ThreadState(threading.local):
-    """Recording state of this thread; the backward may run in another thread than the forward."""
+    """Recording state of this thread; the backward may run in a thread other than the forward's."""
 
     outputs: OutputsByStorage | None = None
     layer: RecomputedLayer | None = None

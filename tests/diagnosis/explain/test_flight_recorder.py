@@ -187,7 +187,7 @@ def test_a_collective_that_all_ranks_joined_but_that_did_not_end() -> None:
     dumps = {rank: dump(calls, rank) for rank in range(3)}
     result = explain(dumps, files=("x",))
     assert result.verdict.startswith("all 3 ranks came to collective 2")
-    assert "no dump of rank 3: it may have ended, or never come to write one" in result.findings
+    assert "no dump of rank 3: it may have ended, or never written one" in result.findings
 
 
 def test_collective_that_ended_on_some_ranks_only() -> None:

@@ -127,7 +127,7 @@ def test_a_gradient_norm_that_ends_as_nan_is_located() -> None:
     short = "".join(line.format(*item) for item in ((2.1, 1.2), (2.0, 1.1), (1.9, 1.0), (0.0, "nan")))
     result = explain(read(short), files=("log",))
     assert result is not None
-    assert result.verdict == "the gradient's norm is no number at step 4, 1 of 4 in all"
+    assert result.verdict == "the gradient norm is not a number at step 4, 1 of 4 in all"
     long = line.format(9.0, "inf") + "".join(line.format(8.5 - 0.1 * n, 1.0) for n in range(30))
     result = explain(read(long), files=("log",))
     assert result is not None

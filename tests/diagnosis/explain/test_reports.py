@@ -222,9 +222,9 @@ def test_a_public_report_is_explained(report: str, tmp_path: Path) -> None:
 
 CHANGES = {
     "huggingface/trl#4237": "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
-    "Lightricks/LTX-2#57": "end them, or take another",
+    "Lightricks/LTX-2#57": "end them, or use another",
     "verl-project/verl#302": "lower its share (gpu_memory_utilization, mem_fraction_static)",
-    "ragntune/code-llama-finetune#3": "take a smaller micro-batch",
+    "ragntune/code-llama-finetune#3": "use a smaller micro-batch",
     "YJiangcm/LTE#3": "",  # tensors fill it: --against finds the change
     "CarperAI/trlx#373": "",
 }

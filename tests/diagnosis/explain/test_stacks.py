@@ -96,4 +96,4 @@ def test_stacks_of_several_processes_in_one_file_are_told_apart() -> None:
 def test_published_reports_are_explained() -> None:
     result = explain({"log": POSTED}, files=("x",))
     assert result.ranks[0].state == "runs the backward"
-    assert "one process alone" in result.findings[0]
+    assert "one process do not tell" in result.findings[0]

@@ -168,7 +168,7 @@ def test_a_tower_that_is_not_read_is_named() -> None:
 
 def test_a_broken_tower_is_an_error_and_no_warning() -> None:
     config = draw("llava", 1)
-    with pytest.raises(UserError, match=r"^x: vision_config=\[1\] is no table of keys$"):
+    with pytest.raises(UserError, match=r"^x: vision_config=\[1\] is not a table of keys$"):
         from_config(config | {"vision_config": [1]}, name="x")
 
 

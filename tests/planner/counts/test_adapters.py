@@ -262,7 +262,7 @@ def test_adapters_of_embedding_and_head_are_counted() -> None:
     [
         ("tp2", {"targets": ["v_proj", "embed_tokens"]}, "an adapter of embed_tokens is not modelled with tp2"),
         ("dp1", {"targets": ["embed_tokens", "lm_head"]}, "no such layer in a block"),
-        ("dp1", {"targets": ["v_proj", "embed_tokens"], "kind": "dora"}, "DoRA of an embedding; take kind=lora"),
+        ("dp1", {"targets": ["v_proj", "embed_tokens"], "kind": "dora"}, "DoRA of an embedding; use kind=lora"),
         ("dp1", {"targets": ["v_proj", "lm_head"], "modules_to_save": ["lm_head"]}, "which trains them in full"),
     ],
 )
@@ -276,7 +276,7 @@ def test_unmodelled_adapters_of_embedding_and_head_are_errors(
 def test_targets_that_the_model_lacks_are_rejected() -> None:
     plain, gated = SMALL.replace(mlp="plain"), job({"rank": 8, "targets": ["gate_proj"]})
     reason = next(list_reasons(Layout.parse("dp1"), model=plain, job=gated, machine=None))
-    assert reason.startswith("adapter.targets=gate_proj: no such layer in a block of llama3-8b; take up_proj")
+    assert reason.startswith("adapter.targets=gate_proj: no such layer in a block of llama3-8b; use up_proj")
     both = job({"rank": 8, "targets": ["gate_proj", "up_proj"]})
     assert next(list_reasons(Layout.parse("dp1"), model=plain, job=both, machine=None), None) is None
 
@@ -316,11 +316,11 @@ def test_adapters_of_experts_have_the_parameters_of_peft() -> None:
 @pytest.mark.parametrize(
     ("layout", "changed", "words"),
     [
-        ("dp1", {"adapter": {"targets": ["q_proj", GATE_UP], "kind": "dora"}}, "DoRA, as in PEFT; take kind=lora"),
+        ("dp1", {"adapter": {"targets": ["q_proj", GATE_UP], "kind": "dora"}}, "DoRA, as in PEFT; use kind=lora"),
         ("dp1", {"adapter": {"targets": ["q_proj", GATE_UP], "dropout": 0.1}}, "adapter.dropout=0.1, as in PEFT"),
         ("dp1", {"adapter": {"targets": [GATE_UP]}}, "no adapters of attention below them"),
-        ("dp2 ep2", {"stack": "fsdp2"}, "ep2 and the stack fsdp2, as PEFT does not shard them; take ep1"),
-        ("dp2 tp2 etp2", {}, "adapters of routed experts are not modelled with etp2; take etp1"),
+        ("dp2 ep2", {"stack": "fsdp2"}, "ep2 and the stack fsdp2, as PEFT does not shard them; use ep1"),
+        ("dp2 tp2 etp2", {}, "adapters of routed experts are not modelled with etp2; use etp1"),
     ],
 )
 def test_unmodelled_adapters_of_experts_are_errors(layout: str, changed: dict[str, object], words: str) -> None:
@@ -328,7 +328,7 @@ def test_unmodelled_adapters_of_experts_are_errors(layout: str, changed: dict[st
     model = SMALL.replace(moe=MoE(experts=4, topk=2, ffn=96))
     assert any(words in reason for reason in list_reasons(Layout.parse(layout), model=model, job=chosen, machine=None))
     (reason,) = list_reasons(Layout.parse("dp1"), model=SMALL, job=job({"targets": ["q_proj", GATE_UP]}), machine=None)
-    assert reason.endswith("llama3-8b has no routed experts; take all-linear")
+    assert reason.endswith("llama3-8b has no routed experts; use all-linear")
 
 
 def test_peft_adds_the_update_of_experts_to_their_weights() -> None:

@@ -101,9 +101,9 @@ def test_frozen_layers_are_named_by_python_slices() -> None:
     assert resolve_freeze(SMALL, LAST_TWO).first_backward == 2
     assert parse_part("layers[2]").layers == slice(2, 3)
     assert load_job(None, settings=["freeze=embed_tokens,layers[:-2]"]).freeze == ("embed_tokens", "layers[:-2]")
-    with pytest.raises(ValidationError, match="is no part of a model; take embed_tokens"):
+    with pytest.raises(ValidationError, match="is not a part of a model; use embed_tokens"):
         Job(freeze=("layers.norm",))
-    with pytest.raises(ValidationError, match="freeze next to an adapter is not supported"):
+    with pytest.raises(ValidationError, match="freeze is not supported with an adapter"):
         Job(freeze=("norm",), adapter="lora:8")  # type: ignore[arg-type]
 
 
@@ -112,7 +112,7 @@ def test_frozen_layers_are_named_by_python_slices() -> None:
     [
         ("pp2", LAST_TWO, {"stack": "torchtitan"}, "1 stages that have no backward and the stack torchtitan; train"),
         ("pp2 zb1p", ("norm",), {}, "freeze is not modelled with zb1p"),
-        ("dp1", ("norm",), {"precision": "fp8"}, "precision fp8; take bf16"),
+        ("dp1", ("norm",), {"precision": "fp8"}, "precision fp8; use bf16"),
     ],
 )
 def test_unmodelled_frozen_parts_are_one_line_errors(

@@ -365,4 +365,4 @@ class TestOneJob:
             path.write_text(content, encoding="utf-8")
         report = read(paths).report
         assert report.ranks == (0, 3)
-        assert "a.json says no rank: taken as rank 0, by its place" in report.remarks
+        assert "a.json names no rank: read as rank 0, its place in the list" in report.remarks

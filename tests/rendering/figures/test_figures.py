@@ -172,7 +172,7 @@ def test_a_picture_is_also_png_and_pdf(tmp_path: Path) -> None:
     ("words", "line"),
     [
         (("formats", "bf17"), "unknown format 'bf17'; did you mean bf16"),
-        (("collectives", "9"), "take 2 to 8"),
+        (("collectives", "9"), "use 2 to 8"),
         (("masks", "one"), "is not a list of ranks"),
         (("topology",), "takes one MACHINE"),
         (("bandwidth", "h100:1"), "has one rank"),

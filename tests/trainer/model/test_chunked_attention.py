@@ -104,8 +104,12 @@ def test_generating_one_token_at_a_time_equals_a_full_forward() -> None:
 @pytest.mark.parametrize(
     ("layout", "changed", "says"),
     [
-        ("dp1", {"sequence": 10}, "sequences of 10 tokens are no multiple of the chunks of 4 .*; take --seq 8 or 12"),
-        ("cp2", {}, "ring attention does not support chunks of 4 tokens; take cp=ulysses"),
+        (
+            "dp1",
+            {"sequence": 10},
+            "sequences of 10 tokens are not a multiple of the 4-token attention chunks of .*; use --seq 8 or 12",
+        ),
+        ("cp2", {}, "ring attention does not support chunks of 4 tokens; use cp=ulysses"),
         ("dp1", {"attention": "unfused"}, "unfused attention does not support chunks; use attention='flash'"),
     ],
 )

@@ -25,7 +25,7 @@ def test_every_copy_of_a_weight_has_the_bytes_of_the_recipe() -> None:
 @pytest.mark.parametrize(
     ("asked", "pattern"),
     [
-        (get_recipe("fp8-te"), r"precision 'fp8-te' cannot be trained yet; take one of fp32, tf32, bf16, .*fp8-tiles"),
+        (get_recipe("fp8-te"), r"precision 'fp8-te' cannot be trained yet; use one of fp32, tf32, bf16, .*fp8-tiles"),
         (
             get_recipe("fp8").replace(scaling="rowwise"),
             r"'fp8': .* only with scaling=tensorwise, not rowwise",

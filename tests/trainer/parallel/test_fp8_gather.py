@@ -194,12 +194,12 @@ def test_casting_a_dequantized_tensor_again_changes_nothing(seed: int, spread: f
             {"gathers": "fp8"},
             "gathers='fp8' needs a master copy and fp8 matmuls by tensor or by tiles, not bf16",
         ),
-        ("fp8-rowwise", {"gathers": "fp8"}, "scaling='rowwise' and master_bytes=4; take 'fp8-wire'"),
-        ("fp8-te", {"gathers": "fp8"}, "master_bytes=0; take 'fp8-wire', or gathers='weights'"),
+        ("fp8-rowwise", {"gathers": "fp8"}, "scaling='rowwise' and master_bytes=4; use 'fp8-wire'"),
+        ("fp8-te", {"gathers": "fp8"}, "master_bytes=0; use 'fp8-wire', or gathers='weights'"),
         (
             "fp8",
             {"dispatches": "fp8"},
-            "dispatches='fp8' needs .* scaling='tiles', .*; take 'fp8-tiles-wire'",
+            "dispatches='fp8' needs .* scaling='tiles', .*; use 'fp8-tiles-wire'",
         ),
     ],
 )

@@ -14,7 +14,8 @@ from fivefold.model.spec import Model
 def _build_aria(config: Config) -> Model:
     if read_activation(config) != "silu":
         raise config.mistake(
-            f"hidden_act={config.hidden_act!r} needs shared experts of another activation than the routed ones, which "
+            f"hidden_act={config.hidden_act!r} needs shared experts with an activation other than that of the routed "
+            "ones, which "
             "have silu, and is not supported; remove it or give hidden_act='silu'"
         )
     moe = read_experts(config) | {"shared_experts": config.n_shared_experts}

@@ -117,7 +117,7 @@ BAILING_HYBRID = Family(
         "full_attention_interval": 6,
     },
     supported={
-        "hidden_act": Supported(("silu", "swish"), "a convolution with another activation than SiLU"),
+        "hidden_act": Supported(("silu", "swish"), "a convolution with an activation other than SiLU"),
         "tie_word_embeddings": Supported((False,), "a tied head, which transformers keeps apart from the embedding"),
     },
     to_model=_build,

@@ -56,9 +56,11 @@ def _build(config: Config) -> Model:
         },
     }
     if all(slides):
-        raise config.mistake("all layers slide, so that no indexer chooses keys, which is not supported")
+        raise config.mistake("all layers have sliding windows, so that no indexer chooses keys, which is not supported")
     if slides[0]:
-        raise config.mistake("the first layer slides, which is not supported: begin with indexed_attention")
+        raise config.mistake(
+            "the first layer has a sliding window, which is not supported: begin with indexed_attention"
+        )
     if any(slides):
         fields |= {
             "window": config.sliding_window,

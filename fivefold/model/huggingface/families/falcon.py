@@ -85,7 +85,7 @@ FALCON = Family(
     },
     supported={
         "alibi": Supported((False, None), "scores with a bias by distance (ALiBi)"),
-        "attention_dropout": Supported((0, None), "dropout of what attention adds alone"),
+        "attention_dropout": Supported((0, None), "dropout only of what attention adds"),
         "hidden_dropout": Supported((0, None), "one mask of dropout over what attention and MLP add"),
     },
     to_model=_build_falcon,

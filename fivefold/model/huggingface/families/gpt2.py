@@ -64,7 +64,7 @@ def _build_gpt_bigcode(config: Config) -> Model:
 def _build_gpt(config: Config) -> Model:
     """Build GPT: GPT-2 with norms after each sum of the residual stream, and none before the head."""
     if config.hidden_act not in ACTIVATIONS_OF_GPT:
-        raise config.mistake(f"afn {config.hidden_act!r} is not one of {', '.join(ACTIVATIONS_OF_GPT)}; take one")
+        raise config.mistake(f"afn {config.hidden_act!r} is not one of {', '.join(ACTIVATIONS_OF_GPT)}; use one")
     model = _build_gpt2(config.replace(hidden_act=ACTIVATIONS_OF_GPT[config.hidden_act]))
     return model.replace(block="post_sum", final_norm=False)
 

@@ -119,7 +119,7 @@ KIMI_LINEAR = Family(
         "linear_num_heads": 32,
         "conv_taps": 4,
     },
-    supported={"hidden_act": Supported(("silu", "swish"), "a convolution with another activation than SiLU")},
+    supported={"hidden_act": Supported(("silu", "swish"), "a convolution with an activation other than SiLU")},
     to_model=_build,
     write=_write,
     tensors=decoder.TENSORS

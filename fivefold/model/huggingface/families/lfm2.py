@@ -78,7 +78,7 @@ def _build_lfm3(config: Config) -> Model:
     }
     if any(slides):
         if config.sliding_window is None:
-            raise config.mistake("layers slide, but there is no sliding_window; give one")
+            raise config.mistake("layer_types has sliding-window layers, but sliding_window is missing; give it")
         fields |= {"window": config.sliding_window, "window_pattern": find_period(slides)}
     return build_model(config, **mixers, **(rope or {"position": "none"}), **fields)
 

@@ -18,7 +18,7 @@ from fivefold.model.huggingface.mapping import (
 from fivefold.model.huggingface.rope import LAYERS, read_gemma3_rope
 from fivefold.model.spec import Model
 
-NO_DROPOUT = Supported((0,), "dropout within the MLP, or of attention's output alone")
+NO_DROPOUT = Supported((0,), "dropout within the MLP, or only of attention's output")
 
 
 def _build_modernbert(config: Config) -> Model:

@@ -129,7 +129,7 @@ NEMOTRON_H = Family(
         "shared_expert_intermediate_size": 7688,
     },
     supported={
-        "mamba_hidden_act": Supported(("silu", "swish"), "a convolution with another activation than SiLU"),
+        "mamba_hidden_act": Supported(("silu", "swish"), "a convolution with an activation other than SiLU"),
         "moe_latent_size": Supported((None,), "experts narrower than the stream, between two projections"),
     },
     overwritten=("num_hidden_layers", "expand", "mamba_expand", "time_step_limit", "mamba_dt_limit"),

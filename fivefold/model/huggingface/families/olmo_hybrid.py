@@ -85,7 +85,7 @@ OLMO_HYBRID = Family(
         "conv_taps": 4,
         "negative_eigenvalues": True,
     },
-    supported={"hidden_act": Supported(("silu", "swish"), "a convolution with another activation than SiLU")},
+    supported={"hidden_act": Supported(("silu", "swish"), "a convolution with an activation other than SiLU")},
     to_model=_build_olmo_hybrid,
     write=_write_olmo_hybrid,
     tensors=decoder.TENSORS

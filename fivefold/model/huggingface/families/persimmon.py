@@ -44,7 +44,7 @@ PERSIMMON = Family(
         "partial_rotary_factor": 0.5,
         "use_qk_norm": True,
     },
-    supported={"hidden_dropout": Supported((0,), "dropout of what the MLP adds alone")},
+    supported={"hidden_dropout": Supported((0,), "dropout only of what the MLP adds")},
     to_model=_build_persimmon,
     write=lambda model: {"qk_layernorm": model.qk_norm == "head"},
     tensors=decoder.TENSORS

@@ -100,7 +100,7 @@ KEYS = (
     }
     | map_same_names("attention_bias layer_types full_attention_interval partial_rotary_factor")
 )
-ACTIVATION = {"hidden_act": Supported(("silu", "swish"), "a convolution with another activation than SiLU")}
+ACTIVATION = {"hidden_act": Supported(("silu", "swish"), "a convolution with an activation other than SiLU")}
 EXPERT_KEYS = map_same_names(
     "num_experts num_experts_per_tok router_aux_loss_coef moe_intermediate_size shared_expert_intermediate_size"
 )

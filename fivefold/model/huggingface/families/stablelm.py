@@ -36,7 +36,7 @@ STABLELM = Family(
     },
     supported={
         "qk_layernorm": Supported((False,), "norms of each head without biases next to norms with biases"),
-        "hidden_dropout": Supported((0,), "dropout of what the MLP adds alone"),
+        "hidden_dropout": Supported((0,), "dropout only of what the MLP adds"),
     },
     to_model=_build_stablelm,
     write=lambda model: {"use_parallel_residual": model.block == "parallel_shared"},

@@ -85,7 +85,7 @@ CTRL = Family(
         "embedding_dropout": 0.1,
         "tie_word_embeddings": True,
     },
-    supported={"layer_norm_epsilon": Supported((1e-6,), "an epsilon of the last norm alone")},
+    supported={"layer_norm_epsilon": Supported((1e-6,), "an epsilon only for the last norm")},
     to_model=_build_ctrl,
     tensors={
         **PLACES,

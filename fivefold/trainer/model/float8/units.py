@@ -42,7 +42,7 @@ def describe_missing(recipe: Recipe, *, experts: bool) -> str:
     operands = "experts" if experts else "tiles"
     if capability != HOPPER:
         return (
-            f"torch multiplies {operands} on Hopper alone, "
+            f"torch multiplies {operands} only on Hopper, "
             f"and {device_name} has compute capability {capability[0]}.{capability[1]}"
         )
     if experts:

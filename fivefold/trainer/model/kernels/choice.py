@@ -24,14 +24,14 @@ def check_kernels(job: Job) -> tuple[Job, str]:
     Raises a user error if the job asks for kernels that cannot run.
     """
     if job.stack.fused_scans and (reason := fused_scans.explain_unavailability()):
-        raise UserError(f"job: fused_scans=true cannot run: {reason}; drop it, or take a machine that has both")
+        raise UserError(f"job: fused_scans=true cannot run: {reason}; drop it, or use a machine that has both")
     requires_triton = job.stack.kernels == "triton"
     has_gpu = torch.cuda.is_available()
     if not (requires_triton or has_gpu):
         return job, ""  # answered without importing Triton
     reason = explain_unavailability()
     if requires_triton and reason:
-        raise UserError(f"job: kernels='triton' cannot run: {reason}; drop it, or take kernels='compiled' or 'eager'")
+        raise UserError(f"job: kernels='triton' cannot run: {reason}; drop it, or use kernels='compiled' or 'eager'")
     if not has_gpu:
         return job, ""
     resolved_job = resolve_kernels(job, gpu=True)

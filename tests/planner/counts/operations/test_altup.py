@@ -165,7 +165,7 @@ def test_unsupported_combinations_with_altup_are_one_line_errors() -> None:
     assert GEMMA.altup is not None
     with pytest.raises(UserError, match=r"does not support altup\.scales=False"):
         check_supported(Layout(), job, model=GEMMA.replace(altup=GEMMA.altup.replace(scales=False)))
-    with pytest.raises(UserError, match="tp=2 is not counted with sparse gates of gemma; take tp1"):
+    with pytest.raises(UserError, match="tp=2 is not counted with sparse gates of gemma; use tp1"):
         refuse(Layout.parse("tp2"), model=GEMMA.replace(per_layer_inputs=None, altup=None, laurel_rank=None), job=job)
     for fields, says in (
         ({"per_layer_inputs": None}, "altup is counted with per_layer_inputs and laurel_rank"),

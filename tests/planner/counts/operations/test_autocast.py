@@ -242,5 +242,5 @@ def test_autocast_with_the_trainer_is_an_error() -> None:
     job = Job(precision="bf16-autocast")
     with pytest.raises(UserError, match=r"bf16-autocast.*cannot be trained"):
         check_trainable(job.precision)
-    with pytest.raises(UserError, match=r"PyTorch's autocast, which fivefold does not use; take bf16, or a stack"):
+    with pytest.raises(UserError, match=r"PyTorch's autocast, which fivefold does not use; use bf16, or a stack"):
         refuse(Layout.parse("dp1"), model=models.build_model("llama3.2-1b"), job=job)

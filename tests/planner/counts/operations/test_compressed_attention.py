@@ -146,8 +146,8 @@ def test_predict_warns_that_the_loss_of_the_indexer_is_not_counted(
 def test_unsupported_combinations_with_compressed_attention_are_one_line_errors() -> None:
     job = Job(sequence=12, global_batch=6)
     for layout, changed, says in (
-        ("tp2", {}, "tp=2 would shard the channels of shared_key_attention, which is not supported; take tp1"),
-        ("cp2", {}, "cp=2 would shard the tokens of shared_key_attention, which is not supported; take cp1"),
+        ("tp2", {}, "tp=2 would shard the channels of shared_key_attention, which is not supported; use tp1"),
+        ("cp2", {}, "cp=2 would shard the tokens of shared_key_attention, which is not supported; use cp1"),
         ("dp2", {"attention": "unfused"}, "unfused attention does not know the compressed keys of"),
         ("dp2", {"documents": "separate"}, "shared_key_attention mixes tokens across documents"),
         ("dp2", {"precision": "bf16-autocast", "stack": "ddp"}, "shared_key_attention is not counted under autocast"),

@@ -281,9 +281,9 @@ def test_the_tower_is_on_the_first_stage() -> None:
     [
         ({"image_tokens": None}, "dp1", r"images of x may have any size; give image_tokens, one for 8 x 8 pixels"),
         ({"images": 9}, "dp1", r"images=9 have 144 tokens, more than the sequence of 128; try seq 144"),
-        ({"objective": "dpo"}, "dp1", r"images=2 are not counted with objective=dpo; take sft"),
-        ({"adapter": "lora:4"}, "dp1", r"an adapter next to a trained projector; take freeze_vision_tower"),
-        ({"precision": "fp8-wire"}, "dp1", r"precision fp8-wire, which gathers weights in fp8; take bf16"),
+        ({"objective": "dpo"}, "dp1", r"images=2 are not counted with objective=dpo; use sft"),
+        ({"adapter": "lora:4"}, "dp1", r"an adapter next to a trained projector; use freeze_vision_tower"),
+        ({"precision": "fp8-wire"}, "dp1", r"precision fp8-wire, which gathers weights in fp8; use bf16"),
         ({}, "tp4", r"tp=4 does not divide heads=2 and MLPs of the vision tower; try tp2"),
     ],
 )

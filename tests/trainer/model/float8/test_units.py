@@ -96,11 +96,11 @@ def test_grouped_matmuls_get_contiguous_operands_and_scales_by_row(monkeypatch: 
         ("fp8-tiles", False, (9, 0), "12.9", ""),
         ("fp8-tiles", False, (9, 0), "12.8", "torch multiplies tiles from CUDA 12.9 on, and this one is built for "
          "12.8"),
-        ("fp8-tiles", False, (10, 0), "13.0", "torch multiplies tiles on Hopper alone, and chip has compute capability "
+        ("fp8-tiles", False, (10, 0), "13.0", "torch multiplies tiles only on Hopper, and chip has compute capability "
          "10.0"),
         ("fp8-rowwise-gw", True, (9, 0), "12.4", ""),
         ("fp8-rowwise", True, (9, 0), "12.4", "the trainer has no kernel for experts but that of fp8-rowwise-gw"),
-        ("fp8-rowwise-gw", True, (8, 9), "12.4", "torch multiplies experts on Hopper alone, and chip has compute "
+        ("fp8-rowwise-gw", True, (8, 9), "12.4", "torch multiplies experts only on Hopper, and chip has compute "
          "capability 8.9"),
         ("fp8-lm", False, (9, 0), "12.9", "the trainer has no kernel for gradients in fp8"),
         ("mxfp8", False, (10, 0), "13.0", "the trainer has no kernel for blocks"),
