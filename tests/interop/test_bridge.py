@@ -317,6 +317,45 @@ def test_the_callback_of_overlaps_overrides_the_tensor_parallelism_of_the_model(
         assert ("tp" in job.stack.overlap) == overlaps
 
 
+def read_overlaps(folder: Path, text: str) -> set[str]:
+    job = read([put(folder, text)], Overrides(ranks=64)).job
+    assert job is not None
+    return {*job.stack.overlap}
+
+
+def test_comm_overlap_turns_on_what_megatron_bridge_can_overlap(tmp_path: Path) -> None:
+    """NVIDIA-NeMo/Megatron-Bridge@v0.3.1:src/megatron/bridge/training/comm_overlap.py, CommOverlapConfig.setup."""
+    section = "comm_overlap:\n  _target_: megatron.bridge.training.comm_overlap.CommOverlapConfig\n"
+    full = f"{section}  tp_comm_overlap: true\n"
+    no_overlap_in_ddp = BRIDGE.replace("  overlap_grad_reduce: true\n  overlap_param_gather: true\n", "")
+    undistributed = no_overlap_in_ddp.replace("  use_distributed_optimizer: true\n", "")
+    for text, overlaps in (
+        (BRIDGE, {"dp", "cp", "pp", "tp"}),
+        (BRIDGE.replace("  sequence_parallel: true\n", ""), {"dp", "cp", "pp"}),
+        (BRIDGE.replace("tensor_model_parallel_size: 4", "tensor_model_parallel_size: 1"), {"dp", "cp", "pp"}),
+        (BRIDGE.replace(full, f"{full}  overlap_p2p_comm: false\n"), {"dp", "cp", "tp"}),
+        (BRIDGE.replace(full, ""), {"dp", "cp"}),  # ModelParallelConfig overlaps no messages between stages
+        (BRIDGE.replace("  virtual_pipeline_model_parallel_size: 5\n", ""), {"dp", "cp", "tp"}),
+        (no_overlap_in_ddp, {"dp", "cp", "pp", "tp"}),
+        (no_overlap_in_ddp.replace(full, f"{full}  overlap_grad_reduce: false\n"), {"cp", "pp", "tp"}),
+        (undistributed, {"cp", "pp", "tp"}),
+        (undistributed.replace(full, f"{full}  overlap_grad_reduce: true\n"), {"cp", "pp", "tp"}),
+    ):
+        assert read_overlaps(tmp_path, text) == overlaps
+
+
+def test_overrides_of_a_recipe_overlap_what_most_recipes_do(tmp_path: Path) -> None:
+    text = """
+model: {num_layers: 80, hidden_size: 8192, num_attention_heads: 64, num_query_groups: 8, ffn_hidden_size: 28672,
+        vocab_size: 128256, seq_length: 8192, tensor_model_parallel_size: 4, pipeline_model_parallel_size: 4,
+        virtual_pipeline_model_parallel_size: 5}
+train: {micro_batch_size: 1, global_batch_size: 512}
+optimizer: {lr: 0.0003}
+comm_overlap: {tp_comm_overlap: true}
+"""
+    assert read_overlaps(tmp_path, text) >= {"dp", "cp", "pp"}
+
+
 @pytest.mark.parametrize("rate", ["2", "2.0"])
 def test_a_rate_without_decimals_has_its_minimum(rate: str, tmp_path: Path) -> None:
     job = read([put(tmp_path, NEMO.replace("    lr: 0.0003\n", f"    lr: {rate}\n    min_lr: 1\n"))]).job

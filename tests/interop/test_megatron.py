@@ -14,10 +14,12 @@ from fivefold.interop.megatron.to_job import parse_stages
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
+from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model, resolve
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
+from fivefold.stack.catalog import build_stack
 from fivefold.trainer.optimizers.optimizer import compute_learning_rate
 from tests.interop.draws import Range, check_round_trip, plans
 
@@ -453,3 +455,36 @@ def test_a_flag_with_no_is_read_by_its_positive_name_in_a_yaml(fused: bool, tmp_
     result = read([put(tmp_path, "args.yaml", text), "TP=2", "PP=16", "EP=64"], Overrides(ranks=2048))
     assert result.job is not None
     assert result.job.stack.wgrad_accumulation.startswith("fused") is fused
+
+
+def test_tensor_parallel_overlap_without_sequence_parallelism_is_an_error(tmp_path: Path) -> None:
+    """NVIDIA/Megatron-LM:megatron/training/arguments.py, validate_args: an assertion."""
+    words = "--tensor-model-parallel-size 2", "--tp-comm-overlap"
+    with pytest.raises(UserError, match="ends with tp_comm_overlap without sequence_parallel"):
+        changed_llama3(tmp_path, *words, drop="--sequence-parallel ")
+    job = changed_llama3(tmp_path, *words, "--sequence-parallel").job
+    assert job is not None
+    assert "tp" in job.stack.overlap
+
+
+@pytest.mark.parametrize(
+    ("layout", "overlap", "megatron", "bridge"),
+    [
+        ("dp1 tp1 pp4 v2 interleaved", ("dp", "pp"), False, True),
+        ("dp1 tp1 pp4 v2 interleaved", ("dp",), True, False),
+        ("dp1 tp1 pp4 1f1b", ("dp", "pp"), False, False),
+    ],
+)
+def test_written_configs_overlap_messages_between_stages_as_the_plan_does(
+    layout: str, overlap: tuple[Axis, ...], megatron: bool, bridge: bool
+) -> None:
+    """Megatron-LM overlaps them unless a flag says no, Megatron-Core's fields unless they say yes."""
+    texts: dict[str, str] = {}
+    for software, name in (("megatron", "megatron-core"), ("bridge", "megatron-bridge")):
+        job = Job(sequence=2048, global_batch=16, stack=build_stack(name).replace(overlap=overlap))
+        plan = ConfigPlan(build_model("llama3-8b"), Layout.parse(layout), job)
+        (texts[software],) = write(plan, to=software).files.values()
+    script, config = texts["megatron"], texts["bridge"]
+    assert ("--no-overlap-p2p-communication" in script) is megatron
+    assert ("overlap_p2p_comm: true" in config) is bridge
+    assert ("batch_p2p_comm: false" in config) is bridge

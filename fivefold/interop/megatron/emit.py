@@ -204,6 +204,7 @@ def emit_stack(plan: ConfigPlan) -> dict[str, Any]:
         and stack.param_all_gather == "overlapped"
         and "dp" in stack.overlap,
         "tp_comm_overlap": plan.layout.tp > 1 and plan.layout.sp and "tp" in stack.overlap,
+        "no_overlap_p2p_communication": plan.layout.v > 1 and not stack.overlaps_p2p(plan.layout.schedule),
         "overlap_moe_expert_parallel_comm": moe and stack.pairs,
         "moe_token_dispatcher_type": ("flex" if stack.dispatcher == "fused" else "alltoall") if moe else None,
         "moe_enable_deepep": moe and stack.dispatcher == "fused",

@@ -517,11 +517,26 @@ def _apply_state_dtypes(values: Values, base_recipe: Recipe) -> Recipe:
     return aware_recipe if aware_recipe == base_recipe else aware_recipe.replace(name=f"{base_recipe.name}-aware")
 
 
+def overlaps_tensor_parallelism(values: Values) -> bool:
+    """Return whether messages of tensor parallelism overlap with matmuls, which needs sequence parallelism.
+
+    Megatron-LM ends without it (megatron/training/arguments.py), and Transformer Engine overlaps nothing then
+    (transformer_engine/pytorch/module/linear.py: ``ub_overlap_ag_fprop``, ``ub_overlap_rs_fprop``).
+    """
+    if not values["tp_comm_overlap"] or values.to_int("tensor_model_parallel_size") == 1:
+        return False
+    if not values["sequence_parallel"] and values.software == "megatron":
+        raise UserError(
+            f"{values.origin}: Megatron-LM ends with tp_comm_overlap without sequence_parallel; add --sequence-parallel"
+        )
+    return bool(values["sequence_parallel"])
+
+
 def read_stack(values: Values, model: Model) -> dict[str, Any]:
     """Return the facts of the stack that the arguments set."""
     overlap = ["dp"] if values["overlap_grad_reduce"] else []
     overlap += ["cp"] if values["no_overlap_p2p_communication"] else ["cp", "pp"]
-    overlap += ["tp"] if values["tp_comm_overlap"] else []
+    overlap += ["tp"] if overlaps_tensor_parallelism(values) else []
     pairs = bool(values["overlap_moe_expert_parallel_comm"])
     overlap += ["ep"] if pairs else []
     dispatcher = str(values["moe_token_dispatcher_type"])

@@ -14,7 +14,6 @@ SKIPPED = (
     "swiglu",
     "squared_relu",
     "transformer_impl",
-    "no_overlap_p2p_communication",
     "max_position_embeddings",
     "no_async_tensor_model_parallel_allreduce",
     "moe_enable_deepep",
@@ -50,6 +49,8 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         if (yarn := model.rope_scaling) and yarn.kind == "yarn":  # no arguments, but fields of MLATransformerConfig
             given["original_max_position_embeddings"] = yarn.original_positions
             given |= {"beta_fast": yarn.beta_fast, "beta_slow": yarn.beta_slow}
+    overlaps_p2p = plan.layout.v > 1 and not given["no_overlap_p2p_communication"]
+    given["no_overlap_p2p_communication"] = not overlaps_p2p  # Megatron-Core has none without virtual stages
     field_names = {
         their_name: our_name
         for our_name, their_name in NAMES.items()
@@ -67,6 +68,8 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         section = next((place for place, names in KEYS_OF_SECTION.items() if field in names), "model")
         means = TABLE[name].means if name in TABLE else ""
         sections.setdefault(section, []).append(append_comment(f"  {field}: {format_literal(field_value)}", means))
+    if overlaps_p2p:
+        sections["model"].append("  batch_p2p_comm: false  # the default, true, is an error with overlap_p2p_comm")
     gated = model.mlp == "gated"
     is_fp32 = not (given.get("bf16") or given.get("fp16"))
     dtype = "torch.float32" if is_fp32 else "torch.float16" if given.get("fp16") else "torch.bfloat16"

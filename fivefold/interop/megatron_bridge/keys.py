@@ -82,6 +82,7 @@ NEGATED_KEYS = {  # fields that are the negation of an argument
     "gradient_accumulation_fusion": "no_gradient_accumulation_fusion",
     "grad_reduce_in_fp32": "grad_reduce_in_bf16",
     "async_tensor_model_parallel_allreduce": "no_async_tensor_model_parallel_allreduce",
+    "overlap_p2p_comm": "no_overlap_p2p_communication",
 }  # fmt: skip
 
 DEFAULTS = {  # of GPTModelProvider and DistributedDataParallelConfig, if they differ from those of the arguments
@@ -91,8 +92,10 @@ DEFAULTS = {  # of GPTModelProvider and DistributedDataParallelConfig, if they d
     "q_lora_rank": 512,
     "kv_lora_rank": 512,
     "rotary_scaling_factor": 40.0,  # of YaRN, which MLATransformerConfig has unless this is 1
+    "no_overlap_p2p_communication": True,  # of ModelParallelConfig; comm_overlap turns it off
 }
 
+DDP_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # which comm_overlap and NeMo's callback turn on
 OVERLAP_CALLBACK = "MegatronCommOverlapCallback"  # of NeMo 2; its fields are those of comm_overlap
 CALLBACKS_WITHOUT_EFFECT = (  # of NeMo 2 and Lightning (nemo/lightning/pytorch/callbacks, nemo/utils)
     "DDPParityChecker", "DeltaTimingCallback", "EarlyStopping", "FLOPsMeasurementCallback",
@@ -104,7 +107,7 @@ CALLBACKS_WITHOUT_EFFECT = (  # of NeMo 2 and Lightning (nemo/lightning/pytorch/
 RECIPE = {  # values of most of 0.3.1's recipes (megatron/bridge/recipes), which a file of overrides changes
     "bf16": True, "use_distributed_optimizer": True, "grad_reduce_in_bf16": False, "overlap_grad_reduce": True,
     "overlap_param_gather": True, "moe_grouped_gemm": True, "moe_token_dispatcher_type": "alltoall",
-    "expert_tensor_parallel_size": 1, "sequence_parallel": True,
+    "expert_tensor_parallel_size": 1, "sequence_parallel": True, "no_overlap_p2p_communication": False,
 }  # fmt: skip
 
 MODEL_KEYS = (  # keys that a model of the catalog sets in addition to its sizes

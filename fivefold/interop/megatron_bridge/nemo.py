@@ -16,7 +16,6 @@ DATA = "nemo.collections.llm.gpt.data."  # modules of data with the defaults of 
 DATA_DEFAULTS = {"micro_batch_size": 4, "global_batch_size": 8, "seq_length": 2048}
 
 DEFAULTS = {  # of GPTConfig and ModelParallelConfig, if they differ from Megatron-Bridge's
-    "no_overlap_p2p_communication": True,
     "ddp_bucket_size": 128 * 1024 * 1024,  # of MegatronCommOverlapCallback
     "lr_decay_style": "constant",
 }
@@ -243,23 +242,6 @@ def has_lightning_precision(sections: Mapping[str, Any]) -> bool:
     """Return whether the trainer has a precision of Lightning's own, which is autocast."""
     trainer = sections.get("trainer")
     return isinstance(trainer, Mapping) and trainer.get("precision") not in (None, 32, "32", "32-true")
-
-
-def read_overlap(callback: Mapping[str, Any], gathered: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields of ``MegatronCommOverlapCallback``, with what it turns on or off if a field is not given.
-
-    It overrides the fields of the model. The overlap of tensor parallelism needs sequence parallelism.
-    """
-    fields: dict[str, Any] = {"tp_comm_overlap": False}
-    is_interleaved = (gathered.get("virtual_pipeline_model_parallel_size") or 1) > 1
-    if (gathered.get("pipeline_model_parallel_size") or 1) > 1:
-        fields["overlap_p2p_comm"] = is_interleaved
-    if gathered.get("use_distributed_optimizer"):
-        fields |= {"overlap_grad_reduce": True, "overlap_param_gather": True}
-    fields |= {key: value for key, value in callback.items() if not key.startswith("_") and value is not None}
-    if not (gathered.get("sequence_parallel") and (gathered.get("tensor_model_parallel_size") or 1) > 1):
-        fields["tp_comm_overlap"] = False
-    return fields
 
 
 def read_data_defaults(sections: Mapping[str, Any]) -> dict[str, Any]:

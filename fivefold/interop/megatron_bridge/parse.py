@@ -18,6 +18,7 @@ from fivefold.interop.megatron_bridge.keys import (
     BRIDGE,
     BRIDGE_AND_CORE_KEYS,
     CALLBACKS_WITHOUT_EFFECT,
+    DDP_OVERLAPS,
     MODEL_KEYS,
     NAMES,
     NEGATED_KEYS,
@@ -80,12 +81,15 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     tokenizer = sections.get("tokenizer")
     if isinstance(tokenizer, dict):
         gathered |= {key: tokenizer.get(key) for key in ("tokenizer_model", "tokenizer_type", "vocab_size")}
+    overlap: dict[str, Any] = {}
     for section in SECTIONS:
-        _gather(sections.get(section), gathered, targets, section)
+        _gather(sections.get(section), overlap if section == "comm_overlap" else gathered, targets, section)
     table, classes = BRIDGE_AND_CORE_KEYS, None
     if is_nemo:
         table, classes = nemo.NEMO_KEYS, _gather_nemo(sections, gathered)
     other_callbacks = _gather_callbacks(gathered)
+    if isinstance(sections.get("comm_overlap"), dict):
+        gathered |= read_overlap(overlap, gathered if target or is_nemo else RECIPE | gathered)
     given = _build_arguments(gathered) | {name: "…" for name in sections if name not in (*SECTIONS, "_target_")}
     has_sizes = "num_layers" in given and not is_nemo
     model = overrides.model or (_find_published(given, gathered) if has_sizes else _find_by_size(targets))
@@ -206,13 +210,29 @@ def _mark_unknown_class(name: str, values: Values, model: Model | None) -> None:
             values.mark_not_modelled(key, reason)
 
 
+def read_overlap(section: Mapping[str, Any], gathered: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of ``CommOverlapConfig``, or of NeMo's callback, with what it sets if a field is not given.
+
+    It overrides the fields of the model and, with the distributed optimizer alone, those of DDP
+    (megatron/bridge/training/comm_overlap.py, setup).
+    """
+    is_interleaved = (gathered.get("virtual_pipeline_model_parallel_size") or 1) > 1
+    fields: dict[str, Any] = {"tp_comm_overlap": False, "overlap_moe_expert_parallel_comm": False}
+    fields["overlap_p2p_comm"] = is_interleaved and (gathered.get("pipeline_model_parallel_size") or 1) > 1
+    fields |= dict.fromkeys(DDP_OVERLAPS, True)
+    fields |= {key: value for key, value in section.items() if not key.startswith("_") and value is not None}
+    if not gathered.get("use_distributed_optimizer"):
+        fields |= {key: bool(gathered.get(key)) for key in DDP_OVERLAPS}
+    return fields
+
+
 def _gather_callbacks(arguments: dict[str, Any]) -> list[str]:
     """Collect the fields of NeMo's callback of overlaps; return the names of callbacks that may change the cost."""
     others: list[str] = []
     for callback in to_list(arguments.get("callbacks")):
         name = str(callback.get("_target_", "") if isinstance(callback, dict) else callback).rpartition(".")[2]
         if name == OVERLAP_CALLBACK:
-            arguments |= nemo.read_overlap(callback if isinstance(callback, dict) else {}, arguments)
+            arguments |= read_overlap(callback if isinstance(callback, dict) else {}, arguments)
         elif name not in CALLBACKS_WITHOUT_EFFECT:
             others.append(name or "a callback")
     return others
@@ -238,8 +258,6 @@ def _build_arguments(settings: dict[str, Any]) -> dict[str, Any]:
                 given[option] = True
         elif key == "transformer_layer_spec" and str(value).startswith("megatron."):
             given[key] = False
-        elif key == "overlap_p2p_comm":
-            given["no_overlap_p2p_communication"] = not value
         else:
             given[NAMES.get(key, key)] = value
     if not given.get("optimizer_cpu_offload") and "optimizer_offload_fraction" in given:
