@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import io
+import math
 import os
 import resource
 import shlex
@@ -26,8 +28,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import NamedTuple
 
+import typer
+
 from fivefold import bounded_file
 from fivefold.cli import command_line
+from fivefold.requests.commands import COMMANDS
 from tests.endure.facts import find_ignored
 from tests.endure.files import folder
 from tests.endure.words import Draw
@@ -36,7 +41,7 @@ LIMIT_SECONDS = 10.0  # of this process's own time, whatever else the computer d
 TICK_SECONDS = 2.0  # between two looks at whether it still computes
 IDLE_TICKS = 10  # this number without any work, of its own or of its children, is a wait for what never comes
 IDLE_SECONDS = 0.002  # of work in a tick
-PIPE_SECONDS = 1.0  # for which a command waits for a pipe here; users wait longer
+PIPE_SECONDS = 0.25  # for which a command waits for a pipe here; users wait longer
 MEMORY_BYTES = 6 * 2**30
 
 
@@ -149,12 +154,12 @@ class Idle:
     """A handler of ticks that raises ``Waits`` when neither this process nor its children have worked for long."""
 
     def __init__(self) -> None:
-        self.children, self.ticks = _children_seconds(), 0
-        self.own = time.process_time()
+        self.children: float | None = None  # most commands end before the first tick, and never pay for this look
+        self.ticks, self.own = 0, 0.0
 
     def __call__(self, *_: object) -> None:
         begin, children = time.process_time(), _children_seconds()
-        worked = begin - self.own + children - self.children
+        worked = math.inf if self.children is None else begin - self.own + children - self.children
         self.ticks = self.ticks + 1 if worked < IDLE_SECONDS else 0
         if self.ticks >= IDLE_TICKS:
             raise Waits
@@ -185,9 +190,12 @@ def _find_place() -> str:
 def isolate() -> Iterator[None]:
     """Without this computer's calibration and settings, and with the signals of the process as they were after it.
 
-    A pipe without a writer is given up after ``PIPE_SECONDS``.
+    A pipe without a writer is given up after ``PIPE_SECONDS``. The parsers of the commands are built once.
     """
     usual, bounded_file.PIPE_SECONDS = bounded_file.PIPE_SECONDS, PIPE_SECONDS
+    build_app = command_line.build_app
+    get_parser = functools.cache(lambda *names: typer.main.get_command(build_app(names)))
+    command_line.build_app = lambda names=COMMANDS: get_parser(*names)
     handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     places = {"XDG_CACHE_HOME": "/nowhere", "XDG_CONFIG_HOME": "settings"}
     former = {name: os.environ.get(name) for name in places}
@@ -198,6 +206,7 @@ def isolate() -> Iterator[None]:
             yield
     finally:
         bounded_file.PIPE_SECONDS = usual
+        command_line.build_app = build_app
         for name, value in former.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
         for number, handler in handlers.items():

@@ -64,7 +64,7 @@ def is_same(text: str, value: Any) -> bool:
         return text.strip().lower() in (YES if value else NO)
     if isinstance(value, int | float):
         try:
-            return float(text) == value
+            return int(text) == value if text.strip().lstrip("+-").isdecimal() else float(text) == value
         except ValueError:
             return False
     if isinstance(value, list):

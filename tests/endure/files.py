@@ -86,4 +86,4 @@ def _write(path: Path, content: Content) -> None:
         case bytes():
             path.write_bytes(content)
         case str():
-            path.write_text(content, encoding="utf-8")
+            path.write_bytes(content.encode("utf-8", "surrogatepass"))  # a lone surrogate is invalid UTF-8

@@ -13,7 +13,7 @@ from fivefold.job import Job, Recipe
 from fivefold.record import UserError
 from fivefold.stack.spec import FACTS
 from tests.endure.commands import IDLE_TICKS, Idle, Waits, answer, isolate, judge, run
-from tests.endure.facts import find_ignored
+from tests.endure.facts import find_ignored, is_same
 from tests.endure.settings import list_valid_settings, settings
 
 INPUTS = 30
@@ -56,12 +56,14 @@ def test_an_answer_to_another_question_is_detected() -> None:
     assert find_ignored([*words, "--set", "loss=plain"], out) == "asked for stack.loss='plain', answered for 'chunked'"
     assert find_ignored([*words, "--set", "emulate=true"], out) == "asked for emulate='true', answered for False"
     assert find_ignored(["predict", "nano", "h100:8", "zero0 dp8", "--json"], out) == ""
+    assert is_same(str(2**60 - 1), 2**60 - 1)  # which is no double
+    assert not is_same(str(2**60 - 1), 2**60)
     assert "answered for 'dp8" in find_ignored(["predict", "nano", "h100:8", "dp4", "--json"], out)
 
 
 def test_a_hanging_process_is_detected() -> None:
     idle = Idle()
-    for _ in range(IDLE_TICKS - 1):
+    for _ in range(IDLE_TICKS):  # the first has nothing to compare with
         idle()
     with pytest.raises(Waits):
         idle()

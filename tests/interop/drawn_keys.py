@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -41,7 +42,7 @@ def list_software_keys(name: str) -> list[str]:
 def nest(base: Mapping[str, Any], keys: Mapping[str, Any]) -> dict[str, Any]:
     """Return nested tables with dotted keys put into them."""
     result: dict[str, Any] = json.loads(json.dumps(base))
-    for path, value in keys.items():
+    for path, value in deepcopy({**keys}).items():
         *parents, last = path.split(".")
         within = result
         for parent in parents:
