@@ -413,9 +413,14 @@ class Job(Record):
         return self.adapter is not None or bool(self.freeze)
 
     @property
+    def has_reference(self) -> bool:
+        """Tell whether a frozen reference runs all micro-batches forward before the model that is trained (DPO)."""
+        return self.objective == "dpo"
+
+    @property
     def copies_reference(self) -> bool:
         """Tell whether a frozen copy of all weights is kept as the reference; of adapters it is the model without."""
-        return self.objective == "dpo" and self.adapter is None
+        return self.has_reference and self.adapter is None
 
     @property
     def loss_sums(self) -> int:

@@ -839,12 +839,6 @@ def _check_preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[st
         return
     if layout.mbs % job.min_micro_batch:
         yield f"mbs={layout.mbs} splits a pair of objective=dpo, which is two sequences; try mbs{layout.mbs + 1}"
-    for is_present, feature, fix in (
-        (layout.pp > 1, f"pp{layout.pp}", "pp1"),
-        (layout.cp > 1, f"cp{layout.cp}, which splits the sequences of a pair over ranks", "cp1"),
-    ):
-        if is_present:
-            yield f"objective=dpo is not modelled with {feature}; use {fix}"
 
 
 def _suggest_more_micro_batches(layout: Layout, job: Job, legal: Callable[[int], bool], *, gbs: int) -> str:

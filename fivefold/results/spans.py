@@ -16,6 +16,7 @@ SpanKind = Literal[
     "F", "B", "W", "BW", "FB", "reduce", "update", "step", "data", "evaluate", "op", "call", "post", "wait", "host"
 ]
 ACTIONS = ("F", "B", "W", "BW", "FB")
+REFERENCE = "reference "  # begins the names of forwards of DPO's reference, which keep nothing for a backward
 
 
 class Span(NamedTuple):

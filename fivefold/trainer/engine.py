@@ -36,6 +36,7 @@ from fivefold.trainer.model.preference_loss import Reference
 from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.optimizers.loss_scaling import MIN_SCALE
 from fivefold.trainer.parallel import expert
+from fivefold.trainer.parallel.collectives import sum_rows
 from fivefold.trainer.parallel.pipeline import Pipeline
 from fivefold.trainer.parallel.zero import gather_all
 
@@ -384,7 +385,9 @@ class Engine:
         """Return the reference of a micro-batch's loss; None while the reference runs, and without one."""
         if self._runs_reference or self.job.objective != "dpo":
             return None
-        return Reference(self.reference_log_probs[micro_batch], self.job.dpo_beta)
+        sum_over_ranks = partial(sum_rows, self.built.ranks["cp"]) if self.layout.cp > 1 else None
+        log_probs = self.reference_log_probs[micro_batch]
+        return Reference(log_probs, self.job.dpo_beta, sum_over_ranks, self.layout.cp)
 
     def _number_documents(self, inputs: Tensor, targets: Tensor) -> Tensor | None:
         """Return the number of the document of each token [mbs, T]; None if tokens attend to all earlier ones."""

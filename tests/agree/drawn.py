@@ -379,15 +379,10 @@ def _add_masked_loss(case: Drawn, chance: random.Random) -> Drawn:
 
 
 def _add_preferences(case: Drawn, chance: random.Random) -> Drawn:
-    """Every sixth case with a loss on pairs of sequences, and dp instead of cp and pp, if that is legal."""
-    dp = case.layout.dp * case.layout.cp * case.layout.pp
-    batch = dp * 2 * case.layout.mbs * chance.choice((1, 2, 3))
+    """Every sixth case with a loss on pairs of sequences, if that is legal."""
+    batch = 2 * case.job.global_batch
     job = case.job.replace(objective="dpo", loss="fused", pairs=False, global_batch=batch)
-    model, changes = case.model.replace(mtp=None), {"pp": 1, "v": 1, "cp": 1, "schedule": "1f1b", "stages": ()}
-    try:
-        layout = case.layout.replace(**changes, dp=dp, mbs=2 * case.layout.mbs)
-    except ValueError:  # it names a number of pipeline ranks
-        return case
+    model, layout = case.model.replace(mtp=None), case.layout.replace(mbs=2 * case.layout.mbs)
     if chance.random() > 0.16 or not _is_supported(layout, job, model=model):
         return case
     return case._replace(model=model, layout=layout, job=job)

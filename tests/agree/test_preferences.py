@@ -27,6 +27,9 @@ CASES = [
     ("dp2 zero3 mbs2 ac=full", Adapter(rank=4, base="nf4")),
     ("dp2 tp2 zero2 mbs2 ac=selective", Adapter(rank=4)),
     ("dp2 mbs2", Adapter(rank=3, targets=("q_proj", "down_proj"))),
+    ("cp2 pp2 mbs2 ac=full", None),
+    ("dp2 pp2 zero3 mbs2", Adapter(rank=4)),
+    ("cp2 mbs4 cp=ulysses", Adapter(rank=4, base="nf4")),
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,12 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog
 from fivefold.model.spec import Model
+from fivefold.planner.counts.traffic import list_messages
 from fivefold.planner.playbook import list_candidates
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.questions import find_largest_micro_batch, list_fine_tunes
 from fivefold.planner.search import search
+from fivefold.planner.time.memory_over_time import list_levels
 from fivefold.planner.time.spans import build_spans
 
 MODEL = Model(name="m", layers=4, width=256, heads=4, kv_heads=2, head_dim=64, ffn=512, vocab=1024)
@@ -57,6 +60,39 @@ def test_every_command_keeps_pairs_together() -> None:
     assert {layout.mbs for _, layout in list_candidates(planner, 4)} == {2}
     assert {row.micro_batch % 2 for row in list_fine_tunes(model=MODEL, machine=MACHINE, job=DPO)} == {0}
     assert find_largest_micro_batch(model=MODEL, machine=MACHINE, job=DPO, layout=Layout.parse("dp4 mbs2")).value == 8
+
+
+@pytest.mark.parametrize("text", ["pp4 zero0 mbs2 gpipe", "pp4 zero0 mbs2", "pp2 v2 dp2 zero1 mbs2 interleaved"])
+def test_the_reference_fills_the_pipeline_once_and_leaves_no_bubble(text: str) -> None:
+    """A rank that has run the reference's last micro-batch begins the policy's first while later ranks go on."""
+    layout = Layout.parse(text)
+    dpo, sft = (Planner(model=MODEL, machine=MACHINE, job=job) for job in (DPO, SFT))
+    rows, plain = (build_spans(planner, layout) for planner in (dpo, sft))
+    seconds, plain_seconds = (max(row[-1].end for row in ranks) for ranks in (rows, plain))
+    for row in rows:
+        reference = [span for span in row if span.name.startswith("reference ")]
+        assert row[: len(reference)] == tuple(reference)
+        assert len(reference) == layout.v * layout.micro_batches(DPO)
+    busiest = max(sum(span.seconds for span in row if span.name.startswith("reference ")) for row in rows)
+    assert seconds == pytest.approx(dpo.estimate(layout).step_time.seconds)
+    assert plain_seconds + 0.9 * busiest < seconds < plain_seconds + 1.1 * busiest
+    levels = list_levels(dpo, layout, rank=0)
+    assert levels[0].activations_bytes == 0
+    stages = tuple(range(layout.pp * layout.v))
+    sent, plain_sent = (
+        sum(message.times for message in list_messages(planner.counts, layout, chunks=stages) if message.axis == "pp")
+        for planner in (dpo, sft)
+    )
+    assert 2 * sent == 3 * plain_sent
+
+
+def test_a_sum_of_rewards_over_the_ranks_that_share_sequences_is_the_only_further_message_of_the_policy() -> None:
+    layout = Layout.parse("cp4 zero0 mbs2 ac=none")
+    counts = [Planner(model=MODEL, machine=MACHINE, job=job).counts for job in (DPO, SFT)]
+    dpo, sft = (Counter({(m.collective, m.payload): m.times for m in list_messages(each, layout)}) for each in counts)
+    micro_batches = layout.micro_batches(DPO)
+    assert dpo["all_reduce", 4 * 2] == micro_batches
+    assert sft["all_reduce", 4 * 2] == 0
 
 
 def test_the_reference_model_of_dpo_runs_before_the_policy() -> None:

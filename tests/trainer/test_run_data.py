@@ -74,8 +74,6 @@ def test_settings_that_sft_does_not_support_are_rejected_by_name() -> None:
     ("text", "changes", "reason"),
     [
         ("mbs1", {}, "mbs=1 splits a pair of objective=dpo, which is two sequences; try mbs2"),
-        ("pp2 mbs2", {}, "objective=dpo is not modelled with pp2; use pp1"),
-        ("cp2 mbs2", {}, "objective=dpo is not modelled with cp2, which splits the sequences of a pair over ranks; "),
         ("mbs2", {"loss": "chunked"}, "objective=dpo is not modelled with a loss in chunks; use loss=fused"),
         ("mbs2", {"precision": "fp8"}, "objective=dpo is not modelled with precision fp8; use bf16"),
     ],

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
-from fivefold.layout.schedule.action import Part, format_part, list_parts
+from fivefold.layout.schedule.action import Action, Part, format_part, list_parts
 from fivefold.layout.schedule.columns import Columns, Row, build_columns, build_rows
 from fivefold.layout.schedule.order import Order, order
 from fivefold.record import UserError
@@ -70,6 +70,28 @@ class Table:
     def order(self) -> Order:
         """Return the topological order of all actions; on deadlock a ``UserError`` names the ranks that wait."""
         return order(self.columns, stages=self.stages)
+
+    def list_forwards(self, micro_batches: int) -> tuple[Row, ...]:
+        """Return the forwards of each rank for the first ``micro_batches``, in the order of its actions."""
+        return tuple(
+            tuple(
+                Action("F", action.stage, action.micro_batch)
+                for action in row
+                if action.kind in ("F", "FB") and action.micro_batch < micro_batches
+            )
+            for row in self.rows
+        )
+
+    def prepend_forwards(self) -> Self:
+        """Return the table after a forward of each micro-batch: the step of DPO, whose reference runs first.
+
+        The reference's forwards have the numbers of micro-batches that follow those of the table.
+        """
+        rows = tuple(
+            (*(Action("F", action.stage, action.micro_batch + self.micro_batches) for action in forwards), *row)
+            for forwards, row in zip(self.list_forwards(self.micro_batches), self.rows, strict=True)
+        )
+        return self.from_rows(self.name, rows, self.paths * 2)
 
 
 def check(table: Table) -> None:

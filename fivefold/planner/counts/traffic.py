@@ -91,7 +91,7 @@ def list_unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[R
             regathers = needs_backward_gather(name, layout, counts.job) and counts.has_backward(name)
             regathers |= is_vision(whole_unit.weights[0]) and regathers_vision(layout, counts.job)
             gathers = 1 if stay else micro_batches * (2 if regathers else 1)
-            if counts.job.objective == "dpo" and not stay:  # the head stays gathered while the reference runs
+            if counts.job.has_reference and not stay:  # the head stays gathered while the reference runs
                 gathers += 1 if name == "head" or (name == "embed" and counts.model.shares_table) else micro_batches
             group = f"{prefix}shard"
             payload = count_gathered_bytes(unit, shards=shards, recipe=recipe)
@@ -280,7 +280,8 @@ def _list_p2p_messages(counts: Counts, layout: Layout, *, chunk: int, micro_batc
     turn_stage = layout.pp - 1 if layout.pipeline.is_v_shaped else -1  # this stage and the next are on one rank
     first_backward = find_first_backward_stage(counts.model, layout, counts.job)
     sends_gradient = chunk > first_backward and chunk - 1 != turn_stage
-    sends = micro_batches * ((chunk < last and chunk != turn_stage) + sends_gradient)
+    forwards = 2 if counts.job.has_reference else 1  # the reference's and the policy's
+    sends = micro_batches * (forwards * (chunk < last and chunk != turn_stage) + sends_gradient)
     if not sends:
         return
     yield from list_stage_messages(counts, layout, times=sends)

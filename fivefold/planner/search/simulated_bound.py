@@ -12,14 +12,13 @@ from functools import lru_cache
 
 import numpy as np
 
-from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.batched_play import Waves, divide_into_waves, play_many
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.planner.search.bounds import SAFE, Bounds
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.shapes import count_stage_units
-from fivefold.planner.time.steady_state import split_rounds
+from fivefold.planner.time.steady_state import build_step_table, split_rounds
 
 MAX_GROUPED = 512  # candidates that are simulated at once
 
@@ -39,7 +38,8 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     """Return the seconds [n] of candidates of one group of ``group_schedules``."""
     shape = bounds.space.shapes[candidates.shape[0]]
     recompute_every = int(bounds.recompute_every[bounds.partials.ac[candidates.partial[0]]])
-    rounds = split_rounds(*shape, int(_count_micro_batches(bounds, candidates)[0]))
+    has_reference = bounds.space.job.has_reference
+    rounds = split_rounds(*shape, int(_count_micro_batches(bounds, candidates)[0]), has_reference)
     pipe = bounds.pipelines(candidates)
     unit_seconds = bounds.estimates.units(candidates)
     parallel = bounds.estimates.parallel(candidates)
@@ -57,7 +57,8 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     kinds = {"F": forward + p2p_send, "B": backward + p2p_send, "BW": backward + weight + p2p_send, "W": weight}
     (first, first_tasks), *later_tables = rounds.tables
     seconds = np.array([kinds[task.kind][task.stage] for task in first.order.tasks])
-    rank_finish = play_many(_get_waves(*shape, first.micro_batches), seconds, p2p_delay, pp=shape.pp)
+    micro_batches = first.micro_batches // (2 if has_reference else 1)
+    rank_finish = play_many(_get_waves(*shape, has_reference, micro_batches), seconds, p2p_delay, pp=shape.pp)
     if later_tables:
         round_tasks = _count_tasks(later_tables[0][1], first.order.tasks) - _count_tasks(first_tasks, first.order.tasks)
         rank_finish += rounds.rounds * (round_tasks @ seconds).max(axis=0)
@@ -77,5 +78,5 @@ def _count_tasks(counts: tuple[Mapping[Task, int], ...], tasks: tuple[Task, ...]
 
 
 @lru_cache(maxsize=256)
-def _get_waves(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Waves:
-    return divide_into_waves(schedule(name, pp=pp, v=v, micro_batches=micro_batches).order, pp=pp)
+def _get_waves(name: ScheduleName, pp: int, v: int, has_reference: bool, micro_batches: int) -> Waves:
+    return divide_into_waves(build_step_table(name, pp, v, has_reference, micro_batches).order, pp=pp)

@@ -111,7 +111,6 @@ class Space:
         unsharded = set[str]() if all(mixer.context_parallel != "none" for mixer in mixers) else {"cp"}
         unsharded |= {axis for _, axes in list_unsharded(model) for axis in axes}
         unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted
-        unsharded |= {"cp", "pp"} if job.objective == "dpo" else set()  # not modelled (validity.py)
         if job.freeze and resolve_freeze(model, job.freeze).first_backward:
             unsharded.add("pp")  # bounds take every stage for one with a backward
         unsharded |= {"tp"} if explain_unsharded_base(job, tp=2, zero=0, shards=1) else set()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import PassMoments, PeakMoment, iterate_pass_moments, list_live_bytes
 from fivefold.planner.time.spans import Rows, build_spans, count_simulated
-from fivefold.results.spans import Level, Span
+from fivefold.results.spans import REFERENCE, Level, Span
 
 if TYPE_CHECKING:
     from fivefold.planner.predict import Planner
@@ -27,7 +27,8 @@ def list_levels(
 
     Times are those of the rank's row of ``spans``; pass ``rows`` if the spans are known already.
     """
-    row = (build_spans(planner, layout, limit=limit) if rows is None else rows)[rank]
+    spans = (build_spans(planner, layout, limit=limit) if rows is None else rows)[rank]
+    row = tuple(span for span in spans if not span.name.startswith(REFERENCE))
     filler = _Filler(planner, layout, rank)
     micro_batches = count_simulated(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
     levels_of_spans = tuple(

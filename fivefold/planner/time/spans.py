@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.play import play
@@ -19,8 +18,9 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.time.action_time import estimate_action_costs
 from fivefold.planner.time.stage_time import ActionCost, estimate_stage_seconds
+from fivefold.planner.time.steady_state import build_step_table
 from fivefold.planner.time.timeline import price_step_end
-from fivefold.results.spans import Span
+from fivefold.results.spans import REFERENCE, Span
 
 if TYPE_CHECKING:
     from fivefold.planner.predict import Planner
@@ -46,13 +46,13 @@ def build_spans(planner: Planner, layout: Layout, *, limit: int | None = None) -
     if layout.pp == 1:
         builder = _SpanBuilder(planner, layout, (Task("F", 0, -1), Task("BW", 0, -1)))
         return (builder.build_without_pipeline(count, ranks[0]),)
-    table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=count)
+    table = build_step_table(layout.schedule, layout.pp, layout.v, planner.job.has_reference, count)
     builder = _SpanBuilder(planner, layout, table.order.tasks)
     hop_delay, seconds = builder.stages.p2p_delay, builder.seconds
     simulated = play(table, seconds=seconds.__getitem__, hop_seconds=lambda *_: hop_delay, queues=True)
     rows = []
     for rank_stages, row, rank in zip(table.rank_stages, simulated.spans, ranks, strict=True):
-        actions = [builder.span(action, start, end) for action, start, end in row]
+        actions = [builder.span(action, start, end, count=count) for action, start, end in row]
         rows.append(builder.append_end(actions, rank_stages, rank))
     return tuple(rows)
 
@@ -67,23 +67,28 @@ class _SpanBuilder:
         self.seconds = {task: cost.seconds for task, cost in costs.items()}
         self.exposed = {task: _sum_exposed(cost) for task, cost in costs.items()}
 
-    def span(self, action: Action, start: float, end: float) -> Span:
-        """Return the span of one action of the schedule, with its exposed seconds and their axes."""
-        kind, stage, _, is_backward, _ = action
-        return Span(kind, str(action), start, end, *self.exposed[Task(kind, stage, is_backward)], *action[1:])
+    def span(self, action: Action, start: float, end: float, *, count: int) -> Span:
+        """Return the span of one action of the schedule, with its exposed seconds and their axes.
+
+        From micro-batch ``count`` on, the actions are the forwards of DPO's reference.
+        """
+        prefix = ""
+        if action.micro_batch >= count:
+            prefix, action = REFERENCE, action._replace(micro_batch=action.micro_batch - count)
+        exposed = self.exposed[Task(action.kind, action.stage, action.backward_stage)]
+        return Span(action.kind, f"{prefix}{action}", start, end, *exposed, *action[1:])
 
     def build_without_pipeline(self, count: int, rank: RankMemory) -> tuple[Span, ...]:
         """Return the row of a layout without a pipeline: F and BW of one micro-batch after another."""
         row: list[Span] = []
         end = 0.0
-        passes = [(task, micro_batch, "") for micro_batch in range(count) for task in self.seconds]
-        if self.units.job.objective == "dpo":
+        passes = [(task, micro_batch) for micro_batch in range(count) for task in self.seconds]
+        if self.units.job.has_reference:
             forward = next(task for task in self.seconds if task.kind == "F")
-            passes = [*((forward, micro_batch, "reference ") for micro_batch in range(count)), *passes]
-        for task, micro_batch, prefix in passes:
+            passes = [*((forward, count + micro_batch) for micro_batch in range(count)), *passes]
+        for task, micro_batch in passes:
             start, end = end, end + self.seconds[task]
-            span = self.span(Action(task.kind, 0, micro_batch), start, end)
-            row.append(span._replace(name=f"{prefix}{span.name}"))
+            row.append(self.span(Action(task.kind, 0, micro_batch), start, end, count=count))
         return self.append_end(row, (0,), rank)
 
     def append_end(self, row: list[Span], chunks: tuple[int, ...], rank: RankMemory) -> tuple[Span, ...]:

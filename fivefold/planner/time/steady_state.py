@@ -3,7 +3,8 @@
     end(m) = end(base) + rounds · (end(base + pp) - end(base)),   base = 3 pp + m mod pp
 
 After the warm-up every round of pp micro-batches takes the same time: a schedule is a max-plus system, which becomes
-periodic once the slowest rank sets the pace.
+periodic once the slowest rank sets the pace. With a reference (DPO) each table begins with a forward of every
+micro-batch, so that a round is longer by pp of these.
 """
 
 from __future__ import annotations
@@ -62,12 +63,15 @@ class Rounds(NamedTuple):
     task_counts: list[Mapping[Task, int]]
 
 
-def list_distinct_tasks(layout: Layout, micro_batches: int, first_equal_stages: tuple[int, ...]) -> tuple[Task, ...]:
+def list_distinct_tasks(
+    layout: Layout, micro_batches: int, first_equal_stages: tuple[int, ...], *, has_reference: bool = False
+) -> tuple[Task, ...]:
     """Return one task of each group of equal duration.
 
-    ``first_equal_stages``: for each stage the first one of equal speed.
+    ``first_equal_stages``: for each stage the first one of equal speed; ``has_reference``: DPO's runs first.
     """
-    return join_equal_tasks(layout.schedule, layout.pp, layout.v, micro_batches, first_equal_stages).tasks
+    schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, has_reference
+    return join_equal_tasks(*schedule_key, first_equal_stages).tasks
 
 
 def extrapolate(
@@ -77,24 +81,25 @@ def extrapolate(
     seconds: Sequence[float],
     hop_seconds: float,
     first_equal_stages: tuple[int, ...],
+    has_reference: bool = False,
 ) -> Extrapolated:
     """Return ends and work of the layout's schedule.
 
     ``seconds``: those of its ``list_distinct_tasks``; ``hop_seconds``: seconds per message.
     """
-    schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, first_equal_stages
-    distinct = join_equal_tasks(*schedule_key)
-    tables = split_rounds(*schedule_key[:4]).tables
-    ends, busy = _simulate(*schedule_key, tuple(seconds), hop_seconds)
+    schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, has_reference
+    distinct = join_equal_tasks(*schedule_key, first_equal_stages)
+    tables = split_rounds(*schedule_key).tables
+    ends, busy = _simulate(*schedule_key, first_equal_stages, tuple(seconds), hop_seconds)
     return Extrapolated(ends, busy, distinct.task_counts, tables[0][0].rank_stages, distinct.first_equal_ranks)
 
 
 @lru_cache(maxsize=1024)
 def join_equal_tasks(
-    name: ScheduleName, pp: int, v: int, micro_batches: int, first_equal_stages: tuple[int, ...]
+    name: ScheduleName, pp: int, v: int, micro_batches: int, has_reference: bool, first_equal_stages: tuple[int, ...]
 ) -> DistinctTasks:
     """Return the tasks of a schedule with those of equal stages (``first_equal_stages``) joined."""
-    tables, _, tasks, counts_by_rank = split_rounds(name, pp, v, micro_batches)
+    tables, _, tasks, counts_by_rank = split_rounds(name, pp, v, micro_batches, has_reference)
     number_of_task: dict[Task, int] = {}
     distinct: list[Task] = []
     for task in tasks:
@@ -125,13 +130,14 @@ def _simulate(
     pp: int,
     v: int,
     micro_batches: int,
+    has_reference: bool,
     first_equal_stages: tuple[int, ...],
     durations: tuple[float, ...],
     hop: float,
 ) -> tuple[list[float], list[float]]:
     """Return the end of each rank and its busy seconds; ``durations``: those of the distinct ``join_equal_tasks``."""
-    tables, rounds, tasks, _ = split_rounds(name, pp, v, micro_batches)
-    distinct = join_equal_tasks(name, pp, v, micro_batches, first_equal_stages)
+    tables, rounds, tasks, _ = split_rounds(name, pp, v, micro_batches, has_reference)
+    distinct = join_equal_tasks(name, pp, v, micro_batches, has_reference, first_equal_stages)
     seconds_by_task = {task: durations[place] for task, place in zip(tasks, distinct.task_index, strict=True)}
 
     def sum_busy_seconds(tasks: Mapping[Task, int]) -> float:
@@ -156,12 +162,13 @@ def _simulate(
 
 
 @lru_cache(maxsize=1024)
-def split_rounds(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rounds:
+def split_rounds(name: ScheduleName, pp: int, v: int, micro_batches: int, has_reference: bool = False) -> Rounds:
     """Return the tables that are simulated for ``micro_batches``, and the number of rounds that follow."""
     base = 3 * pp + micro_batches % pp
     is_short = micro_batches <= base + pp
     counts = (micro_batches,) if is_short else (base, base + pp)
-    tables = [(schedule(name, pp=pp, v=v, micro_batches=count), _count_tasks(name, pp, v, count)) for count in counts]
+    key = name, pp, v, has_reference
+    tables = [(build_step_table(*key, count), _count_tasks(*key, count)) for count in counts]
     tasks = tuple(dict.fromkeys(task for table, _ in tables for task in table.order.tasks))
     if is_short:
         return Rounds(tables, 0, tasks, list(tables[0][1]))
@@ -174,11 +181,20 @@ def split_rounds(name: ScheduleName, pp: int, v: int, micro_batches: int) -> Rou
 
 
 @lru_cache(maxsize=1024)
-def _count_tasks(name: ScheduleName, pp: int, v: int, micro_batches: int) -> tuple[Mapping[Task, int], ...]:
+def build_step_table(name: ScheduleName, pp: int, v: int, has_reference: bool, micro_batches: int) -> Table:
+    """Return the table of a step; ``has_reference``: DPO's runs all micro-batches first."""
+    table = schedule(name, pp=pp, v=v, micro_batches=micro_batches)
+    return table.prepend_forwards() if has_reference else table
+
+
+@lru_cache(maxsize=1024)
+def _count_tasks(
+    name: ScheduleName, pp: int, v: int, has_reference: bool, micro_batches: int
+) -> tuple[Mapping[Task, int], ...]:
     """Return how often each rank runs each task."""
     import numpy as np
 
-    order = schedule(name, pp=pp, v=v, micro_batches=micro_batches).order
+    order = build_step_table(name, pp, v, has_reference, micro_batches).order
     rows: list[dict[Task, int]] = [{} for _ in range(pp)]
     codes = order.rank * len(order.tasks) + order.task
     _, first, counts = np.unique(codes, return_index=True, return_counts=True)

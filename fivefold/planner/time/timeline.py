@@ -73,7 +73,7 @@ def _time_without_pipeline(units: Units, layout: Layout, memory: RankMemory) -> 
     stages = estimate_stage_seconds(units, layout)
     micro_batches = layout.micro_batches(units.job)
     (stage,), end_costs = stages.times, price_step_end(units, layout, memory, (0,), stages.unit_seconds[0])
-    forwards = 2 if units.job.objective == "dpo" else 1  # the reference's and the policy's
+    forwards = 2 if units.job.has_reference else 1  # the reference's and the policy's
     compute, exposed = add_up([(stage.forward, forwards * micro_batches), (stage.full_backward, micro_batches)])
     _add(exposed, end_costs.small)
     _add(exposed, _label_step_ends(layout, end_costs.ends.exposed))
@@ -92,7 +92,8 @@ def _time_pipeline(
     units = stages.units
     equal_stages = stages.first_equal_stages
     micro_batches = layout.micro_batches(stages.units.job)
-    tasks = list_distinct_tasks(layout, micro_batches, equal_stages)
+    has_reference = units.job.has_reference
+    tasks = list_distinct_tasks(layout, micro_batches, equal_stages, has_reference=has_reference)
     cost_of_task = estimate_action_costs(stages, tasks)
     costs = [cost_of_task[task] for task in tasks]
     extrapolated = extrapolate(
@@ -101,6 +102,7 @@ def _time_pipeline(
         seconds=[cost.seconds for cost in costs],
         hop_seconds=stages.p2p_delay,
         first_equal_stages=equal_stages,
+        has_reference=has_reference,
     )
     after: dict[tuple[int, bool], StepEndCosts] = {}  # shared by ranks with equal stages and speed
     keys = [(first_equal, rank == straggler_rank) for rank, first_equal in enumerate(extrapolated.first_equal_ranks)]

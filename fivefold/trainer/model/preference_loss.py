@@ -5,12 +5,14 @@
     loss         −log σ(β h)                    backward: ∂loss/∂log π(chosen) = −β σ(−β h) = −∂loss/∂log π(rejected)
     rewards      β (log π − log ρ), of chosen and of rejected
 
-The rows of a batch are pairs of sequences: the first of each is chosen, the second rejected. Source: arXiv:2305.18290,
+The rows of a batch are pairs of sequences: the first of each is chosen, the second rejected. Ranks that hold parts of
+the sequences sum β (log π − log ρ) of each before the pairs are compared. Source: arXiv:2305.18290,
 equation 7; the mean over pairs as in trl@1.16.0:trl/trainer/dpo_trainer.py, loss_type sigmoid.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -21,10 +23,16 @@ from fivefold.trainer.model.kernels.loss import Nats, Rescale, rescale
 
 
 class Reference(NamedTuple):
-    """The reference of the preference loss: its log-probabilities [B] of a micro-batch's sequences, and β."""
+    """The reference of the preference loss: its log-probabilities [B] of a micro-batch's sequences, and β.
+
+    ``sum_over_ranks``: sums a tensor, in place, over the ``ranks`` that hold parts of the sequences; None: one rank
+    holds them in full.
+    """
 
     log_probs: Tensor
     beta: float
+    sum_over_ranks: Callable[[Tensor], Tensor] | None = None
+    ranks: int = 1
 
 
 def sequence_log_probs(
@@ -43,12 +51,15 @@ class _PreferenceLoss(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, reference: Reference, scale: float, loss: Nats, rescale: Rescale
     ) -> Tensor:
-        log_probs, beta = reference
+        log_probs, beta, sum_over_ranks, ranks = reference
         gradient_scale = 1.0 if ctx.needs_input_grad[0] else None
         policy = sequence_log_probs(logits, targets, loss=loss, sequences=len(log_probs), gradient_scale=gradient_scale)
-        chosen, rejected = (beta * (policy - log_probs)).view(-1, 2).t()
+        rewards = beta * (policy - log_probs)
+        if sum_over_ranks is not None:
+            rewards = sum_over_ranks(rewards)
+        chosen, rejected = rewards.view(-1, 2).t()
         margin = chosen - rejected
-        sums = torch.stack([-F.logsigmoid(margin), chosen, rejected, (margin > 0).float()]).sum(1).mul_(scale)
+        sums = torch.stack([-F.logsigmoid(margin), chosen, rejected, (margin > 0).float()]).sum(1).mul_(scale / ranks)
         by_pair = torch.sigmoid(-margin).mul_(beta * scale)  # of −log π(chosen); its negative of −log π(rejected)
         ctx.rescale, ctx.factors = rescale, torch.stack([by_pair, -by_pair], 1).flatten()
         ctx.save_for_backward(logits)
@@ -68,8 +79,9 @@ def preference_loss(
 ) -> Tensor:
     """Return ``scale`` · [loss, reward of chosen, reward of rejected, ranked as in the data], each summed over pairs.
 
-    Only the loss has a gradient. ``logits`` [rows, V] and ``targets`` [rows] of the sequences of ``reference``; the
-    logits are overwritten with their gradient: use them for nothing else, and run backward once.
+    If several ranks hold parts of the sequences, each returns an equal share of these sums. Only the loss has a
+    gradient. ``logits`` [rows, V] and ``targets`` [rows] of the sequences of ``reference``; the logits are overwritten
+    with their gradient: use them for nothing else, and run backward once.
     """
     out: Tensor = _PreferenceLoss.apply(logits, targets, reference, scale, loss, rescale)  # type: ignore[no-untyped-call]
     return out

@@ -84,8 +84,9 @@ class Pipeline:
         """Run ``micro_batches`` forward only, in the order of the table; return the sum of this rank's losses."""
         total = torch.zeros((), device=self.ranks.device)
         for first in range(0, micro_batches, self.table.micro_batches):
-            forward = _forward_only(self.table, micro_batches=micro_batches - first)
-            total += self._run_row(list_p2p_steps(forward, rank=self.rank), first=first)
+            rows = self.table.list_forwards(micro_batches - first)
+            forwards = Table.from_rows(self.table.name, rows, self.table.paths[: micro_batches - first])
+            total += self._run_row(list_p2p_steps(forwards, rank=self.rank), first=first)
         return total
 
     def _run_row(self, row: Sequence[P2PStep], *, first: int = 0, losses: tuple[int, ...] = ()) -> Tensor:
@@ -262,16 +263,3 @@ def check_pairs(table: Table) -> None:
                 f"overlap=pairs: schedule {table.name} runs {action}, a forward and a backward of the same stage "
                 f"{action.stage}, together; schedule one after the other"
             )
-
-
-def _forward_only(table: Table, *, micro_batches: int) -> Table:
-    """Return the table reduced to the forwards of its first ``micro_batches``."""
-    rows = tuple(
-        tuple(
-            Action("F", action.stage, action.micro_batch)
-            for action in row
-            if action.kind in ("F", "FB") and action.micro_batch < micro_batches
-        )
-        for row in table.rows
-    )
-    return Table.from_rows(table.name, rows, table.paths[:micro_batches])

@@ -46,8 +46,8 @@ def apply_frozen_weights(ops: Sequence[Op], local: Local, *, input_gradient: boo
 
 
 def runs_in_reference(op: Op, job: Job) -> bool:
-    """Tell whether the forward of DPO's reference runs an operation: all, but none of an adapter."""
-    return job.objective == "dpo" and ".lora_" not in op.name
+    """Tell whether the forward of DPO's reference runs an operation: all, but none of an adapter and no rewards."""
+    return job.has_reference and ".lora_" not in op.name and op.name != "loss.rewards"
 
 
 def is_per_step(op: Op) -> bool:

@@ -425,7 +425,14 @@ def list_head(local: Local) -> list[Op]:
         )
     if facts.chunked:
         return apply_autocast(local, [*entry_ops, *_list_chunked_loss(local, hidden)])
-    return apply_autocast(local, [*entry_ops, *norm_output.ops, project, *norm_output.sums, loss])
+    rewards = [_sum_rewards(sequences)] if ranks_pairs and part.cp > 1 else []
+    return apply_autocast(local, [*entry_ops, *norm_output.ops, project, *norm_output.sums, *rewards, loss])
+
+
+def _sum_rewards(sequences: int) -> Op:
+    """Return the sum over cp of the rewards of ``sequences``, of which each rank holds a part (DPO)."""
+    message = OpMessage("cp", "all_reduce", "", 4 * sequences)
+    return Op("loss.rewards", "message", ("logits",), {}, differentiates=(), message=message)
 
 
 def _list_head_entry(local: Local) -> tuple[list[Op], str]:
