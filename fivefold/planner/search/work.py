@@ -1,6 +1,7 @@
 """The work of a search in units that do not depend on the computer, and the gap to the optimum that it then allows.
 
-    exact until ``EXACT_UNITS`` are spent, then the allowed gap doubles every ``DOUBLING_UNITS``
+    exact until ``EXACT_UNITS`` are spent; then the allowed gap is ``FIRST_GAP`` for ``FIRST_GAP_SHARE`` of them, and
+    doubles every ``DOUBLING_UNITS``
 
 As the work limit and the gap of a mixed-integer solver: wall time would make results depend on the machine. A unit is
 a row of a table that is read; figures that are computed are weighed by the rows that take as long.
@@ -31,6 +32,7 @@ REFINING_UNITS = 1_000_000  # spent on layouts near the best after the limit
 CLIMBING_UNITS = 1_000_000  # spent on single changes of a layout that fits, where few do
 DOUBLING_UNITS = 100_000
 FIRST_GAP = 0.01  # allowed first, as a share of the optimum: less than the error of a prediction
+FIRST_GAP_SHARE = 0.5  # of the limit, for which the gap stays the first: many searches end in it
 MAX_DOUBLINGS = 20  # beyond which nothing is left to examine
 
 
@@ -45,6 +47,7 @@ class SearchWork:
         refining_units: int = REFINING_UNITS,
     ) -> None:
         self.exact_units, self.doubling_units, self.refining_units = exact_units, doubling_units, refining_units
+        self.first_gap_units = int(FIRST_GAP_SHARE * exact_units)
         self.units = 0
         self.schedules: set[tuple[ScheduleName, int, int, int]] = set()  # that were simulated
 
@@ -97,7 +100,10 @@ class SearchWork:
     def allowed_gap(self) -> float:
         """Return the share of the optimum by which the result may exceed it; layouts within it are not examined."""
         excess_units = self.units - self.exact_units
-        return FIRST_GAP * 2.0 ** min(excess_units // self.doubling_units, MAX_DOUBLINGS) if excess_units > 0 else 0.0
+        if excess_units <= 0:
+            return 0.0
+        doublings = max(0, excess_units - self.first_gap_units) // self.doubling_units
+        return FIRST_GAP * 2.0 ** min(doublings, MAX_DOUBLINGS)
 
 
 class WorkBudget:

@@ -579,10 +579,10 @@ def test_a_search_for_any_layout_that_fits_ends_at_its_work_limit() -> None:
 def test_the_gap_grows_with_the_work_beyond_the_limit() -> None:
     work = SearchWork(exact_units=1000, doubling_units=100)
     gaps = []
-    for units in (1000, 1, 100, 100, 10**9):
+    for units in (1000, 1, 500, 100, 100, 10**9):
         work.add(units)
         gaps.append(work.allowed_gap)
-    assert gaps == [0.0, FIRST_GAP, 2 * FIRST_GAP, 4 * FIRST_GAP, FIRST_GAP * 2.0**MAX_DOUBLINGS]
+    assert gaps == [0.0, FIRST_GAP, FIRST_GAP, 2 * FIRST_GAP, 4 * FIRST_GAP, FIRST_GAP * 2.0**MAX_DOUBLINGS]
     with work.extend(10):
         assert work.allowed_gap == 0
         work.add(11)
