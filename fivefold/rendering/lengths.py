@@ -10,11 +10,17 @@ from fivefold.rendering.palette import SERIES
 from fivefold.rendering.search import ANSWERS
 from fivefold.rendering.sections import AnswerSection
 from fivefold.rendering.sweep.panels import Panel, stack_panels
-from fivefold.results.search_result import LengthCurve, Lengths
+from fivefold.results.search_result import LengthCurve, Lengths, QuestionAnswer
 from fivefold.units import choose_byte_unit
 
 KIB = 1024
 LABEL = f"datum.value < {KIB**2} ? datum.value / {KIB} + ' k' : datum.value / {KIB**2} + ' M'"
+
+
+def list_answers(lengths: Lengths) -> list[QuestionAnswer]:
+    """Return the rows of the first table: any layout, one with tensors in host memory if that is longer, this one."""
+    answers = (lengths.longest, lengths.offloaded, lengths.answer)
+    return [answer for answer in answers if answer is not None]
 
 
 def list_sections(lengths: Lengths) -> list[AnswerSection]:
@@ -22,11 +28,10 @@ def list_sections(lengths: Lengths) -> list[AnswerSection]:
     rows = tuple(_format_row(lengths, curve) for curve in lengths.curves)
     sizes = [_format_tokens(point) for point in _choose_sizes(lengths)]
     kind = "Ulysses" if any("cp=ulysses" in curve.layout for curve in lengths.curves) else "ring attention"
-    answers = (lengths.longest, lengths.offloaded, lengths.answer)
     return [
         AnswerSection(
             (
-                make_grid(ANSWERS, [answer for answer in answers if answer is not None]),
+                make_grid(ANSWERS, list_answers(lengths)),
                 *(Text(remark, overflow="fold") for remark in lengths.longest.remarks),
             )
         ),

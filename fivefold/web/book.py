@@ -56,6 +56,8 @@ def read_chapter(name: str) -> Chapter:
             _fix_links(child)
         if token.type == "table_open":
             token.attrSet("class", "rows")
+        if token.attrs.pop("style", "") == "text-align:right":  # inline styles are not allowed on the pages
+            token.attrSet("class", "n")
     html = reader.renderer.render(tokens, reader.options, {})
     numbers = count(1)
     html = re.sub(r"<code>\$(.+?)\$</code>", lambda match: _render_formula(match[1], next(numbers)), html)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+from html import unescape
 from pathlib import Path
 from typing import Any, get_args
+from urllib.parse import parse_qsl, urlsplit
 
 import pytest
 
@@ -17,6 +20,9 @@ from fivefold.requests.commands import Question
 from fivefold.web import worker
 from fivefold.web.copies import write_copies
 from fivefold.web.pages.ask import REPLIES, AskPage, render_replies
+from fivefold.web.pages.stream import FAILED, Stream, format_event
+from fivefold.web.question import AskQuestion
+from fivefold.web.site import WebServer
 from tests.web.test_copies import run_command
 
 SMALL: dict[str, Any] = {"model": "nano", "machine": "h100:2", "gbs": 8, "seq": 512}
@@ -63,6 +69,36 @@ def test_changes_of_the_job_do_not_link_to_a_plan_without_them(folder: Path) -> 
     text = render_replies(asked, replies)
     of_layout = [reply for reply in replies if reply.layout != "dp2 zero1 mbs1"]
     assert 0 < text.count('<a href="/plan') == len(of_layout) < len(replies)
+
+
+def test_the_longest_sequence_with_tensors_in_host_memory_links_to_its_plan(folder: Path) -> None:
+    asked = AskPage(**SMALL | {"question": "sequence", "layout": "dp2 zero1 mbs1"})
+    (lengths,) = ask(folder, asked)
+    layout = "dp2 zero1 mbs1 offload=activations"
+    offloaded = lengths.answer.replace(question="offloaded", layout=layout, value=lengths.answer.value + 256)
+    text = render_replies(asked, [lengths.replace(offloaded=offloaded)])
+    plans = [AskPage(**dict(parse_qsl(urlsplit(unescape(url)).query))) for url in re.findall(r'href="([^"]+)"', text)]
+    rows = (lengths.longest, offloaded, lengths.answer)
+    assert [(plan.layout, plan.seq) for plan in plans] == [(row.layout, int(row.value)) for row in rows]
+
+
+def test_an_answer_that_cannot_be_shown_is_one_line_and_a_traceback(tmp_path: Path) -> None:
+    site = WebServer(tmp_path, local=tmp_path / "none")
+
+    def fail(*_: Any) -> str:
+        raise LookupError("a row without a link")
+
+    asked = AskPage(**SMALL | {"question": "micro-batch", "layout": "dp2"})
+    events = Stream(site, "ask micro-batch").answer(asked.convert(AskQuestion), fail).body_iterator
+    read = list[Any]()
+
+    async def read_all() -> None:
+        async for event in events:
+            read.append(event)
+
+    with pytest.raises(LookupError):
+        asyncio.run(read_all())
+    assert read[-1] == format_event("mistake", FAILED)
 
 
 def test_a_question_is_chosen_and_asked(page: Any) -> None:

@@ -25,6 +25,11 @@ def test_a_chapter_has_all_its_parts(name: str, client: TestClient) -> None:
     answer = client.get(f"/learn/{name}?seq=2048&gbs=8")
     assert answer.status_code == 200
     assert ("Try it" in answer.text) == bool(result.live)
+    assert " style=" not in answer.text  # which the content security policy forbids
+
+
+def test_numbers_of_a_table_are_aligned_by_a_class() -> None:
+    assert re.search(r'<td class="n">[\d,]+</td>', read_chapter("published").html)
 
 
 def test_formulas_are_drawn_by_the_browser() -> None:

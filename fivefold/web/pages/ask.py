@@ -10,6 +10,7 @@ from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import TypeAdapter
 
 from fivefold.rendering.answers import list_sections
+from fivefold.rendering.lengths import list_answers
 from fivefold.requests.answers import OF_LAYOUT, QUESTIONS, USED_BY
 from fivefold.results.search_result import Change, FineTune, Lengths, QuestionAnswer
 from fivefold.web.answers import Reply
@@ -54,9 +55,7 @@ def build_router(site: WebServer) -> APIRouter:
 
 def render_replies(asked: AskPage, replies: Sequence[Any]) -> str:
     """Return the answers as HTML; layouts in the first table link to their plans."""
-    rows = [
-        row for reply in replies for row in ((reply.longest, reply.answer) if isinstance(reply, Lengths) else (reply,))
-    ]
+    rows = [row for reply in replies for row in (list_answers(reply) if isinstance(reply, Lengths) else (reply,))]
     links = [address(asked, reply) for reply in mark_plans(rows)]
     return render_fragment(
         "sections.html",
@@ -81,19 +80,18 @@ def mark_plans(replies: Sequence[Any]) -> list[Any]:
 
 def address(asked: AskPage, reply: Any) -> str:
     """Return the URL of the plan of a reply, or an empty string if it has none."""
-    answer = reply.answer if isinstance(reply, Lengths) else reply
     changes: dict[str, Any]
-    match asked.question, answer:
+    match asked.question, reply:
         case "gpus", QuestionAnswer():
-            changes = {"machine": replace_ranks(asked.machine, int(answer.value))}
+            changes = {"machine": replace_ranks(asked.machine, int(reply.value))}
         case "sequence", QuestionAnswer():
-            changes = {"seq": int(answer.value)}
+            changes = {"seq": int(reply.value)}
         case "micro-batch", QuestionAnswer():
             changes = {}
         case _, FineTune():
-            changes = {"adapter": None if answer.method == "full" else answer.method}
+            changes = {"adapter": None if reply.method == "full" else reply.method}
         case _, Change():
             changes = {}
         case _:
             return ""
-    return asked.to_shared().url("/plan", layout=answer.layout, **changes)
+    return asked.to_shared().url("/plan", layout=reply.layout, **changes)

@@ -24,6 +24,7 @@ from fivefold.web.site import WebServer
 from fivefold.web.work import Busy
 
 KEPT = 16  # number of results kept
+FAILED = "the answer could not be shown, which is an error of Fivefold; its traceback is where fivefold web runs"
 
 
 class Fit(NamedTuple):
@@ -99,6 +100,9 @@ class Stream:
         except (Busy, UserError) as error:
             is_ended = True
             yield format_event("mistake", self.site.word_message(error))
+        except Exception:
+            yield format_event("mistake", FAILED)
+            raise  # the server writes the traceback
         if not is_ended:
             yield format_event("mistake", "ended without an answer; it needed more memory than there is")
 
