@@ -43,8 +43,8 @@ class LinkModel(NamedTuple):
     """A link: sustained bytes/s, seconds per step of the LL and Simple protocols, bytes/s of in-switch reduction."""
 
     rate: float
-    quick: float
-    bulk: float
+    ll_step_seconds: float
+    simple_step_seconds: float
     reduction: float | None
 
 
@@ -115,8 +115,10 @@ class Network:
         self._tiers = [
             LinkModel(
                 rate=link.bandwidth * link.sustained,
-                quick=link.latency_seconds,
-                bulk=max(constants.simple_step_seconds, link.latency_seconds) if nccl else link.latency_seconds,
+                ll_step_seconds=link.latency_seconds,
+                simple_step_seconds=max(constants.simple_step_seconds, link.latency_seconds)
+                if nccl
+                else link.latency_seconds,
                 reduction=link.reduction_bandwidth,
             )
             for link in machine.links
@@ -186,8 +188,8 @@ class Network:
         if collective == "p2p":
             link = self._find_intra_node_link(2) if place.local > 1 else place.far
             return [
-                AlphaBetaCost(link.quick, 1 / (constants.low_latency_share * link.rate)),
-                AlphaBetaCost(link.bulk, 1 / link.rate),
+                AlphaBetaCost(link.ll_step_seconds, 1 / (constants.low_latency_share * link.rate)),
+                AlphaBetaCost(link.simple_step_seconds, 1 / link.rate),
             ]
         if collective == "all_to_all":
             return [_exchange(place) if copies.number == 1 else _dispatch(place, copies)]
@@ -218,9 +220,12 @@ def _list_protocols(
     """Return the costs under LL and Simple, for ``inner_seconds`` and ``outer_seconds`` steps on the two links."""
     return [
         AlphaBetaCost(
-            inner_seconds * place.near.quick + outer_seconds * place.far.quick, per_byte / constants.low_latency_share
+            inner_seconds * place.near.ll_step_seconds + outer_seconds * place.far.ll_step_seconds,
+            per_byte / constants.low_latency_share,
         ),
-        AlphaBetaCost(inner_seconds * place.near.bulk + outer_seconds * place.far.bulk, per_byte),
+        AlphaBetaCost(
+            inner_seconds * place.near.simple_step_seconds + outer_seconds * place.far.simple_step_seconds, per_byte
+        ),
     ]
 
 
@@ -276,14 +281,14 @@ def _switch(place: GroupPlacement) -> list[AlphaBetaCost]:
     if place.near.reduction is None or place.local == 1 or place.nodes > 2:
         return []  # over many nodes the NICs limit it as they limit the tree
     per_byte = max((place.local + 1) / place.local / place.near.reduction, _compute_nic_load(place))
-    return [AlphaBetaCost(place.ranks * place.near.bulk, per_byte)]
+    return [AlphaBetaCost(place.ranks * place.near.simple_step_seconds, per_byte)]
 
 
 def _exchange(place: GroupPlacement) -> AlphaBetaCost:
     """Return the cost of an all-to-all of all pairs at once: within the node on the near link, the rest on NICs."""
     near_peers, far_peers = place.local - 1, place.ranks - place.local
     per_byte = max(near_peers / place.near.rate, far_peers / place.far.rate) / place.ranks
-    return AlphaBetaCost(near_peers * place.near.quick + far_peers * place.far.quick, per_byte)
+    return AlphaBetaCost(near_peers * place.near.ll_step_seconds + far_peers * place.far.ll_step_seconds, per_byte)
 
 
 def _dispatch(place: GroupPlacement, copies: TokenCopies) -> AlphaBetaCost:
@@ -298,7 +303,7 @@ def _dispatch(place: GroupPlacement, copies: TokenCopies) -> AlphaBetaCost:
     near_share = _expect_distinct(place.ranks, copies) * (place.local - 1) / place.local
     far_share = _expect_distinct(place.nodes, copies) * (place.nodes - 1) / place.nodes
     per_byte = max(near_share / place.near.rate, far_share / place.far.rate) / copies.number
-    return AlphaBetaCost(place.near.quick + (place.far.quick if place.nodes > 1 else 0.0), per_byte)
+    return AlphaBetaCost(place.near.ll_step_seconds + (place.far.ll_step_seconds if place.nodes > 1 else 0.0), per_byte)
 
 
 def _expect_distinct(places: int, copies: TokenCopies) -> float:
