@@ -353,7 +353,7 @@ def write_models() -> str:
 
 def write_machines() -> str:
     """Return the catalog of machines as a page."""
-    from fivefold.machine.catalog import list_names, resolve
+    from fivefold.machine.catalog import INSTANCES, list_names, resolve, spell_machine
 
     parts = [
         "# Machine catalog",
@@ -374,6 +374,17 @@ def write_machines() -> str:
             f"| `{name}` | {machine.ranks_per_node} | {chip.memory_bytes / 2**30:.1f} GiB | "
             f"{chip.memory_bandwidth / 1e12:.3g} TB/s | {peak / 1e12:.0f} TFLOP/s | {escape_cell(links)} |"
         )
+    parts += [
+        "",
+        "## Instances of clouds",
+        "",
+        "An instance is a name too: `p4d.24xlarge` is one node, `4xp4d.24xlarge` are four nodes, and",
+        "`p4d.24xlarge:32` are 32 GPUs. It is its chip with what differs from the chip's usual node.",
+        "",
+        "| instance | machine |",
+        "| --- | --- |",
+        *(f"| `{name}` | `{spell_machine(f'1x{name}')}` |" for name in INSTANCES),
+    ]
     return "\n".join(parts) + "\n"
 
 

@@ -103,7 +103,6 @@ def add_fields(fields: Mapping[str, Any]) -> Iterator[None]:
 
 def resolve_machine(gpus: str, world: int) -> Machine:
     """Return the machine that ``--gpus`` names; without a number, it has as many ranks as the config uses."""
-    from fivefold.machine.catalog import spell_machine
+    from fivefold.machine.catalog import has_ranks, replace_ranks
 
-    gpus = spell_machine(gpus)
-    return load_machine(gpus if ":" in gpus or gpus.endswith(".toml") else f"{gpus}:{world}")
+    return load_machine(gpus if has_ranks(gpus) else replace_ranks(gpus, world))

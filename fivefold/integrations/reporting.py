@@ -96,12 +96,12 @@ class StepReport:
 
 def load_machine_of_run(machine: str | Machine, *, world: int) -> Machine:
     """Return the machine of a run of ``world`` ranks; a name without a number has as many GPUs."""
-    from fivefold.machine.catalog import is_counted
+    from fivefold.machine.catalog import is_counted, replace_ranks
     from fivefold.requests.machines import load_machine
 
     if not isinstance(machine, str):
         return machine
-    return load_machine(machine if is_counted(machine) else f"{machine}:{world}")
+    return load_machine(machine if is_counted(machine) else replace_ranks(machine, world))
 
 
 def predict_step(

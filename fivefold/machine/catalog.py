@@ -17,7 +17,7 @@ from fivefold.machine import toml
 from fivefold.machine.kernel_efficiency import KernelEfficiency, build_chip_fields
 from fivefold.machine.overrides import apply_overrides
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.machine.total_memory import POSTED, TotalMemory, from_nvidia_smi
+from fivefold.machine.total_memory import POSTED, TotalMemory, from_nvidia_smi, from_posted
 from fivefold.record import UserError, locate, make_unknown_name_error, read_file
 from fivefold.units import MIB, Dtype
 
@@ -86,6 +86,9 @@ NVLINK3 = _scale_up("NVLink 3", 300, f"{SHEET}; 235 in a ring, {NETWORK}#L1241",
 RING4 = f"362 in a ring, {NETWORK}#L980"
 NVLINK4 = _scale_up("NVLink 4", 450, f"{SHEET}; {RING4}; 305 in the switch, #L926", ring=362, switch=305)
 NVLINK4_DIRECT = _scale_up("NVLink 4, no switch", 450, f"{SHEET}; {RING4} of H200", ring=362)._replace(direct=True)
+NVLINK3_A800 = _scale_up(
+    "NVLink 3, A800", 200, f"{RECALLED}; as large a share of it in a ring as on A100 is our assumption", ring=157
+)
 NVLINK4_H800 = _scale_up(
     "NVLink 4, H800", 200, f"{RECALLED}; deepseek-ai/DeepEP@b57e5e2:README.md reaches 158 GB/s", ring=158
 )
@@ -99,7 +102,7 @@ XGMI_MI300 = _scale_up(
 XGMI_MI355 = _scale_up(
     "Infinity Fabric", 535.5, f"{SHEET}; to all 7 neighbours at once, 76.5 to one; {XGMI_RING}", ring=402
 )._replace(direct=True)
-PCIE4, PCIE5 = _build_pcie(4, 31), _build_pcie(5, 63)
+PCIE3, PCIE4, PCIE5 = _build_pcie(3, 15.5), _build_pcie(4, 31), _build_pcie(5, 63)
 
 NIC_50 = _build_nic(50, f"DGX-1, 4 x 100 Gbit/s for 8 GPUs, {RECALLED}")
 NIC_200 = _build_nic(200, f"DGX A100, {RECALLED}")
@@ -115,8 +118,11 @@ NIC_100_MI250 = _build_nic(100, f"Frontier, 4 x 200 Gbit/s for 8 dies, {RECALLED
 NIC_100 = _build_nic(100, "our assumption, one NIC per GPU; where a node shares one, write nic=100Gbit/node")
 NIC_SHARED = _build_nic(12.5, "our assumption, 100 Gbit/s shared by the 8 GPUs of a node; else write nic=")
 
+TURING: dict[Dtype, float] = {"fp32": 8.1, "fp16": 65}
 AMPERE: dict[Dtype, float] = {"fp32": 19.5, "tf32": 156, "bf16": 312, "fp16": 312}
 HOPPER: dict[Dtype, float] = {"fp32": 67, "tf32": 494.5, "bf16": 989, "fp16": 989, "fp8": 1979}
+H20: dict[Dtype, float] = {"fp32": 44, "tf32": 74, "bf16": 148, "fp16": 148, "fp8": 296}
+HOPPER_NVL: dict[Dtype, float] = {"fp32": 60, "tf32": 417.5, "bf16": 835.5, "fp16": 835.5, "fp8": 1671}
 HOPPER_PCIE: dict[Dtype, float] = {"fp32": 51, "tf32": 378, "bf16": 756, "fp16": 756, "fp8": 1513}
 B200: dict[Dtype, float] = {"fp32": 80, "tf32": 1125, "bf16": 2250, "fp16": 2250, "fp8": 4500, "fp4": 9000}
 B300: dict[Dtype, float] = {**B200, "fp4": 12600}
@@ -125,10 +131,19 @@ GB300: dict[Dtype, float] = {**GB200, "fp4": 15000}
 CDNA2_DIE: dict[Dtype, float] = {"fp32": 23.95, "bf16": 191.5, "fp16": 191.5}
 CDNA3: dict[Dtype, float] = {"fp32": 163.4, "tf32": 653.7, "bf16": 1300, "fp16": 1300, "fp8": 2610}
 CDNA4: dict[Dtype, float] = {"fp32": 157.3, "bf16": 2500, "fp16": 2500, "fp8": 5000, "fp4": 10100}
+MI350X: dict[Dtype, float] = {"fp32": 144.2, "bf16": 2300, "fp16": 2300, "fp8": 4600, "fp4": 9200}
 L40S: dict[Dtype, float] = {"fp32": 91.6, "tf32": 183, "bf16": 362, "fp16": 362, "fp8": 733}
+L40: dict[Dtype, float] = {"fp32": 90.5, "tf32": 90.5, "bf16": 181, "fp16": 181, "fp8": 362}
+L20: dict[Dtype, float] = {"fp32": 59.8, "tf32": 59.8, "bf16": 119.5, "fp16": 119.5, "fp8": 239}
 L4: dict[Dtype, float] = {"fp32": 30.3, "bf16": 121, "fp8": 242}
 RTX4090: dict[Dtype, float] = {"fp32": 82.58, "bf16": 165.2}
 RTX3090: dict[Dtype, float] = {"fp32": 35.58, "bf16": 71}
+RTX5090: dict[Dtype, float] = {"fp32": 104.8, "tf32": 104.8, "bf16": 209.5, "fp16": 209.5, "fp8": 419}
+RTX_PRO_6000: dict[Dtype, float] = {"fp32": 126, "tf32": 252, "bf16": 503.8, "fp16": 503.8, "fp8": 1007.6}
+A10: dict[Dtype, float] = {"fp32": 31.2, "tf32": 62.5, "bf16": 125, "fp16": 125}
+A10G: dict[Dtype, float] = {"fp32": 35, "tf32": 35, "bf16": 70, "fp16": 70}
+A30: dict[Dtype, float] = {"fp32": 10.3, "tf32": 82, "bf16": 165, "fp16": 165}
+A40: dict[Dtype, float] = {"fp32": 37.4, "tf32": 74.8, "bf16": 149.7, "fp16": 149.7}
 A6000: dict[Dtype, float] = {"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 154.8}
 RTX6000_ADA: dict[Dtype, float] = {"fp32": 91.1, "tf32": 182.1, "bf16": 364.2, "fp16": 364.2, "fp8": 728.5}
 
@@ -142,6 +157,7 @@ PROVIZ = (
     "16 bits and fp8: NVIDIA's Ada ProViz white paper 1.1 as public tables quote it; fp32, memory rate and watts: "
     f"grafikkarten.com; tf32: {RECALLED}"
 )
+AS_L4 = "memory as the L4, of which nvidia-smi shows 23034 MiB, and of the A10 23028 MiB (QwenLM/Qwen3 issue 678)"
 GB300_SOURCE = f"peaks and watts: {SHEET}; 8 TB/s: {RECALLED}"
 
 ROWS: dict[str, ChipRow] = {
@@ -182,6 +198,30 @@ ROWS: dict[str, ChipRow] = {
         source=f"A100 SXM 80 GB: {SHEET}",
         watts=400,
     ),
+    "a100-pcie": ChipRow(
+        generation="ampere",
+        efficiency=measured.A100_PCIE,
+        memory=TotalMemory(81152 * MIB, "memory as the A100 SXM's"),
+        tflops=AMPERE,
+        terabytes_per_second=1.94,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_100,
+        source=f"A100 PCIe 80 GB: {SHEET}; watts: {RECALLED}",
+        watts=300,
+    ),
+    "a800": ChipRow(
+        generation="ampere",
+        efficiency=measured.A100,
+        memory=TotalMemory(from_posted(79.33), f"{POSTED}: 79.33 GiB, hahnyuan/PB-LLM issue 3"),
+        tflops=AMPERE,
+        terabytes_per_second=2.0,
+        ranks_per_node=8,
+        near=NVLINK3_A800,
+        far=NIC_200,
+        source=f"A800 SXM 80 GB, as A100: {RECALLED}",
+        watts=400,
+    ),
     "h100": ChipRow(
         generation="hopper",
         efficiency=measured.H100,
@@ -207,6 +247,18 @@ ROWS: dict[str, ChipRow] = {
         far=NIC_100,
         source=f"H100 PCIe 80 GB: {SHEET}",
     ),
+    "h100-nvl": ChipRow(
+        generation="hopper",
+        efficiency=measured.H100_NVL,
+        memory=TotalMemory(from_posted(93.00), f"{POSTED}: 93.00 GiB, ali-vilab/VACE issue 56"),
+        tflops=HOPPER_NVL,
+        terabytes_per_second=3.9,
+        ranks_per_node=8,
+        near=PCIE5,
+        far=NIC_100,
+        source=f"H100 NVL 94 GB, without the NVLink bridge between two: {RECALLED}",
+        watts=400,
+    ),
     "h200": ChipRow(
         generation="hopper",
         efficiency=measured.H200,
@@ -229,6 +281,18 @@ ROWS: dict[str, ChipRow] = {
         near=NVLINK4_H800,
         far=NIC_400_H800,
         source=f"H800 SXM, as H100: {RECALLED}",
+    ),
+    "h20": ChipRow(
+        generation="hopper",
+        efficiency=measured.H20,
+        memory=TotalMemory(from_nvidia_smi(97871), "memory: 0.4 % less than nvidia-smi shows, as on H200"),
+        tflops=H20,
+        terabytes_per_second=4.0,
+        ranks_per_node=8,
+        near=NVLINK4,
+        far=NIC_400,
+        source="H20 96 GB: willitrunai.com/gpus/h20-96gb, fp32 and tf32: zangshuxian.com/new/674733024499207168",
+        watts=400,
     ),
     "gh200": ChipRow(
         generation="hopper",
@@ -331,6 +395,19 @@ ROWS: dict[str, ChipRow] = {
         source=f"MI325X: {SHEET}",
         watts=1000,
     ),
+    "mi350x": ChipRow(
+        generation="cdna",
+        efficiency=measured.MI350X,
+        memory=TotalMemory(309_220_868_096, "memory as the MI355X's"),
+        tflops=MI350X,
+        terabytes_per_second=8.0,
+        ranks_per_node=8,
+        near=XGMI_MI355,
+        far=NIC_400_AMD,
+        source=f"MI350X: memory and its rate {SHEET}; peaks and watts: {RECALLED}",
+        watts=1000,
+        block_scales=True,
+    ),
     "mi355x": ChipRow(
         generation="cdna",
         efficiency=measured.MI355X,
@@ -356,6 +433,30 @@ ROWS: dict[str, ChipRow] = {
         source=f"L40S: {SHEET}",
         watts=350,
     ),
+    "l40": ChipRow(
+        generation="ada",
+        efficiency=measured.L40,
+        memory=TotalMemory(from_posted(44.40), f"{POSTED}: 44.40 GiB, QwenLM/Qwen3-VL issue 2097"),
+        tflops=L40,
+        terabytes_per_second=0.864,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_100,
+        source=f"L40: {RECALLED}",
+        watts=300,
+    ),
+    "l20": ChipRow(
+        generation="ada",
+        efficiency=measured.L20,
+        memory=TotalMemory(from_posted(44.53), f"{POSTED}: 44.53 GiB, Tencent-Hunyuan/HunyuanCustom issue 36"),
+        tflops=L20,
+        terabytes_per_second=0.864,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_100,
+        source=f"L20: 16 bits and fp32 DefTruth/CUDA-Learn-Notes:hgemm and sgemm; others: {RECALLED}",
+        watts=275,
+    ),
     "l4": ChipRow(
         generation="ada",
         efficiency=measured.L4,
@@ -366,6 +467,92 @@ ROWS: dict[str, ChipRow] = {
         near=PCIE4,
         far=NIC_SHARED,
         source=f"L4: fp32 fpsbench.com, {RECALLED}",
+    ),
+    "a10": ChipRow(
+        generation="ampere",
+        efficiency=measured.A10,
+        memory=TotalMemory(22558 * MIB, AS_L4),
+        tflops=A10,
+        terabytes_per_second=0.6,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_SHARED,
+        source=f"A10: {RECALLED}",
+        watts=150,
+    ),
+    "a10g": ChipRow(
+        generation="ampere",
+        efficiency=measured.A10G,
+        memory=TotalMemory(22558 * MIB, AS_L4),
+        tflops=A10G,
+        terabytes_per_second=0.6,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_SHARED,
+        source=f"A10G, in AWS only: {RECALLED}",
+        watts=300,
+    ),
+    "a30": ChipRow(
+        generation="ampere",
+        efficiency=measured.A30,
+        memory=TotalMemory(from_posted(23.53), f"{POSTED}: 23.53 GiB, google/RB-Modulation issue 5"),
+        tflops=A30,
+        terabytes_per_second=0.933,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_SHARED,
+        source=f"A30, without the NVLink bridge between two: {RECALLED}",
+        watts=165,
+    ),
+    "a40": ChipRow(
+        generation="ampere",
+        efficiency=measured.A40,
+        memory=TotalMemory(45465 * MIB, "memory as the L40S, which also has 48 GB and ECC"),
+        tflops=A40,
+        terabytes_per_second=0.696,
+        ranks_per_node=8,
+        near=PCIE4,
+        far=NIC_SHARED,
+        source=f"A40, without the NVLink bridge between two: {RECALLED}",
+        watts=300,
+    ),
+    "t4": ChipRow(
+        generation="turing",
+        efficiency=measured.T4,
+        memory=TotalMemory(
+            from_posted(14.56), f"{POSTED}: 14.56 GiB, Zheng-Chong/CatVTON issue 133; 14.58 in mbzuai-oryx/GeoPixel 5"
+        ),
+        tflops=TURING,
+        terabytes_per_second=0.32,
+        ranks_per_node=8,
+        near=PCIE3,
+        far=NIC_SHARED,
+        source=f"T4: {RECALLED}",
+        watts=70,
+    ),
+    "rtx5090": ChipRow(
+        generation="blackwell-rtx",
+        efficiency=measured.RTX5090,
+        memory=TotalMemory(from_posted(31.37), f"{POSTED}: 31.37 GiB, Wan-Video/Wan2.1 issue 465"),
+        tflops=RTX5090,
+        terabytes_per_second=1.792,
+        ranks_per_node=8,
+        near=PCIE5,
+        far=NIC_SHARED,
+        source=f"RTX 5090: peaks main-horse.github.io/posts/5090-mm-perf; others: {RECALLED}",
+        watts=575,
+    ),
+    "rtx-pro-6000": ChipRow(
+        generation="blackwell-rtx",
+        efficiency=measured.RTX_PRO_6000,
+        memory=TotalMemory(from_posted(94.97), f"{POSTED}: 94.97 GiB, antirez/ds4 issue 431"),
+        tflops=RTX_PRO_6000,
+        terabytes_per_second=1.792,
+        ranks_per_node=8,
+        near=PCIE5,
+        far=NIC_100,
+        source=f"RTX PRO 6000 Blackwell: {RECALLED}",
+        watts=600,
     ),
     "rtx4090": ChipRow(
         generation="ada",
@@ -421,11 +608,84 @@ ROWS: dict[str, ChipRow] = {
 }
 
 ALIASES = {  # other names of the catalog's chips
-    **dict.fromkeys(("a100-80", "a100-80g", "a100-80gb", "a100-sxm", "a100-sxm4-80gb"), "a100"),
+    **dict.fromkeys(("a100-80", "a100-80g", "a100-80gb", "a100-sxm", "a100-sxm4-80gb", "dgx-a100"), "a100"),
     **dict.fromkeys(("a100-40g", "a100-40gb", "a100-sxm4-40gb"), "a100-40"),
-    **dict.fromkeys(("h100-80", "h100-80g", "h100-80gb", "h100-sxm", "h100-80gb-hbm3"), "h100"),
+    **dict.fromkeys(("a100-pcie-80gb", "a100-80gb-pcie"), "a100-pcie"),
+    **dict.fromkeys(("a800-80g", "a800-80gb", "a800-sxm4-80gb"), "a800"),
+    **dict.fromkeys(
+        ("h100-80", "h100-80g", "h100-80gb", "h100-sxm", "h100-sxm5", "h100-80gb-hbm3", "dgx-h100"), "h100"
+    ),
+    **dict.fromkeys(("h200-sxm", "h200-141gb", "dgx-h200"), "h200"),
+    **dict.fromkeys(("b200-sxm", "dgx-b200"), "b200"),
+    "gb200-nvl72": "gb200",
+    "gb300-nvl72": "gb300",
+    "mi300": "mi300x",
+    **dict.fromkeys(("tesla-v100", "v100-32", "v100-32gb", "v100-sxm2-32gb"), "v100"),
+    "tesla-t4": "t4",
+    **dict.fromkeys(("3090", "rtx-3090"), "rtx3090"),
+    **dict.fromkeys(("4090", "rtx-4090"), "rtx4090"),
+    **dict.fromkeys(("5090", "rtx-5090"), "rtx5090"),
+    **dict.fromkeys(("rtx6000-pro", "rtx-pro6000", "pro6000", "rtx-6000-pro"), "rtx-pro-6000"),
     **dict.fromkeys(("rtxa6000", "rtx-a6000"), "a6000"),
     **dict.fromkeys(("rtx6000ada", "rtx-6000-ada", "a6000-ada"), "rtx6000-ada"),
+}
+
+
+class CloudInstance(NamedTuple):
+    """A node that a cloud rents, as the catalog's chip and what differs from its node (``overrides.py``)."""
+
+    chip: str
+    gpus: int
+    nic: str
+
+    def list_overrides(self) -> list[str]:
+        """Return the words that make the chip's usual node this one: ``["node=4", "nic=40Gbit/node"]``."""
+        is_usual = self.gpus == ROWS[self.chip].ranks_per_node
+        return [self.nic] if is_usual else [f"node={self.gpus}", self.nic]
+
+
+# Rates of the networks: EFA of P4d to P6 and Google's A3 from NETWORK#L577 to #L591; the others as the clouds' pages of
+# instance types have them, recalled and unverified. A rate per node is shared by its GPUs.
+INSTANCES: dict[str, CloudInstance] = {
+    "p3dn.24xlarge": CloudInstance("v100", 8, "nic=100Gbit/node"),
+    "p4d.24xlarge": CloudInstance("a100-40", 8, "nic=50Gbit"),
+    "p4de.24xlarge": CloudInstance("a100", 8, "nic=50Gbit"),
+    "p5.48xlarge": CloudInstance("h100", 8, "nic=400Gbit"),
+    "p5e.48xlarge": CloudInstance("h200", 8, "nic=400Gbit"),
+    "p5en.48xlarge": CloudInstance("h200", 8, "nic=400Gbit"),
+    "p6-b200.48xlarge": CloudInstance("b200", 8, "nic=400Gbit"),
+    "p6-b300.48xlarge": CloudInstance("b300", 8, "nic=800Gbit"),
+    "g4dn.xlarge": CloudInstance("t4", 1, "nic=25Gbit/node"),
+    "g4dn.12xlarge": CloudInstance("t4", 4, "nic=50Gbit/node"),
+    "g4dn.metal": CloudInstance("t4", 8, "nic=100Gbit/node"),
+    "g5.xlarge": CloudInstance("a10g", 1, "nic=10Gbit/node"),
+    "g5.2xlarge": CloudInstance("a10g", 1, "nic=10Gbit/node"),
+    "g5.12xlarge": CloudInstance("a10g", 4, "nic=40Gbit/node"),
+    "g5.48xlarge": CloudInstance("a10g", 8, "nic=100Gbit/node"),
+    "g6.xlarge": CloudInstance("l4", 1, "nic=10Gbit/node"),
+    "g6.12xlarge": CloudInstance("l4", 4, "nic=40Gbit/node"),
+    "g6.48xlarge": CloudInstance("l4", 8, "nic=100Gbit/node"),
+    "g6e.xlarge": CloudInstance("l40s", 1, "nic=20Gbit/node"),
+    "g6e.12xlarge": CloudInstance("l40s", 4, "nic=100Gbit/node"),
+    "g6e.48xlarge": CloudInstance("l40s", 8, "nic=400Gbit/node"),
+    "a2-highgpu-8g": CloudInstance("a100-40", 8, "nic=100Gbit/node"),
+    "a2-ultragpu-8g": CloudInstance("a100", 8, "nic=100Gbit/node"),
+    "a3-highgpu-8g": CloudInstance("h100", 8, "nic=100Gbit"),
+    "a3-megagpu-8g": CloudInstance("h100", 8, "nic=200Gbit"),
+    "a3-ultragpu-8g": CloudInstance("h200", 8, "nic=400Gbit"),
+    "a4-highgpu-8g": CloudInstance("b200", 8, "nic=400Gbit"),
+    "g2-standard-96": CloudInstance("l4", 8, "nic=100Gbit/node"),
+    "nd96asr_v4": CloudInstance("a100-40", 8, "nic=200Gbit"),
+    "nd96amsr_a100_v4": CloudInstance("a100", 8, "nic=200Gbit"),
+    "nd96isr_h100_v5": CloudInstance("h100", 8, "nic=400Gbit"),
+    "nd96isr_h200_v5": CloudInstance("h200", 8, "nic=400Gbit"),
+    "nd96isr_mi300x_v5": CloudInstance("mi300x", 8, "nic=400Gbit"),
+    "bm.gpu4.8": CloudInstance("a100-40", 8, "nic=200Gbit"),
+    "bm.gpu.a100-v2.8": CloudInstance("a100", 8, "nic=200Gbit"),
+    "bm.gpu.h100.8": CloudInstance("h100", 8, "nic=400Gbit"),
+    "bm.gpu.h200.8": CloudInstance("h200", 8, "nic=400Gbit"),
+    "bm.gpu.b200.8": CloudInstance("b200", 8, "nic=400Gbit"),
+    "bm.gpu.mi300x.8": CloudInstance("mi300x", 8, "nic=400Gbit"),
 }
 
 
@@ -436,31 +696,58 @@ def list_names() -> list[str]:
 
 def is_named(text: str) -> bool:
     """Tell whether ``text`` names a machine: it has ranks after a colon, or a name that ``resolve`` knows."""
-    name = spell_machine(text).partition(" ")[0]
-    chip = name.partition(":")[0].lower()
-    return ":" in name or chip in (*ROWS, "local") or Path(name).suffix in (".toml", ".json")
+    return has_ranks(text) or spell_machine(text).partition(" ")[0].lower() in (*ROWS, "local")
 
 
-_COUNT_FIRST = re.compile(r"(?P<count>\d+)\s*[x*×]\s*(?P<name>[A-Za-z][\w.-]*?)")
-_COUNT_LAST = re.compile(r"(?P<name>[A-Za-z][\w.-]*?)\s*[x*×]\s*(?P<count>\d+)")
+_COUNT_FIRST = re.compile(r"(?P<count>\d+)\s*[x*×]\s*(?P<name>\w[\w.-]*?)")
+_COUNT_LAST = re.compile(r"(?P<name>\w[\w.-]*?)\s*[x*×]\s*(?P<count>\d+)")
 
 
 def spell_machine(text: str) -> str:
     """Normalize a machine to ``NAME:GPUS``, which people also write as ``h100x8``, ``8xh100`` or ``8*h100``.
 
-    ``NAME`` becomes that of the catalog: ``a100-80gb`` is ``a100``.
+    ``NAME`` becomes that of the catalog: ``a100-80gb`` is ``a100``, and the instance of a cloud its chip with what
+    differs: ``4xp4d.24xlarge`` is ``a100-40:32 nic=50Gbit``.
     """
     name, *overrides = re.split(r"\s+(?=[a-z]+=)", text.strip())
-    match = _COUNT_FIRST.fullmatch(name) or _COUNT_LAST.fullmatch(name)
-    if match and match["name"].lower() in (*ROWS, *ALIASES, "local"):
-        name = f"{match['name']}:{match['count']}"
+    chip, count = _split_count(name)
+    if instance := INSTANCES.get(chip.lower()):
+        stated = {word.partition("=")[0] for word in overrides}
+        kept = (word for word in instance.list_overrides() if word.partition("=")[0] not in stated)
+        return " ".join([f"{instance.chip}{count}", *kept, *overrides])
+    return " ".join([f"{ALIASES.get(chip.lower(), chip)}{count}", *overrides])
+
+
+def _split_count(name: str) -> tuple[str, str]:
+    """Split the name of a machine from its number of GPUs, as ``:8`` in any spelling, or nothing."""
+    for pattern in (_COUNT_FIRST, _COUNT_LAST):
+        match = pattern.fullmatch(name)
+        if match and (instance := INSTANCES.get(match["name"].lower())):  # that many nodes
+            return match["name"], f":{int(match['count']) * instance.gpus}"
+        if match and match["name"].lower() in (*ROWS, *ALIASES, "local"):
+            return match["name"], f":{match['count']}"
     chip, colon, count = name.partition(":")
-    return " ".join([f"{ALIASES.get(chip.lower(), chip)}{colon}{count}", *overrides])
+    return chip, f"{colon}{count}"
 
 
 def is_counted(text: str) -> bool:
     """Tell whether the text of a machine gives the number of ranks, which only the bare name of a chip does not."""
     return spell_machine(text).partition(" ")[0].lower() not in ROWS
+
+
+def has_ranks(text: str) -> bool:
+    """Tell whether the text of a machine states its number of ranks, or is a file, which does."""
+    name = spell_machine(text).partition(" ")[0]
+    return ":" in name or Path(name).suffix in (".toml", ".json")
+
+
+def replace_ranks(text: str, ranks: int) -> str:
+    """Return the text of a machine with another number of ranks: ``h100:8 nic=1Gbit`` → ``h100:64 nic=1Gbit``."""
+    chip, space, overrides = spell_machine(text).partition(" ")
+    return f"{chip.rpartition(':')[0] or chip}:{ranks}{space}{overrides}"
+
+
+_NODE_SIZE = re.compile(r"\bnode=([1-9][0-9]{0,6})\b")
 
 
 class UncalibratedError(UserError):
@@ -475,6 +762,8 @@ def resolve(text: str, *, local: Path, ranks: int | None = None, find: Callable[
     the text to the file. Raises a one-line ``UserError`` for an unknown name.
     """
     name, *overrides = re.split(r"\s+(?=[a-z]+=)", spell_machine(text))
+    if ranks is None and name.lower() in ROWS:  # one node
+        ranks = next((int(value) for value in _NODE_SIZE.findall(" ".join(overrides))), None)
     machine = _resolve_name(name, local=local, ranks=ranks, find=find)
     return apply_overrides(machine, overrides, text=text) if overrides else machine
 
@@ -500,7 +789,7 @@ def _resolve_name(text: str, *, local: Path, ranks: int | None, find: Callable[[
                 f"unknown machine {name.lower()!r}; for {digits} GPUs write {chip}:{digits}. "
                 "`fivefold machines` lists all"
             )
-        raise make_unknown_name_error(name.lower(), [*ROWS, "local"], kind="machine")
+        raise make_unknown_name_error(name.lower(), [*ROWS, *INSTANCES, "local"], kind="machine")
     return _build(name.lower(), ROWS[name.lower()], count)
 
 

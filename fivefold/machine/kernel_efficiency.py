@@ -82,16 +82,24 @@ B200 = KernelEfficiency(
 )
 GB200 = B200._replace(multiprocessors=152, best={"bf16": 1822, "fp8": 3615.6}, source=f"{B200.source}; {RECALLED}")
 
+A100_PCIE = A100._replace(best={"bf16": 252.9})
 V100 = KernelEfficiency(80, {"fp16": 97.36}, TORCH)
 H100_PCIE = H100._replace(multiprocessors=114, best={"bf16": 495.9}, source=f"{TORCH}; {FLASH3}")
+H100_NVL = H100_PCIE._replace(
+    multiprocessors=132, best={"bf16": 548}, source=f"best matmul: as large a share as of H100 PCIe; {FLASH3}"
+)
+H20 = H100._replace(multiprocessors=78, best={}, source=f"{UNKNOWN}; {RECALLED}")
 H200 = H100._replace(best={"bf16": 790.3, "fp8": 1453.4}, source=f"fp8 {MAMF}; bf16 {TORCH}; {FLASH3}")
 GH200 = H100._replace(best={"bf16": 828.6, "fp8": 1535})
 B300 = B200._replace(best={"bf16": 1769, "fp8": 3353.3})
 MI250X = KernelEfficiency(110, {}, UNKNOWN)
 MI300X = KernelEfficiency(304, {"bf16": 668.4}, MAMF)
 MI325X = KernelEfficiency(304, {"bf16": 784.9}, MAMF)
+MI350X = KernelEfficiency(256, {}, UNKNOWN)
 MI355X = KernelEfficiency(256, {"bf16": 1565}, MAMF)
 L40S = KernelEfficiency(142, {"bf16": 269.2}, TORCH)
+L40 = KernelEfficiency(142, {}, UNKNOWN)
+L20 = KernelEfficiency(92, {"bf16": 115}, "best matmul: DefTruth/CUDA-Learn-Notes:hgemm/README.md, cuBLAS")
 L4 = KernelEfficiency(58, {"bf16": 70.9}, TORCH)
 RTX4090 = KernelEfficiency(
     128,
@@ -101,8 +109,15 @@ RTX4090 = KernelEfficiency(
     attention_backward_share=0.8,
 )
 RTX3090 = KernelEfficiency(82, {"bf16": 76.6}, TORCH)
+RTX5090 = KernelEfficiency(170, {"bf16": 224.3}, "best matmul: main-horse.github.io/posts/5090-mm-perf")
+RTX_PRO_6000 = KernelEfficiency(188, {}, UNKNOWN)
 A6000 = KernelEfficiency(84, {}, UNKNOWN)
 RTX6000_ADA = KernelEfficiency(142, {}, UNKNOWN)
+A10 = KernelEfficiency(72, {}, UNKNOWN)
+A10G = KernelEfficiency(80, {}, UNKNOWN)
+A30 = KernelEfficiency(56, {}, UNKNOWN)
+A40 = KernelEfficiency(84, {}, UNKNOWN)
+T4 = KernelEfficiency(40, {}, UNKNOWN)
 
 
 def build_chip_fields(efficiency: KernelEfficiency, *, tflops: dict[Dtype, float]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fivefold.units import MIB
+from fivefold.units import GIB, MIB
 
 POSTED = "total_memory as torch.cuda reports it"
 KEPT_BY_DRIVER = (
@@ -27,3 +27,8 @@ class TotalMemory(NamedTuple):
 def from_nvidia_smi(mebibytes: int) -> int:
     """Estimate the bytes of a chip for which only the figure of ``nvidia-smi`` was published."""
     return int(mebibytes * (1 - KEPT_BY_DRIVER)) * MIB
+
+
+def from_posted(gibibytes: float) -> int:
+    """Return the bytes of a chip whose memory was posted in GiB with two digits."""
+    return int(gibibytes * GIB)

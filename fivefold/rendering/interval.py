@@ -72,8 +72,8 @@ def show_range(low: str, high: str) -> str:
     """Join the ends of an interval, with their unit once if it is the same: ``6.40–7.45 s``."""
     if low == high:
         return high
-    (first, _, unit), (_, _, last_unit) = low.rpartition(" "), high.rpartition(" ")
-    return f"{first}–{high}" if unit == last_unit and " " not in first else f"{low}–{high}"
+    first, _, unit = low.partition(" ")
+    return f"{first}–{high}" if unit == high.partition(" ")[2] and " " not in unit else f"{low}–{high}"
 
 
 def describe_basis(interval: Interval) -> str:

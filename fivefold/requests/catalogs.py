@@ -63,7 +63,7 @@ def list_families(word: str | None = None) -> list[CatalogFamily]:
 
 def list_machines(word: str | None = None) -> list[CatalogMachine]:
     """Return the machines of the catalog, or those that contain ``word``."""
-    from fivefold.machine.catalog import list_names, resolve
+    from fivefold.machine.catalog import INSTANCES, list_names, resolve
 
     entries = []
     for name in list_names():
@@ -78,6 +78,7 @@ def list_machines(word: str | None = None) -> list[CatalogMachine]:
                 peak_flops={**chip.peak_flops},
                 power_watts=chip.power_watts,
                 links=tuple(CatalogLink(name=link.name, bandwidth=link.bandwidth) for link in machine.links),
+                instances=tuple(word for word, instance in INSTANCES.items() if instance.chip == name),
                 source=chip.source,
             )
         )

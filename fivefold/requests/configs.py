@@ -73,14 +73,12 @@ def _split(text: str) -> list[str]:
 def build_request(gpus: str | None, model: str | None = None, vocab: int | None = None) -> Overrides:
     """Return what the user adds to a config; for ``h100`` without a number, the config must give the number of GPUs."""
     from fivefold.interop.format import Overrides
-    from fivefold.machine.catalog import spell_machine
+    from fivefold.machine.catalog import has_ranks
     from fivefold.model.catalog import resolve
 
-    gpus = gpus and spell_machine(gpus)
     machine = load_machine(gpus) if gpus else None
-    counted = machine is not None and gpus is not None and (":" in gpus or gpus.endswith(".toml"))
     return Overrides(
-        ranks=machine.ranks if machine and counted else None,
+        ranks=machine.ranks if machine and gpus and has_ranks(gpus) else None,
         ranks_per_node=machine.ranks_per_node if machine else 8,
         model=resolve(model) if model else None,
         vocab=vocab,

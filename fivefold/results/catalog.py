@@ -53,6 +53,7 @@ class CatalogMachine(Record):
     peak_flops: dict[str, float]  # FLOP/s by number format
     power_watts: float | None = None
     links: tuple[CatalogLink, ...]  # from near to far
+    instances: tuple[str, ...] = ()  # of clouds with this chip: names of machines too
     source: str
 
 

@@ -372,12 +372,6 @@ def spell_value(value: object) -> str:
     return f"{value:.12g}".replace("e+", "e") if isinstance(value, float) else str(value)
 
 
-def replace_ranks(word: str, ranks: int) -> str:
-    """Return the text of a machine with another number of ranks: ``h100:8 nic=1Gbit`` → ``h100:64 nic=1Gbit``."""
-    chip, space, settings = machines.spell_machine(word).partition(" ")
-    return f"{chip.rpartition(':')[0] or chip}:{ranks}{space}{settings}"
-
-
 def _parse_table(text: str) -> dict[str, Any]:
     try:
         values = json.loads(text)

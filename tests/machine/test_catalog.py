@@ -8,10 +8,19 @@ from hypothesis import strategies as st
 
 from fivefold.cli.arguments import resolve_machine
 from fivefold.machine import toml
-from fivefold.machine.catalog import ALIASES, is_named, list_names, resolve, spell_machine, with_ranks
+from fivefold.machine.catalog import (
+    ALIASES,
+    INSTANCES,
+    is_counted,
+    is_named,
+    list_names,
+    replace_ranks,
+    resolve,
+    spell_machine,
+    with_ranks,
+)
 from fivefold.machine.spec import Calibration
 from fivefold.record import UserError
-from fivefold.web.question import replace_ranks
 
 NOWHERE = Path("no/such/local.toml")
 
@@ -150,6 +159,7 @@ def test_texts_that_are_no_machine_are_unchanged(text):
 def test_the_machine_of_a_config_may_be_written_in_several_forms():
     assert resolve_machine("8xh100", 64).ranks == 8
     assert resolve_machine("h100", 64).ranks == 64
+    assert resolve_machine("h100 nic=100Gbit", 64).ranks == 64
     assert replace_ranks("8xh100 nic=1Gbit", 64) == "h100:64 nic=1Gbit"
 
 
@@ -165,3 +175,35 @@ def test_other_names_of_a_chip_are_known() -> None:
     assert is_named("a100-80gb")
     assert not set(ALIASES) & set(list_names())
     assert set(ALIASES.values()) <= set(list_names())
+
+
+@pytest.mark.parametrize("name", INSTANCES)
+def test_every_cloud_instance_is_one_node(name: str) -> None:
+    node = machine(name)
+    assert node.ranks == node.ranks_per_node == INSTANCES[name].gpus
+    assert machine(f"3x{name}").ranks == 3 * node.ranks
+    assert machine(f"{name.upper()}:64").ranks == 64
+    assert is_named(name)
+    assert not is_counted(name)
+
+
+@pytest.mark.parametrize(
+    ("text", "spelled", "nic"),  # network in Gbit/s per GPU
+    [
+        ("p4d.24xlarge", "a100-40 nic=50Gbit", 50),
+        ("4xp5.48xlarge", "h100:32 nic=400Gbit", 400),
+        ("a3-megagpu-8g:16", "h100:16 nic=200Gbit", 200),
+        ("g5.12xlarge", "a10g node=4 nic=40Gbit/node", 10),
+        ("2 x g5.12xlarge nic=1Gbit", "a10g:8 node=4 nic=1Gbit", 1),
+        ("8x4090", "rtx4090:8", 12.5),
+        ("4090x8", "rtx4090:8", 12.5),
+    ],
+)
+def test_instances_and_bare_numbers_of_chips_are_spelled_as_the_catalog(text: str, spelled: str, nic: float) -> None:
+    assert spell_machine(text) == spelled
+    assert machine(text).links[-1].bandwidth == nic * 1e9 / 8
+
+
+def test_one_node_has_as_many_gpus_as_its_text_says() -> None:
+    assert machine("h100 node=4").ranks == 4
+    assert machine("h100:8 node=4").nodes == 2

@@ -92,7 +92,7 @@ def test_a_machine_file_states_only_what_differs_from_its_base(tmp_path: Path) -
     chip = wanted.chip.replace(memory_bytes=1024)
     assert result == wanted.replace(name="ours", dollars_per_rank_hour=2.5, chip=chip)
     assert machine(f"{path}:16 nic=50Gbit").links[-1].bandwidth == 50e9 / 8
-    for base in ('"ours.toml"', '"l40"', "3", '"l40s:0"'):
+    for base in ('"ours.toml"', '"l41"', "3", '"l40s:0"'):
         path.write_text(f"base = {base}\n")
         with pytest.raises(UserError, match=r"base=.* does not begin with a chip|'0' is not a number of ranks"):
             machine(str(path))

@@ -54,6 +54,8 @@ def test_printed_ends_of_an_interval_differ() -> None:
     assert show_change_range(0.02, 0.02) == "+2%"
     assert show_range("6.40 s", "7.45 s") == "6.40–7.45 s"
     assert show_range("6.40 s", "6.40 s") == "6.40 s"
+    assert show_range("109.50 s", "2 min 54 s") == "109.50 s–2 min 54 s"
+    assert show_range("2 min 05 s", "2 min 54 s") == "2 min 05 s–2 min 54 s"
 
 
 def test_the_page_has_the_best_the_front_and_the_losers(search_result: SearchResult) -> None:

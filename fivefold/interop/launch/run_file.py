@@ -8,7 +8,7 @@ from fivefold.interop.format import ConfigPlan, Document, Overrides, ParsedConfi
 from fivefold.interop.keys import Values, flatten, shorten_value
 from fivefold.job import FORMAT_OBJECTIVES, RECIPES, Job
 from fivefold.layout.spec import Layout
-from fivefold.machine.catalog import spell_machine
+from fivefold.machine.catalog import replace_ranks, spell_machine
 from fivefold.machine.launch import format_torchrun_command
 from fivefold.machine.toml import emit
 from fivefold.model import catalog
@@ -129,8 +129,8 @@ def format_machine(plan: ConfigPlan) -> str:
     if not plan.machine:
         raise UserError("a run file needs a machine: add --gpus h100:64")
     spelled = spell_machine(plan.machine)
-    name, _, count = spelled.partition(":")
-    return spelled if name.endswith(".toml") or " " in count else f"{name}:{plan.layout.world}"
+    is_file = spelled.partition(":")[0].endswith(".toml")
+    return spelled if is_file else replace_ranks(spelled, plan.layout.world)
 
 
 def build_files(plan: ConfigPlan) -> dict[str, str]:

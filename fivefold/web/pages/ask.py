@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import TypeAdapter
 
+from fivefold.machine.catalog import replace_ranks
 from fivefold.rendering.answers import list_sections
 from fivefold.rendering.lengths import list_answers
 from fivefold.requests.answers import OF_LAYOUT, QUESTIONS, USED_BY
@@ -16,7 +17,7 @@ from fivefold.results.search_result import Change, FineTune, Lengths, QuestionAn
 from fivefold.web.answers import Reply
 from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.pages.stream import Begun, Stream
-from fivefold.web.question import AskQuestion, ChosenQuestion, replace_ranks
+from fivefold.web.question import AskQuestion, ChosenQuestion
 from fivefold.web.site import WebServer
 
 REPLIES: TypeAdapter[list[Reply]] = TypeAdapter(list[Reply])

@@ -12,6 +12,7 @@ from markupsafe import Markup, escape
 
 import fivefold
 from fivefold.machine.catalog import list_names as machine_names
+from fivefold.machine.catalog import replace_ranks
 from fivefold.model.catalog import list_names as model_names
 from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.drawing.svg import draw_legend
@@ -20,7 +21,7 @@ from fivefold.requests.settings import load_settings
 from fivefold.units import show_bytes, show_cause, show_count, show_seconds
 from fivefold.web.controls import JOB_HELP, PART_LABELS, list_values
 from fivefold.web.copies import write_copies
-from fivefold.web.question import JobQuestion, replace_ranks, spell_value
+from fivefold.web.question import JobQuestion, spell_value
 from fivefold.web.static_files import MODULES, STYLES
 from fivefold.web.wording import PAGES, use_page_words
 

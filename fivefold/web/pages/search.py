@@ -14,7 +14,7 @@ from fastapi.responses import HTMLResponse, Response, StreamingResponse
 from pydantic import Field, TypeAdapter
 
 from fivefold.layout.spec import Layout
-from fivefold.machine.catalog import resolve
+from fivefold.machine.catalog import replace_ranks, resolve
 from fivefold.rendering.drawing import parallel, scatter
 from fivefold.rendering.drawing.plot import time_unit
 from fivefold.rendering.elements import Raw
@@ -31,7 +31,7 @@ from fivefold.units import choose_byte_unit, show_bytes, show_seconds
 from fivefold.web.answers import Found
 from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.pages.stream import Begun, Fit, Stream
-from fivefold.web.question import SearchQuestion, replace_ranks
+from fivefold.web.question import SearchQuestion
 from fivefold.web.site import WebServer
 from fivefold.web.wording import use_page_words
 

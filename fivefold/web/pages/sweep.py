@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import Field
 
 from fivefold.machine import toml
+from fivefold.machine.catalog import replace_ranks
 from fivefold.record import UserError
 from fivefold.rendering.drawing import heat, scatter
 from fivefold.rendering.point_charts import draw_rows
@@ -22,7 +23,7 @@ from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.folder import ServedFolder
 from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.pages.stream import Begun, Stream
-from fivefold.web.question import JobQuestion, SweepStart, replace_ranks
+from fivefold.web.question import JobQuestion, SweepStart
 from fivefold.web.site import WebServer
 
 MAX_ROWS, MAX_POINTS = 300, 1500  # largest number of rows in the table, and of points
