@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.documentation import document_parameters
-from fivefold.api.job_fields import build_job
+from fivefold.api.job_fields import build_job, list_stated
 from fivefold.api.job_words import JobWords
 from fivefold.api.keywords import use_python_words
 from fivefold.record import UsageWarning, UserError
@@ -98,11 +98,12 @@ def predict(
     from fivefold.planner.predict import predict as run
 
     resolved_machine = _resolve_machine(machine)
+    resolved_layout = _resolve_layout(layout, resolved_machine)
     step = run(
         model=_resolve_model(model),
         machine=resolved_machine,
-        layout=_resolve_layout(layout, resolved_machine),
-        job=build_job(job),
+        layout=resolved_layout,
+        job=build_job(job, ranks=resolved_machine.ranks, layouts=[resolved_layout]),
     )
     _warn(step.remarks)
     return step
@@ -157,10 +158,11 @@ def search(
     for name, number in (("top", top), ("front", front)):
         if not 1 <= number <= MAX_SHOWN_LAYOUTS:
             raise UserError(f"{name}={number} must be 1 to {MAX_SHOWN_LAYOUTS}")
+    limited_machine = limit_memory(_resolve_machine(machine), memory)
     return search_layouts(
         _resolve_model(model),
-        limit_memory(_resolve_machine(machine), memory),
-        build_job(job),
+        limited_machine,
+        build_job(job, ranks=limited_machine.ranks),
         also=also,
         measure=measure,
         by=by,
@@ -266,10 +268,12 @@ def compare_machines(
     from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
     from fivefold.requests.offers import list_offers
 
+    resolved_machines = [_resolve_machine(name) for name in machines]
+    most_ranks = max((one_machine.ranks for one_machine in resolved_machines), default=None)
     return list_offers(
         _resolve_model(model),
-        [_resolve_machine(name) for name in machines],
-        build_job(job),
+        resolved_machines,
+        build_job(job, ranks=most_ranks),
         by=by,
         where=Constraint.parse(where),
         within=UNRANKABLE_DIFFERENCE if within is None else within,
@@ -318,10 +322,12 @@ def walk(
     from fivefold.planner.search.neighbours import walk as run
     from fivefold.requests.search import limit_memory
 
-    machines = limit_memory(_resolve_machine(machine), memory)
+    limited_machine = limit_memory(_resolve_machine(machine), memory)
+    resolved_layout = _resolve_layout(layout)
+    resolved_job = build_job(job, ranks=limited_machine.ranks, layouts=[resolved_layout])
     return run(
-        get_planner(_resolve_model(model), machines, build_job(job), risk),
-        _resolve_layout(layout),
+        get_planner(_resolve_model(model), limited_machine, resolved_job, risk),
+        resolved_layout,
         by=by,
         where=Constraint.parse(where),
     )
@@ -375,7 +381,7 @@ def ask(
         _resolve_model(model),
         priced_machine,
         chosen,
-        job=build_job(job),
+        job=build_job(job, ranks=priced_machine.ranks, layouts=[] if chosen is None else [chosen]),
         tokens=tokens,
         site=apply_assumptions(assume),
         noise=read_noise_scale(noise),
@@ -422,6 +428,7 @@ def compare(
         stacks=_resolve_names(stacks, option="stacks="),
         precisions=_resolve_names(precisions, option="precisions="),
         machine=_resolve_machine,
+        stated=list_stated(job),
         risk=risk,
     )
     comparison = run(price_cases(selected_cases, price), risk=risk)
@@ -463,7 +470,7 @@ def dryrun(
     resolved_model = _resolve_model(model)
     resolved_machine = _resolve_machine(machine)
     resolved_layout = _resolve_layout(layout)
-    resolved_job = build_job(job)
+    resolved_job = build_job(job, ranks=resolved_machine.ranks, layouts=[resolved_layout])
     refuse(resolved_layout, model=resolved_model, job=resolved_job, machine=resolved_machine)
     table = Run(schedule=None if schedule is None else Path(schedule), job=resolved_job).table(resolved_layout)
     from fivefold.dry_run import dryrun as run

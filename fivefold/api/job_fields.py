@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fivefold.record import UserError
+from fivefold.requests.batch import fill_batch
 from fivefold.requests.job import FIELDS
 from fivefold.requests.words import parse_length
 
 if TYPE_CHECKING:
     from fivefold.job import Job
+    from fivefold.layout.spec import Layout
 
 
 def _read_length(text: str) -> int | float:
@@ -24,8 +26,26 @@ def _read_length(text: str) -> int | float:
         raise UserError(f"seq={text!r} {error}") from None
 
 
-def build_job(words: Mapping[str, Any]) -> Job:
-    """Build the job of keyword arguments; raises ``UserError`` for an unknown field, or a field that is given twice."""
+def build_job(words: Mapping[str, Any], *, ranks: int | None = None, layouts: Iterable[Layout] = ()) -> Job:
+    """Build the job of keyword arguments; raises ``UserError`` for an unknown field, or a field that is given twice.
+
+    Given ``ranks`` and ``layouts``, ``fill_batch`` chooses a global batch that the words do not name.
+    """
+    from fivefold.job import Job
+
+    values, origin = _read_values(words)
+    job = Job.read(values, origin=origin) if isinstance(values, dict) else values
+    return job if ranks is None else fill_batch(job, ranks=ranks, stated=list_stated(words), layouts=layouts)
+
+
+def list_stated(words: Mapping[str, Any]) -> frozenset[str]:
+    """Return the fields of a job that keyword arguments give; a ``Job`` gives all."""
+    values, _ = _read_values(words)
+    return frozenset(values if isinstance(values, dict) else type(values).model_fields)
+
+
+def _read_values(words: Mapping[str, Any]) -> tuple[dict[str, Any] | Job, str]:
+    """Return the fields of the job that keyword arguments give, or a ``Job`` that they do not change; and an origin."""
     from pathlib import Path
 
     from fivefold.job import Job
@@ -40,9 +60,7 @@ def build_job(words: Mapping[str, Any]) -> Job:
     fields = {FIELDS.get(name, name): value for name, value in fields.items()}
     base = words.get("job")
     if isinstance(base, Job):
-        return Job.read(base.model_dump() | fields, origin="job") if fields else base
-    if isinstance(base, Mapping):
-        return Job.read({**base, **fields}, origin="job")
-    if base is None:
-        return Job.read(fields, origin="job")
-    return Job.read(read_file(Path(base)) | fields, origin=str(base))
+        return (base.model_dump() | fields if fields else base), "job"
+    if base is None or isinstance(base, Mapping):
+        return {**(base or {}), **fields}, "job"
+    return read_file(Path(base)) | fields, str(base)

@@ -27,7 +27,7 @@ def show_offers(
     *,
     where: Where,
     within: float,
-    stated: Collection[str] = (),
+    stated: Collection[str] | None = None,
 ) -> None:
     """Print the table of one run on each machine."""
     from fivefold.rendering import run_estimate as page

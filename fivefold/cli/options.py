@@ -59,7 +59,7 @@ def show_question(
     *,
     remarks: Sequence[str] = (),
     open_fields: Collection[str] = (),
-    stated: Collection[str] = (),
+    stated: Collection[str] | None = None,
 ) -> None:
     """Print the question, and remarks on it, above an answer that does not contain it."""
     from rich.text import Text

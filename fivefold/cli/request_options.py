@@ -21,7 +21,8 @@ from fivefold.cli.options import show
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
 from fivefold.cli.user_settings import DEFAULT_STACK, apply_prices, apply_settings, assumes_stack
 from fivefold.record import UserError
-from fivefold.requests.commands import CalibrationOption, ConfigOptions, JobRequest
+from fivefold.requests.batch import fill_batch
+from fivefold.requests.commands import CalibrationOption, ConfigOptions, JobRequest, PlanRequest
 from fivefold.requests.configs import list_fields
 from fivefold.requests.job import get_job_words, list_stated, load_job
 from fivefold.requests.schema import Request
@@ -83,8 +84,8 @@ def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:
         records = resolve_words({name: words[name] for name in wanted if name in words})
         if isinstance(request, JobRequest):
             words = get_job_words(request)
-            records |= {"job": load_job(**words)} | ({"stated": list_stated(**words)} if "stated" in wanted else {})
-        return records
+            records |= {"job": load_job(**words), "stated": list_stated(**words)}
+        return _select(_fill_batch(request, records), wanted)
     if request.ignore and request.from_file is None:
         raise UserError(
             f"--ignore {' '.join(request.ignore)} is valid with --from FILE only: it names keys of a config"
@@ -94,5 +95,21 @@ def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:
         records = read_config(request.from_file, request.gpus, words, options, request.ignore)
     else:
         required = [name for name in words if type(request).model_fields[name].is_required()]
-        records = read_words(words, request.gpus, options, required=required)
+        records = _fill_batch(request, read_words(words, request.gpus, options, required=required))
+    return _select(records, wanted)
+
+
+def _select(records: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
+    """Return the records that a command takes, and the notes on a config."""
     return {name: records[name] for name in (*wanted, "notes") if name in records}
+
+
+def _fill_batch(request: Request, records: dict[str, Any]) -> dict[str, Any]:
+    """Return the records with a global batch for the machine, unless the request names one or asks for one."""
+    machine, layout = records.get("machine"), records.get("layout")
+    if machine is None or "job" not in records or isinstance(request, PlanRequest):
+        return records
+    count = (getattr(request, "gpu_counts", None) or "").rpartition("-")[2]
+    ranks = int(count) if count.isdecimal() else machine.ranks
+    layouts = [] if layout is None else [layout]
+    return records | {"job": fill_batch(records["job"], ranks=ranks, stated=records["stated"], layouts=layouts)}

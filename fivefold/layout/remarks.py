@@ -34,7 +34,7 @@ def list_remarks(
     ``recipes``: precisions that are tried in addition to the job's.
     """
     remarks = (
-        _describe_assumed_batch(job, machine) if is_searched else (),
+        _describe_small_batch(job, machine) if is_searched else (),
         _describe_idle(layout, machine) if layout and not is_searched else (),
         _describe_number_formats(machine, (job.precision, *recipes)),
         _describe_attention(machine, job),
@@ -136,13 +136,13 @@ def _describe_unused_temporary_limit(model: Model, job: Job) -> Iterator[str]:
         yield f"scan_temporary_bytes={limit} changes nothing: the scans of this job are fused kernels"
 
 
-def _describe_assumed_batch(job: Job, machine: Machine) -> Iterator[str]:
-    """Yield a warning if the job has the default batch and the machine has more ranks than that."""
+def _describe_small_batch(job: Job, machine: Machine) -> Iterator[str]:
+    """Yield a warning if the batch has fewer sequences than the machine has ranks."""
     batch = job.global_batch
-    if batch == Job.model_fields["global_batch"].default and machine.ranks > batch:
+    if machine.ranks > batch:
         yield (
-            f"a global batch of {batch} sequences (the default) is few for {machine.ranks:,} ranks; which layout is "
-            f"best depends on it: give that of your run, such as --gbs {2 * machine.ranks}"
+            f"a global batch of {batch:,} sequences is few for {machine.ranks:,} ranks; which layout is best depends "
+            f"on it: give that of your run, such as --gbs {2 * machine.ranks}"
         )
 
 

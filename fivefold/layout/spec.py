@@ -373,8 +373,8 @@ def read_token(token: str) -> Mapping[str, object]:
         return {"zero": int(match[1])} | ({"shard_group": _parse_degree(token, match[2])} if match[2] else {})
     if token in SCHEDULES:
         return {"schedule": token}
-    if token == "nosp":
-        return {"sp": False}
+    if token in ("sp", "nosp"):
+        return {"sp": token == "sp"}
     if token.startswith("ac="):
         kind, separator, ranks = token[3:].partition("@")
         groups = kind.split("+")
@@ -392,8 +392,6 @@ def read_token(token: str) -> Mapping[str, object]:
         raise UserError(f"layout token {token!r} is not part of a layout; give the option --{name} {value}")
     if letter := _NUMBER_WORDS.get(token.lower()):
         raise UserError(f"unknown layout token {token!r}; write a number of tokens as one word: --tokens 15{letter}")
-    if token == "sp":
-        raise UserError("unknown layout token 'sp'; sequence parallelism is on wherever tp is, and nosp turns it off")
     raise make_unknown_name_error(token, _WORDS, kind="layout token", forms=_FORMS)
 
 

@@ -542,7 +542,7 @@ ROWS: dict[str, ChipRow] = {
         source=f"RTX 5090: peaks main-horse.github.io/posts/5090-mm-perf; others: {RECALLED}",
         watts=575,
     ),
-    "rtx-pro-6000": ChipRow(
+    "rtxpro6000": ChipRow(
         generation="blackwell-rtx",
         efficiency=measured.RTX_PRO_6000,
         memory=TotalMemory(from_posted(94.97), f"{POSTED}: 94.97 GiB, antirez/ds4 issue 431"),
@@ -625,7 +625,7 @@ ALIASES = {  # other names of the catalog's chips
     **dict.fromkeys(("3090", "rtx-3090"), "rtx3090"),
     **dict.fromkeys(("4090", "rtx-4090"), "rtx4090"),
     **dict.fromkeys(("5090", "rtx-5090"), "rtx5090"),
-    **dict.fromkeys(("rtx6000-pro", "rtx-pro6000", "pro6000", "rtx-6000-pro"), "rtx-pro-6000"),
+    **dict.fromkeys(("rtx-pro-6000", "rtx6000-pro", "rtx-pro6000", "rtx-6000-pro"), "rtxpro6000"),
     **dict.fromkeys(("rtxa6000", "rtx-a6000"), "a6000"),
     **dict.fromkeys(("rtx6000ada", "rtx-6000-ada", "a6000-ada"), "rtx6000-ada"),
 }

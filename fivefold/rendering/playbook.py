@@ -16,7 +16,7 @@ from fivefold.results.playbook import Playbook, Stage
 from fivefold.units import show_bytes, show_count, show_seconds
 
 
-def render_page(playbook: Playbook, *, stated: Collection[str] = ()) -> RenderableType:
+def render_page(playbook: Playbook, *, stated: Collection[str] | None = None) -> RenderableType:
     """Return the page: the steps, the resulting layout, the run, and the commands to type.
 
     ``stated``: fields of the job that the user gave, as ``describe_job`` takes them.

@@ -32,23 +32,28 @@ class ShownField(NamedTuple):
 
 
 def describe_question(
-    model: Model, machine: Machine, job: Job, *, open_fields: Collection[str] = (), stated: Collection[str] = ()
+    model: Model,
+    machine: Machine,
+    job: Job,
+    *,
+    open_fields: Collection[str] = (),
+    stated: Collection[str] | None = None,
 ) -> str:
     """Return model, machine and job in one line, as ``describe_job`` does."""
     ranks = "" if "ranks" in open_fields else f", {count_ranks(machine.ranks)}"
     return f"{model.name} on {machine.name}{ranks} · {describe_job(job, open_fields=open_fields, stated=stated)}"
 
 
-def describe_step(step: Step, *, open_fields: Collection[str] = (), stated: Collection[str] = ()) -> str:
+def describe_step(step: Step, *, open_fields: Collection[str] = (), stated: Collection[str] | None = None) -> str:
     """Return the job of a step in one line."""
     return describe_job(Job.read(dict(step.job), origin="job"), open_fields=open_fields, stated=stated)
 
 
-def describe_job(*jobs: Job, open_fields: Collection[str] = (), stated: Collection[str] = ()) -> str:
+def describe_job(*jobs: Job, open_fields: Collection[str] = (), stated: Collection[str] | None = None) -> str:
     """Return what several jobs share in one line: first what was stated or is no default, then the defaults.
 
-    ``open_fields``: fields to leave out, as the answer chooses them; ``stated``: fields that the user gave, which are
-    not listed as defaults even if they are equal to them.
+    ``open_fields``: fields to leave out, as the answer chooses them; ``stated``: fields that the user gave, if that is
+    known. They are not listed as defaults even if they are equal to them; a batch that is not among them is one.
     """
     first, *other_jobs = [list(_list_settings(job, stated)) for job in jobs]
     shared = [
@@ -66,9 +71,10 @@ def count_ranks(ranks: int) -> str:
     return f"{ranks:,} rank{'s' if ranks != 1 else ''}"
 
 
-def _list_settings(job: Job, stated: Collection[str]) -> Iterator[ShownField]:
+def _list_settings(job: Job, stated: Collection[str] | None) -> Iterator[ShownField]:
     for setting in _iterate_settings(job):
-        yield setting._replace(default=setting.default and setting.field not in stated)
+        is_assumed = setting.default or (setting.field == "global_batch" and stated is not None)
+        yield setting._replace(default=is_assumed and setting.field not in (stated or ()))
 
 
 def _iterate_settings(job: Job) -> Iterator[ShownField]:

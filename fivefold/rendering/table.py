@@ -27,7 +27,7 @@ BAR_WIDTH = 30
 KINDS: dict[Kind, str] = {"predicted": "predicted", "dry run": "dry run", "measured": "measured"}
 
 
-def step(step: Step, *, stated: Collection[str] = ()) -> RenderableType:
+def step(step: Step, *, stated: Collection[str] | None = None) -> RenderableType:
     """Return the page of a step: headline, memory, time, traffic and work.
 
     ``stated``: fields of the job that the user gave, as ``describe_job`` takes them.
@@ -75,7 +75,7 @@ def render_remarks(lines: Iterable[str]) -> Text:
     return Text("".join(f"{line}\n" for line in lines), style="yellow", overflow="fold")
 
 
-def show_headline(step: Step, *, stated: Collection[str] = ()) -> Text:
+def show_headline(step: Step, *, stated: Collection[str] | None = None) -> Text:
     """Return the question, the remarks, and the step's time, speed, MFU, memory and verdict."""
     return Text.assemble(
         (f"{KINDS[step.kind]}  {step.model} on {step.machine}, {count_ranks(step.world)}\n", "dim"),

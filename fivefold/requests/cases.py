@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.record import UserError
 from fivefold.requests.answers import find_fastest
+from fivefold.requests.batch import fill_batch
 from fivefold.requests.machines import check_is_model
 from fivefold.requests.offers import apply_prices
 from fivefold.step import FITS_RISK
@@ -28,15 +29,16 @@ def list_cases(
     stacks: Sequence[str],
     precisions: Sequence[str],
     machine: Callable[[str], Machine],
+    stated: Collection[str],
     risk: float = FITS_RISK,
 ) -> list[ComparedCase]:
     """Return the cases of a comparison: run files, or every combination of the given names.
 
-    ``machine``: resolves a machine's name. ``risk``: the highest probability of running out of memory at which a run
-    file's ``layout = "auto"`` is chosen.
+    ``machine``: resolves a machine's name. ``stated``: the fields of the job that the question gives. ``risk``: the
+    highest probability of running out of memory at which a run file's ``layout = "auto"`` is chosen.
     """
     return _list_file_cases(words, job, bool(stacks or precisions), machine, risk) or _list_combinations(
-        words, job, stacks, precisions, machine
+        words, job, stacks, precisions, machine, stated
     )
 
 
@@ -52,6 +54,7 @@ def _list_combinations(
     stacks: Sequence[str],
     precisions: Sequence[str],
     resolve_machine: Callable[[str], Machine],
+    stated: Collection[str],
 ) -> list[ComparedCase]:
     """Return every combination of the models, machines, layouts, stacks and precisions."""
     from fivefold.layout.spec import Layout
@@ -75,6 +78,8 @@ def _list_combinations(
     models = [resolve(name) for name in (words[0], *more_models)]
     machines = [resolve_machine(name) for name in names]
     layouts = [(machine, Layout.parse(text, ranks=machine.ranks)) for machine, text in product(machines, texts)]
+    most_ranks = max(machine.ranks for machine in machines)
+    job = fill_batch(job, ranks=most_ranks, stated=stated, layouts=[layout for _, layout in layouts])
     jobs = list_jobs(job, stacks, precisions)
     return [
         ComparedCase(model, machine, layout, job_variant)

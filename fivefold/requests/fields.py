@@ -51,7 +51,11 @@ Sequence = Annotated[
     Option(metavar="TOKENS", parser=parse_length),
 ]
 GlobalBatch = Annotated[
-    int | None, Field(description="Global batch: sequences per optimizer step, over all GPUs. Default: 8.")
+    int | None,
+    Field(
+        description="Global batch: sequences per optimizer step, over all GPUs. Default: one per GPU, at least 8, at "
+        "most 16 M tokens."
+    ),
 ]
 PrecisionName = Annotated[
     Line | None,

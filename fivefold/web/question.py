@@ -25,6 +25,7 @@ from fivefold.model import catalog as models
 from fivefold.model.spec import Model
 from fivefold.planner.compare import ComparedCase, with_precision, with_stack
 from fivefold.record import UsageWarning, UserError
+from fivefold.requests.batch import fill_batch
 from fivefold.requests.commands import (
     AskRequest,
     CompareRequest,
@@ -163,8 +164,13 @@ class JobQuestion(MachineRequest, defer_build=False):
                 applied = applied.replace(prices={name: price})
             words = get_job_words(self) | {"stack": stack, "settings": list(self.settings)}
             job, stated = load_job(**words), list_stated(**words)
+            job = self._fill_batch(job, stated, machine)
         remarks = tuple(str(warning.message) for warning in caught)
         return ResolvedRequest(model, machine, job, remarks, "" if applied.is_empty else applied.describe(), stated)
+
+    def _fill_batch(self, job: Job, stated: frozenset[str], machine: Machine) -> Job:
+        """Return the job with a global batch for the machine, if the question names none."""
+        return fill_batch(job, ranks=machine.ranks, stated=stated)
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -227,6 +233,10 @@ class PredictQuestion(JobQuestion, LayoutRequest, defer_build=False):
 
     layout: LayoutText = "dp8 zero3 mbs1"
 
+    def _fill_batch(self, job: Job, stated: frozenset[str], machine: Machine) -> Job:
+        layout = self.parse_layout(machine)
+        return fill_batch(job, ranks=machine.ranks, stated=stated, layouts=[layout])
+
     def parse_layout(self, machine: Machine) -> Layout:
         """Parse the layout, of which ``machine`` may fill in the data-parallel ranks."""
         return parse_layout(self.layout, machine)
@@ -253,12 +263,18 @@ class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
         resolved = self.resolve(folder=folder, local=local)
         url_by_case: dict[ComparedCase, str] = {}
         names = (self.machine, *self.machines)
+        machines_by_name = {
+            name: apply_prices([machines.resolve(name, local=local, find=folder.path)], self.price)[0] for name in names
+        }
+        layouts = [parse_layout(text, machine) for text in self.layout for machine in machines_by_name.values()]
+        ranks = max(machine.ranks for machine in machines_by_name.values())
+        resolved = resolved._replace(job=fill_batch(resolved.job, ranks=ranks, stated=resolved.stated, layouts=layouts))
         stacks = split_names(self.stacks) or ("",)
         precisions = split_names(self.precisions) or ("",)
         for stack, precision, name, text in product(stacks, precisions, names, self.layout):
             job = with_stack(resolved.job, stack) if stack else resolved.job
             job = with_precision(job, precision) if precision else job
-            (machine,) = apply_prices([machines.resolve(name, local=local, find=folder.path)], self.price)
+            machine = machines_by_name[name]
             words = {
                 "machine": name,
                 "layout": text,
@@ -307,7 +323,10 @@ class ChosenQuestion(AskQuestion, defer_build=False):
 
 
 class PlaybookQuestion(JobQuestion, PlanRequest, defer_build=False):
-    """A question to ``plan``."""
+    """A question to ``plan``, which answers what the batch is."""
+
+    def _fill_batch(self, job: Job, stated: frozenset[str], machine: Machine) -> Job:
+        return job
 
 
 class FilesQuestion(PredictQuestion, defer_build=False):

@@ -40,16 +40,18 @@ def test_a_layout_that_no_single_change_makes_fit_points_to_search(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("words", "is_assumed"), [(("h100:16",), True), (("h100:16", "--gbs", "64"), False)])
-def test_a_search_remarks_that_the_default_batch_is_small_for_many_ranks(
-    words: tuple[str, ...], is_assumed: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(("options", "batch"), [((), None), (("--gbs", "8"), 8)])
+def test_a_search_without_a_batch_takes_one_sequence_per_gpu(
+    options: tuple[str, ...], batch: int | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(monkeypatch, "search", "nano", *words, "--seq", "512", "--where", "pp=1 cp=1", "--top", "1") == 0
+    words = ("nano", "h100:16", *options, "--seq", "512", "--where", "pp=1 cp=1", "--top", "1")
+    assert run(monkeypatch, "search", *words) == 0
     text = " ".join(capsys.readouterr().out.split())
-    assert ("a global batch of 8 sequences (the default) is few for 16 ranks" in text) == is_assumed
-    result = ff.search("nano", words[0], seq=512, gbs=8 if is_assumed else 64, where="pp=1 cp=1", top=1)
-    assert bool(result.remarks) == is_assumed
-    assert ("a global batch of 8" in result._repr_html_()) == is_assumed
+    assert ("defaults: global batch 16" in text) == (batch is None)
+    assert ("a global batch of 8 sequences is few for 16 ranks" in text) == (batch == 8)
+    result = ff.search("nano", "h100:16", seq=512, gbs=batch, where="pp=1 cp=1", top=1)
+    assert result.best[0].step.job["global_batch"] == (batch or 16)
+    assert bool(result.remarks) == (batch == 8)
 
 
 def test_compare_takes_several_models(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,6 +135,7 @@ def test_a_global_batch_below_the_number_of_ranks_is_named_as_the_cause_that_no_
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With 8 sequences 16 ranks have no dp16; the constraint alone is not to blame."""
-    assert run(monkeypatch, "search", "nano", "h100:16", "--seq", "512", "--where", "tp=1 pp=1 cp=1") == 2
+    words = ("nano", "h100:16", "--seq", "512", "--gbs", "8", "--where", "tp=1 pp=1 cp=1")
+    assert run(monkeypatch, "search", *words) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "meets 'tp=1 pp=1 cp=1' with gbs 8; gbs 16 would allow it, or relax the constraint tp=1" in error

@@ -210,10 +210,11 @@ def test_a_remark_names_idle_ranks_unless_the_search_left_them_out() -> None:
     assert list_remarks(NANO, NODE, JOB, Layout(dp=2), is_searched=True) == ()
 
 
-def test_a_remark_names_the_default_batch_where_a_search_depends_on_it() -> None:
+def test_a_remark_says_that_a_batch_is_small_where_a_search_depends_on_it() -> None:
     many = NODE.replace(ranks=512)
     (line,) = list_remarks(NANO, many, Job(), None, is_searched=True)
-    assert line.startswith("a global batch of 8 sequences (the default) is few for 512 ranks")
+    assert line.startswith("a global batch of 8 sequences is few for 512 ranks")
+    assert list_remarks(NANO, many, Job(global_batch=512), None, is_searched=True) == ()
     assert list_remarks(NANO, many, Job(), Layout(dp=512)) == ()
 
 

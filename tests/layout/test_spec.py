@@ -144,7 +144,7 @@ def check_one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
         (" ", "is empty"),
         ("fsdp8", "the number of data-parallel ranks is that of dp; write 'dp8 fsdp'"),
         ("dp2 thousand", "unknown layout token 'thousand'; write a number of tokens as one word: --tokens 15k"),
-        ("tp2 sp", "unknown layout token 'sp'; sequence parallelism is on wherever tp is, and nosp turns it off"),
+        ("tp2 sp nosp", "'nosp' sets sp a second time; keep one"),
         ("dp2 trillion", "unknown layout token 'trillion'; write a number of tokens as one word: --tokens 15T"),
         ("dq2", "unknown layout token 'dq2'; did you mean dp2"),
         ("ac=ful", "write ac=none, selective, full"),

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @accept_request(CompareOptions)
-def compare(request: CompareOptions, job: Job) -> None:
+def compare(request: CompareOptions, job: Job, stated: frozenset[str]) -> None:
     """Compare predicted steps side by side: layouts, machines, software, precisions, or run files."""
     from fivefold.planner.compare import compare as run
     from fivefold.rendering import charts as pictures
@@ -36,6 +36,7 @@ def compare(request: CompareOptions, job: Job) -> None:
             stacks=request.stacks,
             precisions=request.precisions,
             machine=load_machine,
+            stated=stated,
             risk=request.risk,
         )
     comparison = run(price_cases(selected_cases, request.price), risk=request.risk)

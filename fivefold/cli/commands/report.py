@@ -17,6 +17,7 @@ from fivefold.cli.options import print_line
 from fivefold.cli.reproduce import format_command, get_job
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
+from fivefold.requests.batch import fill_batch
 from fivefold.requests.commands import ReportOptions
 from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.machines import load_machine
@@ -36,7 +37,7 @@ LEVELS = 6  # memory limits for the Pareto front: more would take longer than th
 
 
 @accept_request(ReportOptions)
-def report(request: ReportOptions, job: Job) -> None:
+def report(request: ReportOptions, job: Job, stated: frozenset[str]) -> None:
     """Write one self-contained HTML file: the proposed layout and why, memory, time, and predicted next to measured."""
     from fivefold.job import Job as Default
 
@@ -66,7 +67,7 @@ def report(request: ReportOptions, job: Job) -> None:
         commands.append(shlex.join(["fivefold", "report", *what]))
         folder = Path(what[0]) if len(what) == 1 and Path(what[0]).is_dir() else Path()
     else:
-        title, parts, commands = _report_question(what, job, request.risk)
+        title, parts, commands = _report_question(what, job, request.risk, stated=stated)
         commands.append(format_command("report", what, job, risk=request.risk))
         folder = Path()
     path = out or folder / NAME
@@ -140,7 +141,9 @@ def _report_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, l
     return _format_title(model.name, machine.name, machine.ranks), parts, commands
 
 
-def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, list[str], list[str]]:
+def _report_question(
+    what: Sequence[str], job: Job, risk: float, *, stated: frozenset[str]
+) -> tuple[str, list[str], list[str]]:
     """Return the report of a model, a machine and perhaps a layout: the predicted step, or a search's proposal."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
@@ -159,9 +162,11 @@ def _report_question(what: Sequence[str], job: Job, risk: float) -> tuple[str, l
     model, machine = resolve(what[0]), load_machine(what[1])
     if len(what) == 3:
         layout = Layout.parse(what[2], ranks=machine.ranks)
+        job = fill_batch(job, ranks=machine.ranks, stated=stated, layouts=[layout])
         step = predict(model=model, machine=machine, layout=layout, job=job)
         parts = page.report_step(step, draw_step(get_planner(model, machine, job), layout, step))
         return _format_title(model.name, machine.name, machine.ranks), parts, [format_command("predict", what, job)]
+    job = fill_batch(job, ranks=machine.ranks, stated=stated)
     from fivefold.planner.search import search
     from fivefold.rendering.elements import build_paragraph
     from fivefold.rendering.progress import show_progress

@@ -1,0 +1,31 @@
+"""The global batch of a question that names none: one sequence per GPU, so that each GPU has work."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from math import lcm
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.layout.spec import Layout
+
+MAX_TOKENS = 2**24  # of a step: the largest batch of Llama 3 405B (arXiv:2407.21783 §3.4.1)
+
+
+def fill_batch(job: Job, *, ranks: int, stated: Collection[str], layouts: Iterable[Layout] = ()) -> Job:
+    """Return ``job`` with a global batch for ``ranks`` GPUs, unless ``stated`` has one.
+
+    It has the fewest sequences that a micro-batch may have for each GPU, at least the default of ``Job`` and at most
+    ``MAX_TOKENS``, rounded up to a multiple of what each layout takes at a time.
+    """
+    from fivefold.layout.spec import find_divisor_below
+    from fivefold.units import ceil_div
+
+    if "global_batch" in stated or job.ramp is not None:
+        return job
+    least = job.min_micro_batch
+    turn = least * find_divisor_below(ranks, max(1, MAX_TOKENS // (job.sequence * least)))
+    batch = ceil_div(job.global_batch, turn) * turn
+    chunk = lcm(*(layout.dp * layout.mbs for layout in layouts))
+    return job.replace(global_batch=ceil_div(batch, chunk) * chunk)
