@@ -3,6 +3,7 @@
 schema · fields · commands   the base of requests; fields that several share; the request of each command
 settings                 the user's settings: stack, machine, prices, output
 words · job · machines   numbers with units; a job from a file, options and ``--set``, in this order; machines
+batch                    the global batch of a question that names none
 search · offers          the options of a search; one run on several machines, and their prices
 playbook · sweep         from tokens to a run file; where a sweep's rows go, and how they are measured
 configs                  configs of other software as questions, and what an answer must say about their keys
