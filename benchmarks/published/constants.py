@@ -203,8 +203,6 @@ CONSTANTS: tuple[Constant, ...] = (
     _make_time_constant("softmax_dim"),
     _make_time_constant("column_cast_share"),
     _make_time_constant("rowwise_matmul_share"),
-    _make_time_constant("plain_kernels"),
-    _make_time_constant("plain_bytes"),
     _make_time_constant("hidden_sums_share"),
     _make_time_constant("permutation_bytes"),
     _make_time_constant("scatter_add_elements_per_second"),

@@ -20,7 +20,13 @@ from fivefold.planner.counts.operations.local_shapes import get_activation_width
 from fivefold.planner.counts.operations.op import Op, list_gradient_sums
 from fivefold.planner.time import roofline
 from fivefold.planner.time.constants import PUBLISHED, Constants
-from fivefold.planner.time.eager_kernels import ROPE_APART, EagerKernelCost, count_eager_passes
+from fivefold.planner.time.eager_kernels import (
+    PLAIN,
+    PLAIN_LOSS_KERNELS,
+    ROPE_APART,
+    EagerKernelCost,
+    count_eager_passes,
+)
 from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, find_factors, find_kernel_kind
 from fivefold.planner.time.measured_kernels import MeasuredKernels
 from fivefold.units import Dtype, ceil_div
@@ -168,20 +174,19 @@ class Prices:
                 kernels=rounds,
             )
         kernel = KERNELS[op.kind]
-        kernels, share = 1.0, 1.0
         is_layer_norm = op.kind == "norm" and (self.plain or len(op.wgrad_numels) == 2) and not _is_plain_rms_norm(op)
         # PyTorch has one kernel for a LayerNorm and for an activation without a gate
-        if self.plain and not is_layer_norm and not (op.kind == "activation" and len(op.reads) == 1):
-            kernels, share = (
-                table.get(op.kind, 1.0) for table in (self.constants.plain_kernels, self.constants.plain_bytes)
-            )
+        is_one_kernel = is_layer_norm or (op.kind == "activation" and len(op.reads) == 1)
+        width = get_activation_width(self.job)
+        if self.plain and not is_one_kernel and (op.kind, width) in PLAIN:
+            return self._price_eager_kernels(op, PLAIN[op.kind, width])
+        kernels = PLAIN_LOSS_KERNELS if self.plain and op.kind == "loss" else 1
         if op.name in FUSED_INTO_SUM and not self.plain:
             mask = sum(size for name, size in op.writes.items() if name.endswith(".mask"))
             return OpTime(
                 self.memory_bound_seconds(mask), self.memory_bound_seconds(op.moved_backward_bytes), kernels=0
             )
-        forward = int(op.moved_bytes * share)
-        backward = int(op.moved_backward_bytes * share)
+        forward, backward = op.moved_bytes, op.moved_backward_bytes
         if is_layer_norm and self.sums_rows_apart:
             backward = backward * 5 // 3  # x and its gradient are read again for the gradients of weight and bias
         if op.kind == "add" and self.measured is None and not self.ours:

@@ -171,20 +171,6 @@ class Constants(Record):
     ] = 40.0
 
     # Other kernels
-    # PyTorch's separate kernels (a norm: widen, square, mean, scale, narrow, weight; rotary: two products, a swap and a
-    # sum of each half; SwiGLU: silu and product), and the bytes they move relative to one fused kernel.
-    plain_kernels: Annotated[
-        dict[str, float],
-        ConstantInfo(
-            "kernels",
-            "norm, rotary, activation, loss in PyTorch",
-            "counted: the operations that the comment names",
-            (0.67, 1.33),
-        ),
-    ] = {"norm": 6, "rope": 6, "activation": 2, "loss": 4}
-    plain_bytes: Annotated[
-        dict[str, float], ConstantInfo("times the fused", "what they move", "counted likewise", (0.75, 1.25))
-    ] = {"norm": 3.5, "rope": 3.0, "activation": 1.6, "loss": 1.0}
     # On B200 a matmul that adds to the gradient sums takes longer by 0.37 to 0.68 of reading and writing them (fp32
     # and 16-bit sums of MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json).
     hidden_sums_share: Annotated[

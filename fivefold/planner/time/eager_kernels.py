@@ -36,6 +36,19 @@ EAGER: dict[tuple[str, int], EagerKernelCost] = {
     ("loss", 2): EagerKernelCost(6.5, 1.0, 14, 1),
     ("loss", 4): EagerKernelCost(4.0, 1.0, 13, 1),
 }
+# Kernels of PyTorch's modules under autograd (``kernels = "plain"``), as transformers' LlamaRMSNorm,
+# apply_rotary_pos_emb and act(gate) * up. norm: widened, squared, averaged, scaled, narrowed, weighted; autograd
+# multiplies by each factor, and computes the power again. Rotary halves are copied, negated, and filled with zeros in
+# the backward. Measured: linkedin/Liger-Kernel@ead96b6:benchmark/data/all_benchmark_data.csv
+PLAIN: dict[tuple[str, int], EagerKernelCost] = {
+    ("norm", 2): EagerKernelCost(9.0, 15.3, 8, 16),
+    ("norm", 4): EagerKernelCost(3.5, 7.67, 6, 14),
+    ("rope", 2): EagerKernelCost(5.06, 7.06, 5, 7),
+    ("rope", 4): EagerKernelCost(5.06, 7.06, 5, 7),
+    ("activation", 2): EagerKernelCost(5 / 3, 1.8, 2, 3),
+    ("activation", 4): EagerKernelCost(5 / 3, 1.8, 2, 3),
+}
+PLAIN_LOSS_KERNELS = 4  # of PyTorch's cross entropy: widened, log-softmax, and their gradients; ``Op.moved_bytes``
 ONE = EagerKernelCost(1.0, 1.0, 1, 1)
 ROPE_APART = EagerKernelCost(
     4.58, 4.35, 15, 11

@@ -54,7 +54,7 @@ BOUNDS = {
     ("kempnerforge", "time"): 11.0,
     ("kempnerforge", "peak"): 2.0,
     ("torchtitan", "time"): 8.5,
-    ("torchtitan", "time, held out"): 25.0,  # three of four with tp over eight GPUs in eager mode, all at -32 %
+    ("torchtitan", "time, held out"): 20.0,  # three of four with tp over eight GPUs in eager mode, all at -26 %
     ("torchtitan", "peak, held out"): 10.0,
     ("finetune_memory", "adapters"): 15.0,  # of four: LoRA within 7 %, QLoRA of an older bitsandbytes at -24 %
     ("bloom_prequel", "peak"): 10.5,
@@ -63,12 +63,12 @@ BOUNDS = {
     ("prime_rl", "peak"): 6.5,
     ("prime_rl", "peak, held out"): 8.5,
     ("prime_rl", "time"): 21.0,
-    ("paddlenlp", "time"): 4.0,
-    ("paddlenlp", "time, held out"): 4.0,
+    ("paddlenlp", "time"): 8.5,  # +8 % since passes of plain norms are counted as PyTorch's (decision 053)
+    ("paddlenlp", "time, held out"): 9.5,
     ("paddlenlp", "peak"): 7.0,
     ("paddlenlp", "peak, held out"): 8.0,
-    ("flagperf", "time"): 9.0,
-    ("flagperf", "time, held out"): 18.0,
+    ("flagperf", "time"): 6.0,
+    ("flagperf", "time, held out"): 9.0,
     ("xtuner", "time"): 18.0,
     ("xtuner", "time, held out"): 15.0,
     ("megatron_moe_zoo", "time"): 8.0,

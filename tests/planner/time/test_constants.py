@@ -31,9 +31,11 @@ NO_FIGURES |= {name for name, value in vars(kernel_efficiency).items() if isinst
 NO_FIGURES |= {"ALIGNED", "ONE_COPY"}  # 16 bytes in elements of 16 bits; a token that is sent once
 NO_FIGURES |= {
     "EAGER",
+    "PLAIN",
+    "PLAIN_LOSS_KERNELS",
     "ONE",
     "ROPE_APART",
-}  # counts, which tests/planner/time/test_eager_kernels.py holds to the trainer's operations
+}  # counts, which tests/planner/time/test_eager_kernels.py holds to the operations of modules
 NO_FIGURES |= {"_TREE_SHARES", "SIMILAR_SOURCE_WEIGHT", "DOUBT", "QUANTILES", "LEVELS", "CACHED", "PRICED"}
 
 

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import prod
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from fivefold.job import Job
+from fivefold.machine.catalog import resolve
+from fivefold.model.norms import NORMS
+from fivefold.planner.counts.operations.op import NormKind, norm
+from fivefold.planner.time.compute import Prices
 from fivefold.planner.time.eager_kernels import EAGER as PASSES
-from fivefold.planner.time.eager_kernels import ROPE_APART
+from fivefold.planner.time.eager_kernels import PLAIN, ROPE_APART
 from fivefold.trainer.measure.meter import list_tensors
 from fivefold.trainer.model.kernels.eager import EAGER
 from fivefold.trainer.model.kernels.loss import cross_entropy
@@ -37,6 +45,12 @@ FUSED = {"norm": (2, 3), "rope": (2, 2), "activation": (3, 5), "experts": (3, 5)
 R, D = 64, 2048
 
 
+def count_bytes(tensor: Tensor) -> int:
+    """Return the bytes of a tensor, of which an expanded dimension is read once."""
+    sizes = (size for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride)
+    return prod(sizes) * tensor.element_size()
+
+
 class EagerKernelCost(TorchDispatchMode):
     """Bytes that operations read and write, each for itself, and their number."""
 
@@ -48,7 +62,7 @@ class EagerKernelCost(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func._opname not in NO_WORK:
             reads = list(list_tensors(args))[func._opname == "copy_" :]
-            self.moved += sum(x.nbytes for x in (*reads, *list_tensors(out)))
+            self.moved += sum(map(count_bytes, (*reads, *list_tensors(out))))
             self.kernels += 1
         return out
 
@@ -94,6 +108,53 @@ def test_passes_are_those_of_the_operations(kind: str, width: int) -> None:
     assert moved == pytest.approx(told.forward * first, rel=NEAR)
     assert backward.moved == pytest.approx(told.backward * second, rel=NEAR)
     assert (kernels, backward.kernels) == (told.kernels, told.backward_kernels)
+
+
+NORM = LlamaRMSNorm(D)
+TABLES = {dtype: torch.ones(1, R, 64, dtype=dtype) for dtype in (torch.bfloat16, torch.float32)}
+
+
+def normalize_as_transformers(x: Tensor, weight: Tensor) -> Tensor:
+    return torch.func.functional_call(NORM, {"weight": weight}, (x,))  # type: ignore[no-any-return]
+
+
+PLAIN_WORK: dict[str, Callable[..., Any]] = {
+    "norm": normalize_as_transformers,
+    "rope": lambda q, k: apply_rotary_pos_emb(q, k, TABLES[q.dtype], TABLES[q.dtype]),
+    "activation": lambda gate, up: torch.nn.functional.silu(gate) * up,
+}
+
+
+@pytest.mark.parametrize(("kind", "width"), PLAIN)
+def test_plain_passes_are_those_of_transformers_under_autograd(kind: str, width: int) -> None:
+    dtype = torch.bfloat16 if width == 2 else torch.float32
+    if kind == "norm":
+        given = [rows(dtype), torch.nn.Parameter(torch.ones(D, dtype=dtype))]
+    elif kind == "rope":  # both counts are of queries and keys
+        given = [torch.ones(1, D // 64, R, 64, dtype=dtype).requires_grad_() for _ in range(2)]
+    else:
+        given = [rows(dtype), rows(dtype)]
+    with EagerKernelCost() as forward:
+        out = PLAIN_WORK[kind](*given)
+    outs = out if isinstance(out, tuple) else (out,)
+    upstream = [torch.ones_like(tensor) for tensor in outs]
+    with EagerKernelCost() as backward:
+        torch.autograd.grad(outs, given, upstream)
+    told, tensors = PLAIN[kind, width], len(outs)
+    first, second = (number * tensors * R * D * width for number in FUSED[kind])
+    assert forward.moved == pytest.approx(told.forward * first, rel=0.05)
+    assert backward.moved == pytest.approx(told.backward * second, rel=0.05)
+    assert (forward.kernels, backward.kernels) == (tensors * told.kernels, tensors * told.backward_kernels)
+
+
+@pytest.mark.parametrize(("width", "milliseconds"), [(4096, (0.2799, 0.7404)), (8192, (0.519, 1.3516))])
+def test_a_plain_norm_takes_about_as_long_as_measured(width: int, milliseconds: tuple[float, float]) -> None:
+    """LlamaRMSNorm of 2,048 tokens on an A100 (Liger-Kernel@ead96b6:benchmark/data/all_benchmark_data.csv)."""
+    prices = Prices(resolve("a100:1", local=Path()), ranks=1, job=Job(linears="separate", kernels="plain"))
+    kind = NormKind(norm=NORMS["rmsnorm"], bias=False, plain=True, fused=False)
+    seconds = prices.operation(norm("norm1", "x", "y", rows=2048, dim=width, width=2, kind=kind))
+    for predicted, measured in zip((seconds.forward, seconds.backward), milliseconds, strict=True):
+        assert 0.65 < predicted * 1e3 / measured < 1.0
 
 
 def rotate_heads(heads: Tensor, angles: Tensor, *, nope: int) -> Tensor:
