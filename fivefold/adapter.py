@@ -11,7 +11,7 @@ arXiv:2312.03732; DoRA, arXiv:2402.09353 §4.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from math import inf, sqrt
+from math import inf, prod, sqrt
 from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
@@ -20,7 +20,7 @@ from fivefold.bounded_types import Positive
 from fivefold.record import Record, UserError
 from fivefold.units import ceil_div
 
-Base = Literal["bf16", "fp32", "nf4", "int8"]
+Base = Literal["bf16", "fp32", "nf4", "int8", "fp8", "mxfp4"]
 MAX_RANK = 2**16
 Rank = Annotated[int, Field(ge=1, le=MAX_RANK)]
 
@@ -65,6 +65,13 @@ ADAPTERS = ("lora", "qlora", "dora", "qdora")  # as in ``--adapter lora:16``; wi
 # fp32) per weight too.
 NF4_BLOCK, NF4_SCALES_BLOCK, NF4_CODEBOOK_BYTES = 64, 256, 4 * (16 + 256)
 
+# Weights as their publishers quantize them. DeepSeek-V3 and others: E4M3 with an fp32 scale for each block of 128 x 128
+# (arXiv:2412.19437 §3.3.2; transformers@5.23.0:src/transformers/integrations/finegrained_fp8.py). gpt-oss: routed
+# experts as MXFP4, two elements in a byte and a scale of one byte for each 32 of a row (OCP Microscaling Formats 1.0
+# §5.3; transformers@5.23.0:src/transformers/integrations/mxfp4.py).
+FP8_BLOCK, MXFP4_BLOCK = 128, 32
+PLANNED_BASES = ("int8", "fp8", "mxfp4")  # their bytes are counted, and the trainer does not run them
+
 
 class Adapter(Record):
     """A low-rank adapter (LoRA or DoRA): everything else of the model is frozen, but for ``modules_to_save``."""
@@ -83,7 +90,8 @@ class Adapter(Record):
     alpha_pattern: tuple[str, ...] = ()
     # storage of the frozen weights. None: in the dtype of the activations; nf4: matrices of blocks as bitsandbytes
     # stores them with double quantization, all other weights in the dtype of the activations; int8: the same by
-    # bitsandbytes' LLM.int8, planned only
+    # bitsandbytes' LLM.int8; fp8: matrices of blocks and routed experts as DeepSeek-V3 publishes them; mxfp4: routed
+    # experts as gpt-oss publishes them. int8, fp8 and mxfp4 are planned only
     base: Base | None = None
 
     @field_validator("targets")
@@ -251,6 +259,19 @@ def count_int8_bytes(rows: int, columns: int) -> int:
     Source: bitsandbytes@0.50.2:bitsandbytes/nn/modules.py, Int8Params; arXiv:2208.07339.
     """
     return rows * columns + 4 * rows
+
+
+def count_fp8_bytes(*shape: int) -> int:
+    """Return the bytes of a weight [rows, columns], or of stacked experts, in fp8 with fp32 scales of its blocks."""
+    *experts, rows, columns = shape
+    scales = ceil_div(rows, FP8_BLOCK) * ceil_div(columns, FP8_BLOCK)
+    return prod(experts) * (rows * columns + 4 * scales)
+
+
+def count_mxfp4_bytes(*shape: int) -> int:
+    """Return the bytes of stacked experts [experts, rows, columns] as MXFP4, with the scales of the blocks of a row."""
+    *experts, rows, columns = shape
+    return prod(experts) * rows * (ceil_div(columns, 2) + ceil_div(columns, MXFP4_BLOCK))
 
 
 def count_nf4_bytes(numel: int) -> int:

@@ -7,10 +7,19 @@ Source: ZeRO, arXiv:1910.02054. The planner counts bytes by these rules, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Literal, NamedTuple
 
-from fivefold.adapter import EMBEDDING, NF4_CODEBOOK_BYTES, count_int8_bytes, count_nf4_bytes, count_nf4_scale_bytes
+from fivefold.adapter import (
+    EMBEDDING,
+    NF4_CODEBOOK_BYTES,
+    Base,
+    count_fp8_bytes,
+    count_int8_bytes,
+    count_mxfp4_bytes,
+    count_nf4_bytes,
+    count_nf4_scale_bytes,
+)
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.activations import ACTIVATIONS
@@ -257,13 +266,17 @@ def is_gemm_weight(weight: Weight) -> bool:
     return weight.kind in ("column", "row", "expert_column", "expert_row") and not weight.name.endswith("_bias")
 
 
-def is_quantized(weight: Weight) -> bool:
-    """Tell whether a base in nf4 or int8 quantizes the weight: that of a linear layer of a block.
+def is_quantized(weight: Weight, base: Base | None) -> bool:
+    """Tell whether a base quantizes the weight: in nf4 or int8 that of a linear layer of a block.
 
     bitsandbytes quantizes ``nn.Linear`` modules; transformers stacks routed experts as parameters, which stay in the
-    dtype of the activations (transformers 5.23: integrations/bitsandbytes.py, replace_with_bnb_linear).
+    dtype of the activations (transformers 5.23: integrations/bitsandbytes.py, replace_with_bnb_linear). A base in fp8
+    has both, one in mxfp4 routed experts alone.
     """
-    return weight.kind in ("column", "row") and not weight.is_adapter
+    if weight.is_adapter or not is_gemm_weight(weight):
+        return False
+    is_expert = weight.kind in ("expert_column", "expert_row")
+    return base == "fp8" or base in (("mxfp4",) if is_expert else ("nf4", "int8"))
 
 
 def count_padded_numel(unit: FsdpUnit, *, shards: int) -> int:
@@ -295,6 +308,13 @@ def trains_saved_modules(unit: FsdpUnit, job: Job) -> bool:
     return job.adapter is not None and any(job.adapter.is_saved(weight.name) for weight in unit.weights)
 
 
+COUNT_BASE_BYTES: dict[Base | None, Callable[..., int]] = {
+    "int8": count_int8_bytes,
+    "fp8": count_fp8_bytes,
+    "mxfp4": count_mxfp4_bytes,
+}
+
+
 class FrozenBytes(NamedTuple):
     """Bytes of frozen weights on one rank: gathered, its shard of them, and what is never sharded (scales of nf4)."""
 
@@ -306,7 +326,7 @@ class FrozenBytes(NamedTuple):
 def count_frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
     """Return the bytes of a unit's frozen weights as they are stored; ``shards``: of ZeRO-3, else 1."""
     gathered = shard = scales = 0
-    base = "bf16" if job.adapter is None else job.adapter.base
+    base: Base | None = "bf16" if job.adapter is None else job.adapter.base
     if not job.freezes_text and not job.freeze_vision_tower:
         return FrozenBytes(0, 0, 0)
     # peft trains copies of the modules that are trained in full, and keeps the modules themselves
@@ -315,12 +335,12 @@ def count_frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
         if is_trained(weight, job) and (weight.is_adapter or not copies_saved):
             continue
         elements = shard_numel(weight, shards=shards)
-        if base == "nf4" and is_quantized(weight):
+        if base == "nf4" and is_quantized(weight, base):
             elements_bytes = count_nf4_bytes(elements)
             shares_codebooks = job.stack.kernel_facts.fused_dequantization
             scales += count_nf4_scale_bytes(weight.numel) + (0 if shares_codebooks else NF4_CODEBOOK_BYTES)
-        elif base == "int8" and is_quantized(weight):  # never sharded (``validity.py``)
-            elements_bytes = count_int8_bytes(*weight.shape)
+        elif base in COUNT_BASE_BYTES and is_quantized(weight, base):  # never sharded (``validity.py``)
+            elements_bytes = COUNT_BASE_BYTES[base](*weight.shape)
         else:
             elements_bytes = elements * job.activation_bytes
         gathered = gathered + shards * elements_bytes

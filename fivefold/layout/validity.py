@@ -12,7 +12,7 @@ from itertools import permutations
 from math import gcd
 from typing import Any, get_args
 
-from fivefold.adapter import ALL_LINEAR, EMBEDDING, EXPERT_TARGETS, HEAD, TARGETS, Adapter
+from fivefold.adapter import ALL_LINEAR, EMBEDDING, EXPERT_TARGETS, HEAD, PLANNED_BASES, TARGETS, Adapter
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
 from fivefold.job import Job, Offloaded
 from fivefold.layout.local_weight import pad_vocab
@@ -219,7 +219,7 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
             "freeze_vision_tower and freeze_projector",
         ),
         (
-            job.adapter is not None and job.adapter.base in ("nf4", "int8"),
+            job.adapter is not None and job.adapter.base in ("nf4", *PLANNED_BASES),
             f"a base in {job.adapter.base if job.adapter else ''}",
             "a base in 16 bits",
         ),
@@ -665,8 +665,8 @@ def _freeze_mismatches(model: Model, job: Job) -> Iterator[str]:
 
 def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why the job's adapters do not fit the model, or its base the precision."""
-    if adapter.base == "int8" and adapter.has_magnitudes:
-        yield "adapters are not modelled with DoRA over a base in int8; use base=nf4 or a base in 16 bits"
+    if adapter.base in PLANNED_BASES:
+        yield from _check_planned_base(model, job, adapter)
     if not any(weight.name.startswith("blocks.") for weight in list_adapter_weights(model, adapter)):
         targets, fix = ",".join(adapter.targets), f"up_proj, down_proj or {ALL_LINEAR}"
         yield f"adapter.targets={targets}: no such layer in a block of {model.name}; use {fix}"
@@ -680,6 +680,25 @@ def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     if adapter.base in ("bf16", "fp32") and (adapter.base == "fp32") != in_fp32:
         feature, fix = f"{job.precision.name} activations", "fp32" if in_fp32 else "bf16"
         yield f"adapter.base={adapter.base} is not modelled with {feature}; use base={fix} or nf4"
+
+
+def _check_planned_base(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
+    """Yield the reasons why a base that is planned and not trained is not modelled with this model or job."""
+    base = adapter.base
+    if base == "mxfp4" and model.moe is None:
+        yield f"adapter.base=mxfp4: {model.name} has no routed experts, which alone are in MXFP4; use base=nf4"
+    for is_present, feature, fix in (
+        (adapter.has_magnitudes, f"DoRA over a base in {base}", "base=nf4 or a base in 16 bits"),
+        (
+            base == "mxfp4" and not job.stack.kernel_facts.fuses_linears,
+            f"a base in mxfp4 and the stack {job.stack.name}, as transformers does not train over it",
+            "base=bf16 (dequantize=True)",
+        ),
+        (base != "int8" and adapter.adapts_experts, f"routed experts in {base}", "base=bf16, or all-linear"),
+        (base == "fp8" and job.precision.autocasts, f"a base in fp8 under autocast ({job.precision.name})", "bf16"),
+    ):
+        if is_present:
+            yield f"adapters are not modelled with {feature}; use {fix}"
 
 
 def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
@@ -771,8 +790,9 @@ def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str 
     if is_zero3 and job.stack.zero3_gather == "weights" and (what := _find_ungathered(job)):
         feature = f"ZeRO-3 of the stack {job.stack.name}, which gathers weight by weight"
         return f"{what} not modelled with {feature}; use zero2, or another stack"
-    if adapter is not None and adapter.base == "int8" and (tp > 1 or is_zero3):
-        feature = "a sharded base in int8, which bitsandbytes does not shard"
+    if adapter is not None and adapter.base in PLANNED_BASES and (tp > 1 or is_zero3):
+        why = ", which bitsandbytes does not shard" if adapter.base == "int8" else ""
+        feature = f"a sharded base in {adapter.base}{why}"
         return f"adapters are not modelled with {feature}; use dp with zero0 to zero2, or base=nf4"
     return None
 

@@ -314,9 +314,9 @@ def count_least_state_bytes(model: Model, job: Job) -> float:
     held: float = precision.weights_bytes  # of a parameter, over all ranks at least
     if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
         held += precision.master_bytes + sum(precision.moments_bytes)
-    if job.freezes_text:  # frozen weights have no states, and in nf4 half a byte
+    if job.freezes_text:  # frozen weights have no states, and in four bits half a byte
         base = job.adapter.base if job.adapter else None
-        held = {"nf4": 0.5, "int8": 1.0}.get(base or "", job.activation_bytes)
+        held = {"nf4": 0.5, "mxfp4": 0.5, "int8": 1.0, "fp8": 1.0}.get(base or "", job.activation_bytes)
     return model.parameters * held
 
 

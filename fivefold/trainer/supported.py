@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from fivefold.adapter import PLANNED_BASES
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.sharding import is_gemm_weight
@@ -129,7 +130,11 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
             f"a base in nf4 of {model.name}, which has a matrix with an odd number of columns, two in a byte",
             "a base in 16 bits",
         ),
-        (adapter is not None and adapter.base == "int8", "a base in int8", "adapter.base=nf4 or bf16"),
+        (
+            adapter is not None and adapter.base in PLANNED_BASES,
+            f"a base in {adapter.base if adapter else ''}",
+            "adapter.base=nf4 or bf16",
+        ),
         (
             adapter is not None and bool(adapter.adapted_ends) and model.tied_embeddings,
             f"adapters of embedding or head of {model.name}, which are one weight, and would be two once merged",

@@ -152,7 +152,7 @@ ADAPTER: dict[str, Draw] = {
     "dropout": choose(0.0, 0.0, 0.1),
     "targets": choose(("all-linear",), ("q_proj", "v_proj"), ("down_proj",), ("o_proj", "up_proj")),
     "rank_stabilized": choose(False, True),
-    "base": choose(None, "int8", "nf4", "nf4", "bf16", "fp32"),
+    "base": choose(None, "int8", "nf4", "nf4", "bf16", "fp32", "fp8", "mxfp4"),
     "modules_to_save": choose((), (), ("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")),
     "rank_pattern": choose(()),  # of some of its targets: ``adapter``
     "alpha_pattern": choose(()),

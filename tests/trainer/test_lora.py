@@ -203,6 +203,7 @@ def test_training_steps_equal_a_short_reference_of_lora(forked, text: str, adapt
     [
         ("tp2", {"adapter": Adapter(base="nf4")}, "a base in nf4, whose scales are those of full weights, under tp2"),
         ("dp1", {"adapter": Adapter(base="int8")}, "a base in int8"),
+        ("dp1", {"adapter": Adapter(base="fp8")}, "a base in fp8 yet; use adapter.base=nf4 or bf16"),
         ("dp1", {"adapter": Adapter(kind="dora", dropout=0.1)}, "DoRA with dropout"),
         ("dp1", {"compile": True}, "compiled blocks"),
         ("dp1", {"precision": get_recipe("tf32")}, "precision tf32"),

@@ -432,6 +432,10 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
         values[names.rank_stabilized] = True
     if adapter.has_magnitudes:
         values[names.magnitudes] = True
+    if adapter.base in ("fp8", "mxfp4"):
+        raise UserError(
+            f"adapter.base={adapter.base}: {software} takes it from the checkpoint alone; use base=nf4 or int8"
+        )
     if adapter.base == "int8":
         values[names.eight[0]] = names.eight[1]
     if is_quantized:

@@ -128,9 +128,10 @@ def describe_quantization(values: dict[str, Any]) -> str | None:
     if not quantized:
         return None
     method = quantized.get("quant_method") if isinstance(quantized, dict) else None
+    over = f", or train an adapter over them with adapter.base={method}" if method in ("fp8", "mxfp4") else ""
     return (
         f"the checkpoint's weights are quantized ({method or 'quantization_config'}); counted as trained from weights "
-        "in the precision of the job: convert them to bf16 before training"
+        f"in the precision of the job: convert them to bf16 before training{over}"
     )
 
 

@@ -58,7 +58,7 @@ class MergedFolder:
             return self._merge_rows(linear, rows)[:, columns]
         if f"{ours}_lora_b" in self.factors:
             return self._merge_experts(ours, offsets=offsets, sizes=sizes)
-        if self.nf4 is not None and is_quantized(self._weights[ours]):
+        if self.nf4 is not None and is_quantized(self._weights[ours], "nf4"):
             return self._read_quantized(ours, dtype=self.nf4)[slices]
         return self.base.read(ours, offsets=offsets, sizes=sizes)
 
@@ -66,7 +66,7 @@ class MergedFolder:
         """Return full rows of a weight with its adapter: the norms of DoRA are those of full rows."""
         ours = f"{linear}.weight"
         magnitude = self.factors.get(f"{linear}{MAGNITUDE}")
-        if self.nf4 is not None and is_quantized(self._weights[ours]):
+        if self.nf4 is not None and is_quantized(self._weights[ours], "nf4"):
             weight = self._read_quantized(ours, dtype=self.nf4)[rows]
         else:
             columns = self._weights[ours].shape[1]

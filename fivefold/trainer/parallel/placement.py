@@ -226,7 +226,7 @@ class ShardPlacement:
 
     def _is_packed(self, weight: Weight) -> bool:
         """Return whether the weight is stored in nf4."""
-        return self.job.adapter is not None and self.job.adapter.base == "nf4" and is_quantized(weight)
+        return self.job.adapter is not None and self.job.adapter.base == "nf4" and is_quantized(weight, "nf4")
 
     def _defers_head(self, weight: Weight) -> bool:
         """Return whether the weight is part of the head, whose matrix gradient zero-bubble schedules defer."""

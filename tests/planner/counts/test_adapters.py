@@ -7,9 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.adapter import EXPERT_TARGETS, NF4_CODEBOOK_BYTES, count_nf4_bytes, count_nf4_scale_bytes
+from fivefold.adapter import (
+    EXPERT_TARGETS,
+    NF4_CODEBOOK_BYTES,
+    Adapter,
+    count_fp8_bytes,
+    count_nf4_bytes,
+    count_nf4_scale_bytes,
+)
 from fivefold.job import Job
 from fivefold.layout.remarks import list_remarks
+from fivefold.layout.sharding import is_quantized
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons
 from fivefold.machine.catalog import resolve
@@ -21,6 +29,8 @@ from fivefold.model.weights import count_adapters, list_weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
+from fivefold.planner.counts.operations.layer import Kind
+from fivefold.planner.counts.operations.local_shapes import LocalDegrees
 from fivefold.planner.counts.parameter_prefetch import list_fetches
 from fivefold.planner.counts.traffic import sum_traffic
 from fivefold.planner.predict import predict
@@ -237,6 +247,11 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
         ("dp2 zero3", {"stack": "deepspeed", "adapter": "dora:8"}, "DoRA is not modelled with ZeRO-3"),
         ("tp2x2", {}, "2D tensor parallelism"),
         ("dp1", {"adapter": {"kind": "dora", "base": "int8"}}, "DoRA over a base in int8"),
+        ("dp1", {"adapter": {"kind": "dora", "base": "fp8"}}, "DoRA over a base in fp8"),
+        ("tp2", {"adapter": {"base": "fp8"}}, "a sharded base in fp8; use dp with zero0 to zero2"),
+        ("dp2 zero3", {"adapter": {"base": "fp8"}}, "a sharded base in fp8; use dp with zero0 to zero2"),
+        ("dp1", {"adapter": {"base": "mxfp4"}}, "has no routed experts, which alone are in MXFP4; use base=nf4"),
+        ("dp1", {"adapter": {"base": "mxfp4"}, "stack": "ddp"}, "as transformers does not train over it"),
         ("dp1", {"adapter": {"base": "fp32"}}, "adapter.base=fp32 is not modelled with bf16 activations"),
     ],
 )
@@ -411,3 +426,51 @@ def test_recomputation_holds_dora_s_sums_of_factors() -> None:
     model = SMALL.replace(ffn=4096, vocab=64)
     (rank,) = ranks("dp1 ac=full", {"rank": 8, "kind": "dora"}, model, stack="ddp", sequence=32)
     assert rank.peak_cause.startswith("block 3 backward mlp.down")
+
+
+# Bytes of the tensors of published checkpoints. OpenAI: total_size of model.safetensors.index.json. DeepSeek-V3: its
+# safetensors files, 688,586,727,753 bytes, of which 12 MB are headers; they hold a module of multi-token prediction.
+GPT_OSS_BYTES = {"gpt-oss-20b": 13_761_264_768, "gpt-oss-120b": 65_248_815_744}
+DEEPSEEK_V3_BYTES = 688_586_727_753
+
+
+def count_base_bytes(name: str, base: str) -> int:
+    """Return the bytes of all weights of a model but those of its adapter, which has a copy in fp32."""
+    (rank,) = ranks("dp1", adapter := {"rank": 8, "base": base, "targets": ["o_proj"]}, model=build_model(name))
+    return rank.parameters_bytes - 6 * count_adapters(build_model(name), Adapter.model_validate(adapter))
+
+
+@pytest.mark.parametrize("name", GPT_OSS_BYTES)
+def test_experts_in_mxfp4_take_the_bytes_of_the_published_checkpoint(name: str) -> None:
+    assert count_base_bytes(name, "mxfp4") == GPT_OSS_BYTES[name]
+
+
+def test_blocks_in_fp8_take_the_bytes_of_the_published_checkpoint() -> None:
+    ahead, alone = (
+        sum(
+            count_fp8_bytes(*weight.shape)
+            if is_quantized(weight, "fp8") and weight.name != "head.mtp.0.project.weight"  # published in 16 bits
+            else 2 * weight.numel
+            for weight in list_weights(build_model(name))
+        )
+        for name in ("deepseek-v3-mtp", "deepseek-v3")
+    )
+    assert count_base_bytes("deepseek-v3", "fp8") == alone
+    counted = ahead + 2 * 2 * 129_280 * 7_168  # the module's own copies of embedding and head
+    assert counted < DEEPSEEK_V3_BYTES < counted + 13e6
+
+
+def test_a_base_in_fp8_is_dequantized_for_the_backward_alone() -> None:
+    """As FP8LinearFunction of transformers does: y by a kernel that reads fp8, dx by a copy in 16 bits."""
+    ops, plain = (
+        {
+            op.name: op
+            for op in Counts(SMALL, job(adapter)).unit(LocalDegrees(sequences=1), Kind(slides=False, moe=False)).ops
+        }
+        for adapter in ({"base": "fp8"}, {})
+    )
+    down = ops["mlp.down"]
+    assert down.forward_scratch == plain["mlp.down"].forward_scratch
+    assert down.backward_scratch == 2 * SMALL.width * SMALL.ffn
+    assert down.keeps == plain["mlp.down"].keeps
+    assert down.moved_cast_bytes == (0, 7 * SMALL.width * SMALL.ffn, 0)

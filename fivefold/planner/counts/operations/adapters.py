@@ -6,7 +6,7 @@
 A frozen linear layer computes dx alone and keeps no input; one whose input needs no gradient computes nothing in the
 backward. That is so in the first block, up to its first adapter, unless PyTorch's checkpoints recompute anything:
 then the embedding's output gets a gradient (peft's ``enable_input_require_grads``). A weight in nf4 is dequantized
-before each product, one in int8 before that of the backward alone.
+before each product, and so are routed experts in mxfp4; one in int8 or fp8 before that of the backward alone.
 
 DoRA multiplies the sum by m / n. The norms n of the rows of W + s · B A are computed in every forward, which adds a
 product that no backward follows. Our engine scales the sum; peft adds (m / n − 1) W x and m / n · s B A x to W x.
@@ -15,18 +15,21 @@ Of routed experts peft multiplies rows by W + s · B A, which it makes of all ex
 the backward makes the gradient of that sum, and from it those of A and B.
 Sources: huggingface/peft@0.21.2:src/peft/tuners/lora/layer.py, Linear.forward and ParamWrapper, and dora.py,
 DoraLinearLayer; transformers@5.23.0:src/transformers/integrations/moe.py, grouped_mm_experts_forward;
-bitsandbytes@0.50.2:bitsandbytes/autograd/_functions.py, MatMul4Bit and MatMul8bitLt.
+bitsandbytes@0.50.2:bitsandbytes/autograd/_functions.py, MatMul4Bit and MatMul8bitLt;
+transformers@5.23.0:src/transformers/integrations/finegrained_fp8.py, FP8LinearFunction and FP8GroupedMatmulFunction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fivefold.adapter import NF4_BLOCK, Adapter, count_nf4_bytes, count_nf4_scale_bytes
+from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, Adapter, count_mxfp4_bytes, count_nf4_bytes, count_nf4_scale_bytes
 from fivefold.job import Job
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, is_weight_cast, matmul
 from fivefold.units import ceil_div
+
+FP8_EXPERTS_BYTES = 2**30  # of routed experts in fp8 that are dequantized at once (dequant_budget_bytes)
 
 
 def apply_frozen_weights(ops: Sequence[Op], local: Local, *, input_gradient: bool) -> list[Op]:
@@ -474,7 +477,8 @@ def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
         return op._replace(keeps=keeps, backward_scratch=scratch)
     if op.kind != "matmul":
         return op
-    is_quantized = op.name not in ("head.out", "moe.router") and not op.name.startswith("moe.experts.")
+    is_expert = op.name.startswith("moe.experts.")
+    is_quantized = op.name not in ("head.out", "moe.router") and not is_expert
     base = None if adapter is None else adapter.base
     if base == "int8" and is_quantized:
         return _quantize_to_int8(op, width=local.width, kept=op.reads)
@@ -482,6 +486,10 @@ def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
     keeps = tuple(name for name in op.keeps if name == "ends")
     scratch = op.backward_scratch if op.name == "moe.router" else 0
     op = op._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=0)
+    if base == "fp8" and (is_quantized or is_expert):
+        return _dequantize_fp8(op, local, is_expert=is_expert)
+    if base == "mxfp4" and is_expert:
+        return _dequantize_mxfp4(op, local)
     if base != "nf4" or not is_quantized:
         return op
     _, out_features, in_features = op.shape
@@ -493,6 +501,40 @@ def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
         # fp32 scales are freed before the product; its result is allocated after them
         scratch = max(weight, weight + scales - sum(op.writes.values()))
     return op._replace(forward_scratch=scratch, backward_scratch=weight, moved_cast_bytes=(moved, moved, 0))
+
+
+def _dequantize_fp8(op: Op, local: Local, *, is_expert: bool) -> Op:
+    """Return a product with a frozen weight in fp8: y by a kernel that reads it, dx by the dequantized weight.
+
+    The scales are repeated for each row first. Of routed experts as many are dequantized at once as 1 GiB holds, gate
+    and up together.
+    """
+    rows, out_features, in_features = op.shape
+    experts = op.batch if is_expert else 1
+    numel = experts * out_features * in_features
+    weight = numel * local.width
+    scales = experts * out_features * ceil_div(in_features, FP8_BLOCK) * local.width
+    if is_expert:
+        together = 2 if op.name in ("moe.experts.gate", "moe.experts.up") and local.model.mlp == "gated" else 1
+        expert_bytes = together * out_features * in_features * local.width
+        dequantized = min(experts, max(1, FP8_EXPERTS_BYTES // expert_bytes))
+        weight, scales = dequantized * expert_bytes, scales * dequantized * together // experts
+        products = (
+            0 if dequantized == experts else dequantized * rows * in_features * local.width
+        )  # rows of each expert
+        scratch = weight + max(scales, products)
+    else:
+        scratch = max(weight, weight + scales - rows * in_features * local.width)
+    moved = numel * (1 + 3 * local.width)  # read, cast, scaled in place
+    return op._replace(backward_scratch=scratch, moved_cast_bytes=(0, moved, 0))
+
+
+def _dequantize_mxfp4(op: Op, local: Local) -> Op:
+    """Return a product of routed experts whose frozen weights are dequantized from MXFP4 before y and before dx."""
+    _, out_features, in_features = op.shape
+    weight = op.batch * out_features * in_features * local.width
+    moved = weight + count_mxfp4_bytes(op.batch, out_features, in_features)
+    return op._replace(forward_scratch=weight, backward_scratch=weight, moved_cast_bytes=(moved, moved, 0))
 
 
 def _quantize_to_int8(op: Op, *, width: int, kept: tuple[str, ...]) -> Op:
