@@ -203,6 +203,7 @@ def _describe_device(device: Device, lives: Sequence[Life], place: int, memory: 
 
 
 def _list_findings(device: Device, memory: HeldMemory, *, devices: Iterable[Device]) -> Iterator[str]:
+    """Yield what is missing in a snapshot, memory that is reserved in pieces, and other devices."""
     requested = memory.requested_bytes
     if not device.trace:
         yield "no history: call torch.cuda.memory._record_memory_history() before the model is made, and dump again"
