@@ -466,6 +466,39 @@ def test_a_base_in_eight_bits_is_read(tmp_path: Path) -> None:
     assert result.job.adapter == Adapter(rank=32, alpha=16, dropout=0.05, base="int8")
 
 
+@pytest.mark.parametrize(
+    ("adapter", "loaded_as", "dequantized", "base", "doubted"),
+    [
+        ("lora", "FineGrainedFP8Config", False, "fp8", []),
+        ("lora", "FineGrainedFP8Config", True, None, []),
+        ("lora", "Mxfp4Config", True, None, []),  # as in Axolotl's examples of gpt-oss
+        ("lora", "Mxfp4Config", False, None, ["model_quantization_config"]),
+        ("", "Mxfp4Config", True, None, []),
+        ("", "FineGrainedFP8Config", False, None, ["model_quantization_config"]),
+    ],
+)
+def test_axolotl_loads_weights_as_they_are_published(
+    tmp_path: Path, adapter: str, loaded_as: str, dequantized: bool, base: str | None, doubted: list[str]
+) -> None:
+    text = QLORA.replace("load_in_4bit: true", "load_in_4bit: false").replace("adapter: qlora", f"adapter: {adapter}")
+    kwargs = "\nmodel_quantization_config_kwargs:\n  dequantize: true\n" if dequantized else "\n"
+    result = read_files({"lora.yml": f"{text}\nmodel_quantization_config: {loaded_as}{kwargs}"}, tmp_path)
+    assert [said.key for said in result.not_understood if "quantization" in said.key] == doubted
+    assert result.job is not None
+    assert (result.job.adapter.base if result.job.adapter else None) == base
+
+
+@pytest.mark.parametrize(
+    ("kernels", "attention"),
+    [("kernels-community/vllm-flash-attn3", "flash"), ("kernels-community/flash-attn2", "flash2")],
+)
+def test_kernels_of_attention_from_the_hub_are_known(tmp_path: Path, kernels: str, attention: str) -> None:
+    result = read_files({"lora.yml": f"{QLORA}\nattn_implementation: {kernels}\n"}, tmp_path)
+    assert [said.key for said in result.not_understood if "attn" in said.key] == []
+    assert result.job is not None
+    assert result.job.stack.attention == attention
+
+
 def test_keys_of_trl_s_adapters_are_not_those_of_llamafactory(tmp_path: Path) -> None:
     text = FACTORY.replace("finetuning_type: full", "finetuning_type: lora").replace("deepspeed: ", "# deepspeed: ")
     result = read_files({"train.yaml": text + "load_in_4bit: true\nlora_r: 4\n"}, tmp_path)

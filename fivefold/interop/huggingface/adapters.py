@@ -129,6 +129,9 @@ LLAMAFACTORY = AdapterKeys(
 ADAPTER_KEYS_OF = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY}
 
 
+LOADED_AS = "model_quantization_config"  # of Axolotl: the class by which transformers loads the weights
+
+
 def _build_table(names: AdapterKeys) -> Table:
     """Return the keys of a trainer's adapters that are read."""
     keys = {
@@ -148,7 +151,10 @@ def _build_table(names: AdapterKeys) -> Table:
         **({f"{names.alphas}.*": part("job.adapter.alpha_pattern", None)} if names.alphas else {}),
         **({names.parameters: part("job.adapter.targets", None)} if names.parameters else {}),
     }
-    return keys | ({"lora_target_linear": part("job.adapter.targets", None)} if names is AXOLOTL else {})
+    if names is AXOLOTL:
+        keys |= {"lora_target_linear": part("job.adapter.targets", None)}
+        keys |= {LOADED_AS: part(BASE, None), f"{LOADED_AS}_kwargs.*": part(BASE, None)}
+    return keys
 
 
 TABLES: dict[str, Table] = {
@@ -432,7 +438,9 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
         values[names.rank_stabilized] = True
     if adapter.has_magnitudes:
         values[names.magnitudes] = True
-    if adapter.base in ("fp8", "mxfp4"):
+    if adapter.base == "fp8" and names is AXOLOTL:
+        values[LOADED_AS] = "FineGrainedFP8Config"
+    elif adapter.base in ("fp8", "mxfp4"):
         raise UserError(
             f"adapter.base={adapter.base}: {software} takes it from the checkpoint alone; use base=nf4 or int8"
         )
@@ -453,6 +461,18 @@ def _read_base(values: Values, names: AdapterKeys, *, on: bool) -> str | None:
             return "nf4" if is_four else "int8"
         bits = "4 bits" if is_four else "8 bits" if is_eight else "few bits"
         values.mark_not_modelled(key, f"weights in {bits}{'' if on else ' without an adapter'}: not counted")
+    return _read_loaded_base(values, on=on) if names is AXOLOTL else None
+
+
+def _read_loaded_base(values: Values, *, on: bool) -> str | None:
+    """Return the base as Axolotl lets transformers load it; None if it is dequantized, as it is for full weights."""
+    loaded_as = values[LOADED_AS]
+    if loaded_as is None or values.given.get(f"{LOADED_AS}_kwargs.dequantize") is True:
+        return None
+    if loaded_as == "FineGrainedFP8Config" and on:
+        return "fp8"
+    why = "without an adapter" if loaded_as == "FineGrainedFP8Config" else "which transformers does not train over"
+    values.mark_not_modelled(LOADED_AS, f"weights in few bits, {why}: counted in 16 bits, as with dequantize: true")
     return None
 
 

@@ -178,7 +178,7 @@ AXOLOTL: Table = {
     **unmodelled_keys(
         PARTLY_FROZEN, "freeze_mm_modules", "dense_mixer", "dense_mixer.*", "llmcompressor", "llmcompressor.*"
     ),
-    **unmodelled_keys(QUANTIZED, "gptq", "model_quantization_config", "qat", "qat.*", "quantize_moe_experts"),
+    **unmodelled_keys(QUANTIZED, "gptq", "qat", "qat.*", "quantize_moe_experts"),
     **unmodelled_keys(QUANTIZED, "nonexpert_quantization", "dsv4_fp8_nonexpert_mode", "dsv4_fp4_grouped_mode"),
     **unmodelled_keys(QUANTIZED, "gemma4_fp8_nonexpert", "gemma4_nf4_nonexpert", "nvfp4_merge_aware", "use_onebitllms"),
     **unmodelled_keys(

@@ -48,6 +48,10 @@ ATTENTION = {
     "flash_attention_3": "flash",
     "eager": "unfused",
     "flex_attention": "flash2",
+    # kernels that transformers downloads from kernels-community/ of the Hub
+    "flash-attn2": "flash2",
+    "flash-attn3": "flash",
+    "vllm-flash-attn3": "flash",
 }
 
 PLUGINS = ("LigerPlugin", "CutCrossEntropyPlugin", "SwanLabPlugin")  # of Axolotl; the last one logs
