@@ -94,12 +94,11 @@ def estimate_step_ends(
         return StepEnds(gather + reduce + copies, buffer_copies)
     first, last = (0.0, 0.0) if stays_gathered else _estimate_micro_batch_ends(units, layout, seconds)
     alone = layout.micro_batches(units.job) * (first + last)
-    exposed_gather = (
-        gather - _sum_overlapped_seconds(gathers, forward, chunks=len(chunks))
-        if units.job.stack.param_all_gather == "overlapped"
-        else gather
-    )
-    exposed_reduce = reduce - _sum_overlapped_seconds(reduces, backward, chunks=len(chunks))
+    # A first message of no bytes leaves nothing exposed, and rounding less than nothing.
+    exposed_gather = gather
+    if units.job.stack.param_all_gather == "overlapped":
+        exposed_gather = max(0.0, gather - _sum_overlapped_seconds(gathers, forward, chunks=len(chunks)))
+    exposed_reduce = max(0.0, reduce - _sum_overlapped_seconds(reduces, backward, chunks=len(chunks)))
     return StepEnds(
         exposed_gather + exposed_reduce + copies + alone,
         units.contention * (gather + reduce - exposed_gather - exposed_reduce - alone) + buffer_copies,

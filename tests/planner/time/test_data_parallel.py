@@ -185,3 +185,13 @@ def test_the_first_gather_of_deepspeed_is_a_bucket_of_modules() -> None:
     assert gather < seconds[block].time.forward
     for size, share in ((10**6, 10**6 / numel), (50_000_000, 50_000_000 / numel)):
         assert exposed[10**9] - exposed[size] == pytest.approx(3 * gather * (1 - share), rel=1e-3)
+
+
+def test_adapters_below_which_nothing_is_reduced_leave_no_time_below_zero() -> None:
+    """The embedding is frozen, so the first message has no bytes and all others overlap."""
+    job = Job(sequence=131_072, global_batch=128, adapter="lora:16")  # type: ignore[arg-type]
+    spec = resolve("l40s:2", local=Path("none"))
+    layouts = [Layout.parse(f"cp2 zero{zero} mbs4 ac=full") for zero in (1, 2, 3)]
+    for name in ("qwen2.5-0.5b", "llama3.2-1b", "qwen3-0.6b"):
+        plan = Planner(model=build_model(name), machine=spec, job=job)
+        assert min(plan.estimate(layout).step_time.exposed.get("dp", 0.0) for layout in layouts) >= 0
