@@ -34,7 +34,14 @@ SPELLINGS = {
     "lr_scheduler_type": "learning_rate.kind", "beta": "optimizer.betas", "eps": "optimizer.epsilon",
     "clip_grad": "optimizer.clip", "max_grad_norm": "optimizer.clip",
 }  # fmt: skip
-NOT_SUPPORTED = dict.fromkeys(("lora", "dora", "adapter", "peft", "quantiz", "load_in_", "bnb"), ADAPTERS_ARE_A_FIELD)
+NOT_SUPPORTED = {
+    **dict.fromkeys(("lora", "dora", "adapter", "peft", "quantiz", "load_in_", "bnb"), ADAPTERS_ARE_A_FIELD),
+    **dict.fromkeys(
+        ("gradient_accumulation", "grad_accum"),
+        "gradients are accumulated over global_batch / (dp · mbs) micro-batches: set --gbs, and mbs in the layout",
+    ),
+    **dict.fromkeys(("micro_batch", "mbs", "per_device"), "the micro-batch is mbs in the layout, such as 'dp8 mbs2'"),
+}
 
 
 class Group(Record):

@@ -36,8 +36,16 @@ OTHER_OPTIONS = {
         ),
         "; degrees, ZeRO stage and micro-batch are written in the layout, such as 'dp4 tp2 zero1 mbs2'",
     ),
-    **dict.fromkeys(("--global-batch", "--global-batch-size"), "; the global batch is --gbs, in sequences"),
-    **dict.fromkeys(("--seq-length", "--sequence", "--seq-len"), "; the tokens of a sequence are --seq"),
+    **dict.fromkeys(("--batch", "--global-batch", "--global-batch-size"), "; the global batch is --gbs, in sequences"),
+    **dict.fromkeys(
+        ("--gradient-accumulation-steps", "--gradient-accumulation", "--grad-accum", "--ga"),
+        "; gradients are accumulated over gbs / (dp · mbs) micro-batches: set --gbs, and mbs in the layout",
+    ),
+    **dict.fromkeys(
+        ("--seq-length", "--sequence", "--seq-len", "--seqlen", "--max-seq-len", "--max-seq-length"),
+        "; the tokens of a sequence are --seq",
+    ),
+    **dict.fromkeys(("--dtype", "--mixed-precision"), "; the numbers of a step are --precision, such as bf16 or fp8"),
     **dict.fromkeys(("--machine", "--machines"), "; machines are arguments after the model, such as h100:64 gb200:64"),
     "--lr": "; the learning rate is --set learning_rate.peak=3e-4",
 }

@@ -287,6 +287,9 @@ _DEGREE = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs)(\d+)")
 _TP_2D = re.compile(r"tp(\d+)x(\d+)")
 _ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
 _ASSIGNED = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs|zero)=([\d*].*)")
+_STAGE = re.compile(r"zero[-_](\d.*)")  # as in ZeRO-3
+_MICRO_BATCH = re.compile(r"(?:mb|bs|micro[-_]?batch(?:[-_]?size)?)=?(\d+)")
+_RECOMPUTATION = re.compile(r"ckpt|recompute|recomputation|((gradient|activation)[-_]?)?checkpoint(ing)?")
 _OPTION = re.compile(r"--?(dp|tp|cp|pp|ep|etp|v|mbs)[\s=]+(\d+)")  # as launchers write a degree
 _NUMBER_WORDS = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
 _JOB_OPTIONS = ("precision", "seq", "gbs", "stack", "adapter", "attention")
@@ -337,12 +340,15 @@ def leaves_dp_open(text: str, fields: Mapping[str, object]) -> bool:
 
 
 def split_tokens(text: str) -> list[str]:
-    """Split the text of a layout into its tokens at spaces and commas."""
-    return text.replace(",", " ").split()
+    """Split the text of a layout into its tokens at spaces and commas, in lower case."""
+    return text.lower().replace(",", " ").split()
 
 
 def spell_token(token: str) -> str:
-    """Return the printed form of a token: ``dp=8`` is ``dp8``, ``fsdp/8`` ``zero3/8``, ``ddp`` ``zero0``."""
+    """Return the printed form of a token: ``DP=8`` is ``dp8``, ``ZeRO-3`` ``zero3``, ``fsdp/8`` ``zero3/8``."""
+    token = token.lower()
+    if match := _STAGE.fullmatch(token):
+        return f"zero{match[1]}"
     if match := _ASSIGNED.fullmatch(token):
         return f"{match[1]}{match[2]}"
     if match := _DATA_PARALLEL.fullmatch(token):
@@ -371,27 +377,31 @@ def read_token(token: str) -> Mapping[str, object]:
         if match[1] not in ("0", "1", "2", "3"):
             raise UserError(f"layout token {token!r}: ZeRO has stages 0 to 3")
         return {"zero": int(match[1])} | ({"shard_group": _parse_degree(token, match[2])} if match[2] else {})
-    if token in SCHEDULES:
-        return {"schedule": token}
-    if token in ("sp", "nosp"):
-        return {"sp": token == "sp"}
-    if token.startswith("ac="):
-        kind, separator, ranks = token[3:].partition("@")
+    if printed in SCHEDULES:
+        return {"schedule": printed}
+    if printed in ("sp", "nosp"):
+        return {"sp": printed == "sp"}
+    if printed.startswith("ac="):
+        kind, separator, ranks = printed[3:].partition("@")
         groups = kind.split("+")
         return {"ac": "+".join(sorted(set(groups), key=groups.index)) + separator + ranks}
-    if token.startswith("stages="):
-        return {"stages": tuple(size for part in token[7:].split("-") for size in _parse_sizes(token, part))}
-    if token.startswith("order="):
-        return {"order": tuple(token[6:].split("-"))}
-    if token in _KINDS:
-        return {"cp_kind": token[3:]}
-    if token.startswith("offload="):
-        return {"offload": _parse_offload(token)}
-    name, assigned, value = token.partition("=")
+    if printed.startswith("stages="):
+        return {"stages": tuple(size for part in printed[7:].split("-") for size in _parse_sizes(token, part))}
+    if printed.startswith("order="):
+        return {"order": tuple(printed[6:].split("-"))}
+    if printed in _KINDS:
+        return {"cp_kind": printed[3:]}
+    if printed.startswith("offload="):
+        return {"offload": _parse_offload(printed)}
+    name, assigned, value = printed.partition("=")
     if assigned and name in _JOB_OPTIONS:
         raise UserError(f"layout token {token!r} is not part of a layout; give the option --{name} {value}")
     if letter := _NUMBER_WORDS.get(token.lower()):
         raise UserError(f"unknown layout token {token!r}; write a number of tokens as one word: --tokens 15{letter}")
+    if match := _MICRO_BATCH.fullmatch(printed):
+        raise UserError(f"unknown layout token {token!r}; did you mean mbs{match[1]}?")
+    if _RECOMPUTATION.fullmatch(printed):
+        raise UserError(f"unknown layout token {token!r}; did you mean ac=full, ac=selective or ac=norm+act?")
     raise make_unknown_name_error(token, _WORDS, kind="layout token", forms=_FORMS)
 
 

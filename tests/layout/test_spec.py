@@ -81,7 +81,9 @@ def _list_spellings(token: str) -> list[str]:
         spellings.append("ddp")
     if token.startswith("zero3"):
         spellings += [f"fsdp{token[5:]}", *([f"hsdp{token[5:]}"] if "/" in token else [])]
-    return spellings
+    if named == "zero":
+        spellings.append(f"ZeRO-{degree}")
+    return [*spellings, *map(str.upper, spellings)]
 
 
 @every
@@ -103,6 +105,8 @@ def test_other_spellings_of_a_layout_print_in_canonical_form(layout: Layout, dat
         ("dp16 fsdp/8", "dp16 zero3/8 mbs1"),
         ("ddp dp8", "dp8 zero0 mbs1"),
         ("dp=8,tp=2", "dp8 tp2 zero0 mbs1"),
+        ("DP=8 FSDP", "dp8 zero3 mbs1"),
+        ("dp16 ZeRO-3/8", "dp16 zero3/8 mbs1"),
         ("tp=4x2, zero=1 mbs=2", "dp1 tp4x2 zero1 mbs2"),
         ("dp=2,cp=2,cp=ulysses", "dp2 cp2 zero0 mbs1 cp=ulysses"),
         ("ac=none dp2", "dp2 zero0 mbs1"),
@@ -143,6 +147,8 @@ def check_one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
         ("", "layout '' is empty; write for example 'dp8 zero1', or dp1"),
         (" ", "is empty"),
         ("fsdp8", "the number of data-parallel ranks is that of dp; write 'dp8 fsdp'"),
+        ("dp2 micro_batch=4", "unknown layout token 'micro_batch=4'; did you mean mbs4?"),
+        ("dp2 gradient_checkpointing", "did you mean ac=full, ac=selective or ac=norm+act?"),
         ("dp2 thousand", "unknown layout token 'thousand'; write a number of tokens as one word: --tokens 15k"),
         ("tp2 sp nosp", "'nosp' sets sp a second time; keep one"),
         ("dp2 trillion", "unknown layout token 'trillion'; write a number of tokens as one word: --tokens 15T"),
