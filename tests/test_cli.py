@@ -132,7 +132,7 @@ def signals() -> object:
         (("search", "nano", "h100:8", "--keep", "pd8"), r"unknown layout token 'pd8'; known: .*"),
         (("search", "nano", "h100:8", "--keep", "dp16"), r"layout 'dp16 .*': needs 16 ranks, but h100 has 8; .*"),
         (("search", "nano", "h100:8", "h200:8", "--by", "cost"), r"--by cost: h100, h200 have no price; .*"),
-        (("search", "nano", "h100:8", "h20:8"), r"unknown machine 'h20'; did you mean .*"),
+        (("search", "nano", "h100:8", "h21:8"), r"unknown machine 'h21'; did you mean .*"),
         (("search", "nano", "h100:8", "--tokens", "1e9", "--price", "h200=2/h"), r".*: no machine is called 'h200'.*"),
         (("search", "nano", "h100:8", "--price", "dear"), r"--price 'dear' is not a price; write h100=2.2/h, .*"),
         (("search", "nano", "h100:8", "--deadline", "soon"), r"--deadline 'soon' is not a number and a unit; .*"),

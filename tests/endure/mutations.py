@@ -3,8 +3,9 @@
     python -m tests.endure.mutations            plants each in a copy of the repository, and runs its test there
     python -m tests.endure.mutations --only 3 17
 
-Those of the training loop are in ``tests/agree/loop/test_mutation.py``. The quick test of this table checks that each
-text still stands in its file once, and that each test is there. Exits 1 if a test passes with its mistake.
+``old_faults.py`` holds those that were once in the code, ``tests/agree/loop/test_mutation.py`` those of the training
+loop. The quick test of this table checks that each text still stands in its file once, and that each test is there.
+Exits 1 if a test passes with its mistake.
 """
 
 from __future__ import annotations
@@ -18,26 +19,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+
+from tests.endure.mutation import edit
+from tests.endure.old_faults import OLD_FAULTS
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("fivefold", "tests", "benchmarks", "docs", "examples", "pyproject.toml", "README.md", "CHANGELOG.md")
 TEST_SECONDS = 600
-
-
-class Mutation(NamedTuple):
-    """``old`` stands once in ``fivefold/FILE`` and becomes ``new``; then ``tests/TEST`` must fail."""
-
-    name: str
-    file: str
-    old: str
-    new: str
-    test: str
-
-
-def edit(file: str, test: str, *changes: tuple[str, str, str]) -> list[Mutation]:
-    """Return the mistakes in one file that one test must see: the name of each, the text, and what replaces it."""
-    return [Mutation(name, file, old, new, test) for name, old, new in changes]
 
 
 READ_BACK = "interop/test_read_back.py::test_the_update_is_read_back_exactly"
@@ -254,7 +242,7 @@ QUESTIONS = [
           ("all ranks are not tried", "most.bit_length())), most}", "most.bit_length()))}")),
     *edit("planner/questions.py", "planner/test_questions.py::test_bytes_of_states_are_those_of_trained_weights",
           ("frozen weights have states", "if job.freezes_text:", "if False:"),
-          ("a base in 4 bits has 16", '{"nf4": 0.5, "int8": 1.0}.get', '{"int8": 1.0}.get')),
+          ("a base in 4 bits has 16", '{"nf4": 0.5, "mxfp4": 0.5, "int8"', '{"mxfp4": 0.5, "int8"')),
     *edit("planner/questions.py",
           "planner/test_questions.py::test_a_number_of_gpus_that_the_work_limit_leaves_undecided_is_named",
           ("undecided numbers are decided", "undecided.append(ranks)", "pass")),
@@ -275,7 +263,7 @@ QUESTIONS = [
     *edit("web/files.py", "web/test_files.py::test_folders_within_a_named_folder_are_no_files",
           ("folders below are files", "if file.is_file()]", "]")),
 ]  # fmt: skip
-MUTATIONS = [*WRITERS, *READERS, *RUNS, *MEMORY, *TIME, *WEB, *DATA, *NEW_READERS, *QUESTIONS]
+MUTATIONS = [*WRITERS, *READERS, *RUNS, *MEMORY, *TIME, *WEB, *DATA, *NEW_READERS, *QUESTIONS, *OLD_FAULTS]
 
 
 def find_stale() -> Iterator[str]:
