@@ -53,7 +53,6 @@ def calibrate_hosts(
     *,
     quick: bool = False,
     points: Points | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
 ) -> Machine | None:
     """Measure the hosts of ``process``'s world; return the machine on rank 0, None on the other ranks.
 
@@ -73,9 +72,7 @@ def calibrate_hosts(
                 "host"
             )
         host_machine = (
-            calibrate(ranks=(1, local), quick=quick, points=points, in_steps=False, progress=progress)
-            if process.local_rank == 0
-            else None
+            calibrate(ranks=(1, local), quick=quick, points=points, in_steps=False) if process.local_rank == 0 else None
         )
         machines = [machine for machine in _gather_values(host_machine) if machine is not None]
         chosen = points or choose_default_points("gloo", quick=False)

@@ -78,7 +78,7 @@ def draw_stacked_bars(
     return _finish(filled + bar_labels, title=title, subtitle=subtitle, height=height * len(bars))
 
 
-def compare_bars(rows: Sequence[QuantityComparison], *, subtitle: str = "") -> Chart:
+def compare_bars(rows: Sequence[QuantityComparison]) -> Chart:
     """Chart the relative error of every quantity; equal counts are labelled exact, wrong counts are red."""
     alt = _import_altair()
     if not rows:
@@ -97,7 +97,7 @@ def compare_bars(rows: Sequence[QuantityComparison], *, subtitle: str = "") -> C
     right = base.transform_filter("datum.error >= 0").mark_text(align="left", dx=6).encode(text="text:N")
     left = base.transform_filter("datum.error < 0").mark_text(align="right", dx=-6).encode(text="text:N")
     chart = base.mark_bar() + right + left
-    return _finish(chart, title=_compare_finding(rows), subtitle=subtitle, height=24 * len(rows))
+    return _finish(chart, title=_compare_finding(rows), subtitle="", height=24 * len(rows))
 
 
 def encode_rows(values: Sequence[Mapping[str, Any]]) -> Chart:

@@ -130,9 +130,9 @@ def _mark_cell(cell: str | Text) -> str:
     return Raw(f'<span class="{tone}">{escape(cell.plain)}</span>') if tone else cell.plain
 
 
-def convert_terminal(what: RenderableType, *, width: int = 120) -> str:
+def convert_terminal(what: RenderableType) -> str:
     """Return what a terminal shows, as preformatted text."""
-    console = Console(file=StringIO(), record=True, width=width, color_system="standard", force_terminal=True)
+    console = Console(file=StringIO(), record=True, width=120, color_system="standard", force_terminal=True)
     console.print(what)
     text = console.export_text(styles=False).rstrip()
     return f"<pre>{escape(text)}</pre>"

@@ -11,7 +11,6 @@ PARALLEL_DIMS = "pytorch/torchtitan@0119de1:torchtitan/distributed/parallel_dims
 TABLES = "pytorch/torchtitan@b5bcd76:benchmarks"
 KEMPNERFORGE_REPOSITORY = "KempnerInstitute/KempnerForge@01b461a"
 FOUNDRY = "mosaicml/llm-foundry@8c8dd48:scripts/train/benchmarking/README.md"
-FOUNDRY_SWEEP = "mosaicml/llm-foundry@b2a43a1:scripts/train/benchmarking/sweep.sh"
 COMPOSER_ADAMW = "mosaicml/composer@28cc4ca:composer/optim/decoupled_weight_decay.py, adamw"
 FLAT = "pytorch/pytorch@v2.1.0:torch/distributed/fsdp/_flat_param.py, FlatParameter"
 TUNE = "meta-pytorch/torchtune@v0.6.1"
