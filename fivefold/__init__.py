@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from fivefold.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from fivefold.api.configs import read_config as read_config
     from fivefold.api.functions import *  # noqa: F403
     from fivefold.api.load import load as load
+    from fivefold.api.load import read_config as read_config
     from fivefold.api.training import train as train
     from fivefold.api.watch import watch as watch
     from fivefold.record import RunFailure as RunFailure
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _VERBS = "fivefold.api.functions"  # all of its public names are names of this package
 _HOMES = {"train": "fivefold.api.training", "watch": "fivefold.api.watch", "load": "fivefold.api.load"}
-_HOMES |= {"read_config": "fivefold.api.configs"}
+_HOMES |= {"read_config": "fivefold.api.load"}
 _HOMES |= {"Step": "fivefold.step", "RunFailure": "fivefold.record", "UserError": "fivefold.record"}
 
 

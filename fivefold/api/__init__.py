@@ -2,10 +2,8 @@
 
 functions              predict, search, compare, ask, sweep, dryrun, train, trace
 job_fields · job_words a job from keyword arguments; the types of these, generated from the records
-documentation          adds help texts of the request schemas to docstrings
-keywords               errors and warnings that name arguments and functions instead of options and commands
+documentation          adds help texts of the request schemas to docstrings; errors name arguments, not options
 watch                  measures a step of any training loop
 training               train, in separate processes
-configs                configs of other software: read_config
-load                   reads what an earlier command has written: a run's folder, a step, a search, a sweep
+load                   reads what an earlier command has written, and configs of other software
 """

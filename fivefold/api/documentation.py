@@ -8,16 +8,21 @@ from __future__ import annotations
 import inspect
 import re
 import textwrap
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import wraps
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from fivefold.api.job_words import JobWords
-from fivefold.api.keywords import check_choices, list_choices, use_python_words
 from fivefold.record import UserError
 from fivefold.requests.commands import JobOptions
 from fivefold.requests.schema import Request, describe_fields
 
+_SETTING = re.compile(r"--set (?=[a-z_.]+=)")
+_FLAG = re.compile(r"(?<![\w-])--(exact)(?![\w-])")
+_VALUE = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*) (?=\d)")
+_OPTION = re.compile(r"(?<![\w-])--([a-z]+(?:-[a-z]+)*)")
+_COMMAND = re.compile(r"(`?fivefold (?!models`|machines`|stacks`)[a-z]+ [^;`]*)")  # to type as it stands
+_CATALOG = re.compile(r"`fivefold (models|machines|stacks)`")
 P = ParamSpec("P")
 T = TypeVar("T")
 
@@ -122,3 +127,39 @@ def write_entry(name: str, parameter: inspect.Parameter | None, text: str) -> st
     return (
         f"{stars}{name} : {kind}{default}\n{textwrap.fill(text, 116, initial_indent='    ', subsequent_indent='    ')}"
     )
+
+
+def use_python_words(message: str) -> str:
+    """Return a message, which names options and catalogs of the terminal, with keyword arguments and functions.
+
+    raise --gbs, or use --set offload=optimizer    raise gbs, or use offload=optimizer
+    `fivefold models` lists all                     ff.models() lists all
+    """
+    if "--" not in message and "`" not in message:
+        return message
+    pieces = _COMMAND.split(message)
+    return "".join(piece if index % 2 else _replace_options(piece) for index, piece in enumerate(pieces))
+
+
+def _replace_options(message: str) -> str:
+    message = _FLAG.sub(lambda match: f"{match[1]}=True", _SETTING.sub("", message))
+    message = _VALUE.sub(lambda match: f"{match[1].replace('-', '_')}=", message)
+    message = _OPTION.sub(lambda match: match[1].replace("-", "_"), message)
+    return _CATALOG.sub(lambda match: f"ff.{match[1]}()", message)
+
+
+def list_choices(schemas: tuple[type[Request], ...]) -> dict[str, tuple[str, ...]]:
+    """Return the values of each argument that has only certain ones."""
+    return {
+        name: get_args(field.annotation)
+        for schema in schemas
+        for name, field in schema.model_fields.items()
+        if get_origin(field.annotation) is Literal
+    }
+
+
+def check_choices(arguments: Mapping[str, Any], choices: Mapping[str, tuple[str, ...]]) -> None:
+    """Raise ``UserError`` for an argument that is not one of its values."""
+    for name, value in arguments.items():
+        if name in choices and value is not None and value not in choices[name]:
+            raise UserError(f"{name}={value!r} is not one of {', '.join(map(repr, choices[name]))}")

@@ -12,10 +12,9 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from fivefold.api.documentation import document_parameters
+from fivefold.api.documentation import document_parameters, use_python_words
 from fivefold.api.job_fields import build_job, list_stated
 from fivefold.api.job_words import JobWords
-from fivefold.api.keywords import use_python_words
 from fivefold.record import UsageWarning, UserError
 from fivefold.requests.commands import (
     AskOptions,
@@ -43,13 +42,12 @@ if TYPE_CHECKING:
     from fivefold.requests.commands import Batch, Question
     from fivefold.results.catalog import CatalogMachine, CatalogModel, CatalogStack
     from fivefold.results.comparison import Comparison
-    from fivefold.results.objectives import Aim, By, Goal
     from fivefold.results.playbook import Playbook
     from fivefold.results.run_estimate import Offers, RunEstimate
+    from fivefold.results.search_result import Aim, By, Change, Goal, Lengths, QuestionAnswer, SearchResult, Walk
     from fivefold.results.search_result import Batch as BatchSize
-    from fivefold.results.search_result import Change, Lengths, QuestionAnswer, SearchResult, Walk
     from fivefold.results.sweep_row import SweepRow
-    from fivefold.results.traced import Traced
+    from fivefold.results.trace_report import Traced
     from fivefold.step import Step
     from fivefold.sweeps.journal import Journal
 
@@ -591,7 +589,7 @@ def trace(
     from fivefold.profiling.trace_advice import advise
     from fivefold.profiling.traces import read
     from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
-    from fivefold.results.traced import Traced
+    from fivefold.results.trace_report import Traced
 
     rated_machine = None if machine is None else _resolve_machine(machine)
     predicted, axes = None, None

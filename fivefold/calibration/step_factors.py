@@ -26,7 +26,7 @@ from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import list_stages
 from fivefold.planner.predict import get_planner
-from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, find_kernel_kind
+from fivefold.planner.time.measured_kernels import count_kernels, count_messages, find_kernel_kind
 from fivefold.planner.time.profiled import count_ranks_per_host
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import count_weights, estimate_elementwise_seconds

@@ -3,13 +3,12 @@
 command_line   all commands as one application, and its run
 parameters · request_options   a command's arguments and options, derived from its request schema
 options · arguments · completion · errors   shared by all commands; records from words or a file; exit codes
-strict_command   refuses an option that is given twice
 user_settings   fills what is left open from the user's settings, and names those that took effect
 first_calibration   measures a computer that is not calibrated yet
 commands/   a module for each command, which has its name (``import_``), with a function of that name
-offers · corpus · closing · slurm · hosts   several machines; a run's folder and corpus; its end; clusters; many hosts
-pictures · reproduce · trace_compare · written_configs   charts; a page's command; a run's traces; config files
-tools · tool_server   commands as tools of coding assistants, and the Model Context Protocol
+offers · corpus · slurm · hosts   several machines; a run's folder and corpus; clusters; many hosts
+pictures · trace_compare · written_configs   charts; a run's traces; config files
+tools   commands as tools of coding assistants, and the Model Context Protocol
 A user error is one line and exit code 2, a system error one line and exit code 1.
 """
 

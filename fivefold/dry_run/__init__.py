@@ -1,9 +1,9 @@
 """Dry run: runs the real training code on fake tensors and a fake process group, for ranks of any world.
 
 rank_tapes    runs two steps of one rank per pipeline rank, or of every rank (fake/), and records tapes (record/)
-rank_processes runs ranks on several cores
+rank_processes runs ranks on several cores; turns an exception into a finding
 report        compares memory/ with the chip and builds a step record of kind "dry run"
-match         compares the messages of the ranks                       failures   turns an exception into a finding
+match         compares the messages of the ranks
 time/         prices the tapes and gives every event its time
 
 A job that would fail (out of memory, deadlock, shape error) yields a one-line finding, not an exception.

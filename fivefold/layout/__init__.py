@@ -1,9 +1,8 @@
 """The layout: how a training step is distributed over ranks.
 
-spec · names        the record and its text form; names of axes
+spec · names        the record and its text form; names of axes; kinds of context parallelism
 pattern · where     several layouts as one text; constraints on layouts
 validity · remarks  reasons why a layout is not valid; what is valid but perhaps not intended
-context_parallelism kinds of context parallelism with their properties
 mesh                process groups by axis          sharding · local_weight   the part of a weight that each rank holds
 stages · schedule/  layers of pipeline stages; pipeline schedules as tables
 """

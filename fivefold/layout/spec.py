@@ -22,8 +22,7 @@ from pydantic import Field, model_validator
 
 from fivefold.bounded_types import RANKS, Degree, Sequences, StageLayers
 from fivefold.job import Job, Offloaded
-from fivefold.layout.context_parallelism import CONTEXT_PARALLELISMS, CP_KINDS, ContextParallelism
-from fivefold.layout.names import DEFAULT_ORDER, CpKind, MeshAxis
+from fivefold.layout.names import CONTEXT_PARALLELISMS, CP_KINDS, DEFAULT_ORDER, ContextParallelism, CpKind, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import (
     DEFAULT_SCHEDULE,
     PIPELINE_SCHEDULES,

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from operator import eq, ge, gt, le, lt, ne
 from typing import NamedTuple
 
-from fivefold.layout.context_parallelism import CP_KINDS
-from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.names import CP_KINDS, DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.record import UserError, make_unknown_name_error

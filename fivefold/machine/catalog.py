@@ -1,6 +1,6 @@
 """Catalog of training chips, each in its usual node, and ``resolve``, which converts a text to a ``Machine``.
 
-Peaks are dense, per rank. Memory is what PyTorch can allocate (``total_memory.py``). Bandwidths and peaks are the
+Peaks are dense, per rank. Memory is what PyTorch can allocate. Bandwidths and peaks are the
 vendors'; ``kernel_efficiency.py`` has the shares that kernels reach.
 """
 
@@ -17,9 +17,36 @@ from fivefold.machine import toml
 from fivefold.machine.kernel_efficiency import KernelEfficiency, build_chip_fields
 from fivefold.machine.overrides import apply_overrides
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.machine.total_memory import POSTED, TotalMemory, from_nvidia_smi, from_posted
 from fivefold.record import UserError, locate, make_unknown_name_error, read_file
-from fivefold.units import MIB, Dtype
+from fivefold.units import GIB, MIB, Dtype
+
+POSTED = "total_memory as torch.cuda reports it"
+KEPT_BY_DRIVER = (
+    0.004  # share of what nvidia-smi shows: on B200 (183359 and 182631 MiB) and H200 (143771 and 143156 MiB)
+)
+
+
+class TotalMemory(NamedTuple):
+    """The bytes of a chip that a process can use, as ``torch.cuda.get_device_properties(0).total_memory`` reports them.
+
+    PyTorch prints the same figure as "total capacity" when it runs out of memory. It is less than ``nvidia-smi`` shows,
+    since the driver keeps 0.4 to 2 % (an H100 of 81559 MiB has 81089 MiB). Each figure was posted publicly; drivers
+    differ by up to 0.3 %.
+    """
+
+    total_bytes: int
+    source: str
+
+
+def from_nvidia_smi(mebibytes: int) -> int:
+    """Estimate the bytes of a chip for which only the figure of ``nvidia-smi`` was published."""
+    return int(mebibytes * (1 - KEPT_BY_DRIVER)) * MIB
+
+
+def from_posted(gibibytes: float) -> int:
+    """Return the bytes of a chip whose memory was posted in GiB with two digits."""
+    return int(gibibytes * GIB)
+
 
 # The source of most rows: github.com/stas00/ml-engineering at commit 744d01e.
 SHEET = "stas00/ml-engineering@744d01e:compute/accelerator/README.md"

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
 from fivefold.job import Job
-from fivefold.layout.context_parallelism import CP_KINDS
+from fivefold.layout.names import CP_KINDS
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import is_legal
 from fivefold.layout.where import Where

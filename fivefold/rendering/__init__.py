@@ -2,7 +2,7 @@
 
 step_view · grid · sections · table        tables and sections of an answer as data; what a terminal prints of them
 compare · comparison · search · answers · robust · ratios · numerics · doctor · dry_run · stages · question · reading
-budget · interval · verdict · run_estimate · playbook · lengths · catalogs      pages of text, one for each result
+budget · interval · run_estimate · playbook · lengths · catalogs      pages of text, one for each result
 layout_legend                              the line that explains unusual keywords of layouts
 palette · charts · losses · pipeline · memory · trace · figures/             colours; pictures as files; Perfetto traces
 html · rows · elements · drawing/ · point_charts · report  HTML for notebooks; pictures in pages; reports

@@ -14,9 +14,7 @@ from fivefold.rendering.interval import show_change_range
 from fivefold.rendering.palette import BLUE, GREY, IDLE, RED
 from fivefold.rendering.question import describe_job
 from fivefold.rendering.table import build_heading
-from fivefold.results.comparison import EQUAL, Comparison, Quantity, Variant
-from fivefold.results.difference import break_down
-from fivefold.results.ratio import SpeedRatio
+from fivefold.results.comparison import EQUAL, Comparison, Quantity, SpeedRatio, Variant, break_down
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_count, show_flops, show_risk, show_seconds
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from fivefold.results.run_estimate import Offers
     from fivefold.results.run_folder import RunFolder
     from fivefold.results.search_result import Proposal, Robustness, SearchResult, Walk
-    from fivefold.results.traced import Traced
+    from fivefold.results.trace_report import Traced
     from fivefold.step import Step
 
 MAX_ROWS = 60  # maximum rows of a table

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from rich.text import Text
 
-from fivefold.results.ratio import SpeedRatio
+from fivefold.results.comparison import SpeedRatio
 from fivefold.step import Interval, Memory, Step
 from fivefold.units import show_bytes, show_seconds
 

@@ -11,10 +11,10 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from fivefold.rendering.grid import Column, Grid, make_grid
-from fivefold.rendering.verdict import format_verdict
 from fivefold.step import Memory, Operation, StageMemory, Step, Time, Traffic, Verdict, Work
-from fivefold.units import show_bytes, show_cause, show_count, show_flops, show_seconds
+from fivefold.units import show_bytes, show_cause, show_count, show_flops, show_risk, show_seconds
 
+STYLES: dict[Verdict, str] = {"fits": "green", "tight": "bold yellow", "does not fit": "bold red"}  # in a terminal
 MEMORY_PARTS = (
     "parameters",
     "gradients",
@@ -218,3 +218,10 @@ def _view_memory(fullest: StageMemory, *, has_several_stages: bool) -> Section:
     if sum(part.size for part in parts.parts) > fullest.peak_bytes:
         remarks.append("the parts add up to more, as activations are freed while gradients are allocated")
     return Section(f"Peak memory per rank{where}", "; ".join(remarks), parts)
+
+
+def format_verdict(memory: Memory) -> str:
+    """Return the verdict and its reason, such as ``tight: 22 % risk of running out of 79.19 GiB``; "" without one."""
+    if memory.verdict is None or memory.risk is None or memory.capacity_bytes is None:
+        return memory.verdict or ""
+    return f"{memory.verdict}: {show_risk(memory.risk)} risk of running out of {show_bytes(memory.capacity_bytes)}"

@@ -18,8 +18,7 @@ from fivefold.rendering.grid import Grid
 from fivefold.rendering.interval import render_intervals
 from fivefold.rendering.question import count_ranks, describe_step
 from fivefold.rendering.stages import StageTable
-from fivefold.rendering.step_view import Parts, Section, view_step
-from fivefold.rendering.verdict import STYLES, format_verdict
+from fivefold.rendering.step_view import STYLES, Parts, Section, format_verdict, view_step
 from fivefold.step import Kind, Memory, Step
 from fivefold.units import show_bytes, show_count, show_flops, show_rate, show_seconds
 

@@ -45,8 +45,8 @@ def list_families(word: str | None = None) -> list[CatalogFamily]:
 
     ``word``: only those that contain it.
     """
-    from fivefold.model.huggingface.causal_types import LACKING_TYPES
     from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
+    from fivefold.model.huggingface.model_types import LACKING_TYPES
 
     entries = [
         CatalogFamily(name=name, architecture=architecture, status="unsupported", needs=reason)

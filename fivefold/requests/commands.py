@@ -41,7 +41,7 @@ from fivefold.requests.fields import (
     Where,
 )
 from fivefold.requests.schema import PANELS, Argument, Option, Request
-from fivefold.results.objectives import Objective
+from fivefold.results.search_result import Objective
 from fivefold.step import FITS_RISK
 
 UNRANKABLE_DIFFERENCE = 0.02  # relative difference of step times below which a prediction cannot rank layouts

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.results.objectives import Goal
     from fivefold.results.run_estimate import Offers
+    from fivefold.results.search_result import Goal
 
 TOKENS = 1e12
 

@@ -53,7 +53,7 @@ OUTPUTS: Mapping[str, Output] = {
     "stacks": Output(entries=[f"{_RESULTS}.catalog:CatalogStack"]),
     "read": Output([f"{_RESULTS}.reading:Reading"], version=18),
     "calibrate": Output(["fivefold.machine.spec:Machine"]),
-    "trace": Output([f"{_RESULTS}.traced:Traced"], version=3),
+    "trace": Output([f"{_RESULTS}.trace_report:Traced"], version=3),
     "explain": Output([f"{_RESULTS}.outputs:ExplainOutput"], version=3),
     "train": Output([f"{_RESULTS}.outputs:StepPair"], version=3),
     "data": Output(["fivefold.trainer.data.shards:Index"]),

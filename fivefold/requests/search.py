@@ -16,8 +16,7 @@ if TYPE_CHECKING:
     from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
-    from fivefold.results.objectives import By
-    from fivefold.results.search_result import Finalist, SearchResult, Walk
+    from fivefold.results.search_result import By, Finalist, SearchResult, Walk
     from fivefold.stack.spec import Reduce
 
 

@@ -5,15 +5,48 @@ Plain records, so that ``show`` can print them without importing the planner.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
-from pydantic import NonNegativeFloat
+from pydantic import NonNegativeFloat, PositiveFloat
 
 from fivefold.display import Shown, flatten
 from fivefold.record import Record
-from fivefold.results.ratio import SpeedRatio
 from fivefold.step import FITS_RISK, Step
+from fivefold.units import show_seconds
 
+
+class SpeedRatio(Record):
+    """Tokens per second of one step over those of another, with the intervals that hold 50 and 90 % of the pairs."""
+
+    ratio: PositiveFloat
+    low_90: PositiveFloat
+    low_50: PositiveFloat
+    high_50: PositiveFloat
+    high_90: PositiveFloat
+    differences: tuple[str, ...]  # what the two steps differ in
+
+    @property
+    def verdict(self) -> Literal["clear", "likely", "not distinguishable"]:
+        """Tell whether nine tenths, or half, of the measured ratios lie on one side of 1."""
+        if self.high_90 < 1 or self.low_90 > 1:
+            return "clear"
+        return "likely" if self.high_50 < 1 or self.low_50 > 1 else "not distinguishable"
+
+    def invert(self) -> SpeedRatio:
+        """Return the ratio of the second speed over the first."""
+        return SpeedRatio(
+            ratio=1 / self.ratio,
+            low_90=1 / self.high_90,
+            low_50=1 / self.high_50,
+            high_50=1 / self.low_50,
+            high_90=1 / self.low_90,
+            differences=self.differences,
+        )
+
+
+Parts = Mapping[str, float]
+MIN_NAMED_RATIO = 0.1  # differences below this share of the largest are not named
 EQUAL = 5e-4  # relative difference up to which two values print the same
 Unit = Literal["seconds", "bytes", "share", "per second", "count", "FLOPs", "dollars", "words"]
 
@@ -117,3 +150,31 @@ class Comparison(Shown):
     def predicted_variants(self) -> tuple[Variant, ...]:
         """Return the variants that have a step."""
         return tuple(variant for variant in self.variants if variant.step is not None)
+
+
+def list_differences(before: Parts, after: Parts) -> list[tuple[str, float]]:
+    """Return the seconds by which each part of ``after`` differs from ``before``, largest first."""
+    seconds = {part: after.get(part, 0.0) - before.get(part, 0.0) for part in dict.fromkeys((*before, *after))}
+    return sorted(
+        ((part, difference) for part, difference in seconds.items() if difference),
+        key=lambda part_and_difference: -abs(part_and_difference[1]),
+    )
+
+
+def name_largest_part(before: Parts, after: Parts) -> str:
+    """Name the part that contributes most to the total difference: ``bubble +322 ms``; "" if there is no difference."""
+    changes = list_differences(before, after)
+    total = sum(difference for _, difference in changes)
+    return next((_format_part(part, difference) for part, difference in changes if difference * total > 0), "")
+
+
+def break_down(before: Parts, after: Parts) -> str:
+    """List every part that contributes notably to the difference: ``bubble +322 ms, compute −120 ms``."""
+    changes = list_differences(before, after)
+    threshold = MIN_NAMED_RATIO * abs(changes[0][1]) if changes else 0.0
+    return ", ".join(_format_part(part, difference) for part, difference in changes if abs(difference) >= threshold)
+
+
+def _format_part(part: str, seconds: float) -> str:
+    """Write a part with its signed difference: ``bubble +322 ms``."""
+    return f"{part} {'+' if seconds > 0 else '−'}{show_seconds(abs(seconds))}"

@@ -13,7 +13,7 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fivefold.display import Shown, flatten
 from fivefold.machine.datacenter import Site
 from fivefold.record import Record
-from fivefold.results.objectives import Goal
+from fivefold.results.search_result import Goal
 from fivefold.step import Interval, Verdict, judge
 
 

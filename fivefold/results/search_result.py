@@ -13,11 +13,16 @@ from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 from fivefold.display import Shown, flatten
 from fivefold.record import Record
-from fivefold.results.objectives import Aim
-from fivefold.results.ratio import SpeedRatio
+from fivefold.results.comparison import SpeedRatio
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, Step, judge
 from fivefold.units import show_bytes, show_risk, show_risk_option, show_seconds
+
+By = Literal["time", "cost", "memory"]  # per step
+Aim = Literal[By, "robust"]  # robust: the regret if the run differs from the prediction
+Goal = Literal["time", "cost", "energy"]  # of a full run
+Objective = Literal[By, "energy", "robust"]  # all of them
+
 
 MAX_MEANT_GAP = 0.5  # above it, a gap is due to how loose the bounds are and says nothing of the layout
 

@@ -8,11 +8,15 @@ Communication concurrent with compute is overlapped, the rest is exposed. Memcpy
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
+from fivefold.display import Shown
 from fivefold.record import Record
+from fivefold.results.advice import StepAdvice
+from fivefold.results.step_comparison import QuantityComparison
+from fivefold.step import Step
 
 Category = Literal["GEMM", "attention", "elementwise", "norm", "communication", "memcpy", "optimizer", "other"]
 Activity = Literal["compute", "communication", "memcpy", "host", "waiting"]
@@ -149,3 +153,24 @@ class TraceReport(Record):
         for window in self.breakdown:
             longest[window.step] = max(longest.get(window.step, 0.0), window.window_seconds)
         return sum(longest.values()) / len(longest) if longest else 0.0
+
+
+class Traced(TraceReport, Shown):
+    """A report of traces; ``against``: each quantity of ``predicted`` compared with the traces.
+
+    ``advice``: the largest loss that can be avoided; None if no step takes any time.
+    """
+
+    drawn_by: ClassVar[str] = "fivefold.rendering.html:render_traced"
+
+    against: tuple[QuantityComparison, ...] = ()
+    predicted: Step | None = None
+    advice: StepAdvice | None = None
+
+    def line(self) -> str:
+        """Return the number of ranks and steps, as one line."""
+        return f"of {len(self.ranks)} of {self.world} ranks, {len(self.steps)} steps, {self.device}"
+
+    def table(self) -> list[dict[str, object]]:
+        """Return one row per rank and step."""
+        return [breakdown.model_dump(mode="json") for breakdown in self.breakdown]

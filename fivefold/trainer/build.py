@@ -1,20 +1,28 @@
-"""Builds modules and optimizer of one rank from model, layout and job. Training and the dry run both start here."""
+"""Builds modules and optimizer of one rank from model, layout and job. Training and the dry run both start here.
+
+The built modules are checked against the table of weights, and again once they are sharded; a difference is an error of
+this package, not of the user.
+"""
 
 from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from fivefold.adapter import Adapter, count_nf4_bytes
 from fivefold.job import Job
+from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
+from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import find_first_backward_stage
+from fivefold.layout.stages import find_first_backward_stage, list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.spec import Model
 from fivefold.model.weight import MAGNITUDE
@@ -33,7 +41,6 @@ from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.mesh import create_ranks as make_ranks
 from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.trainer.parallel.zero import ZeroUnit
-from fivefold.trainer.parameter_check import check_parameter_table, check_placement
 from fivefold.trainer.supported import check_supported
 
 
@@ -223,3 +230,60 @@ def draw_initial_weight(weight: Weight, *, model: Model, seed: int) -> Tensor:
 def _make_generator(weight: Weight, *, seed: int) -> torch.Generator:
     """Return the random generator of a weight's initial values."""
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {weight.name}".encode()))  # seeds have 32 bits
+
+
+def check_parameter_table(module: Transformer, *, model: Model, adapter: Adapter | None = None) -> None:
+    """Raise ``RuntimeError`` unless ``module`` has exactly the weights of ``model`` and ``adapter``."""
+    built = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
+    listed = {weight.name: weight.shape for weight in list_weights(model, adapter)}
+    for name in sorted(built.keys() | listed.keys()):
+        ours, table = built.get(name, "missing"), listed.get(name, "missing")
+        if ours != table:
+            where = f"{ours} in the modules and {table} in model/weights.py"
+            raise RuntimeError(f"{name} of model {model.name!r} is {where}")
+
+
+def check_placement(
+    module: Transformer,
+    units: Iterable[ZeroUnit],
+    *,
+    model: Model,
+    layout: Layout,
+    job: Job,
+    stages: Iterable[int],
+    device: torch.device,
+) -> None:
+    """Raise ``RuntimeError`` unless every tensor of this rank's ``stages`` is on ``device``, sharded as listed."""
+    vocab = pad_vocab(model, job, tp=layout.tp)
+    local_shapes = {
+        weight.name: shard_weight(weight, model=model, layout=layout, vocab=vocab).shape
+        for weight in list_weights(model, job.adapter)
+    }
+    shards = {shard.name: shard.weight for unit in units for shard in (*unit.shards, *unit.frozen)}
+    tensors = {name: module.get_parameter(name) for name in shards} | dict(_list_stage_tensors(module, layout, stages))
+    for name, tensor in (*tensors.items(), *shards.items()):
+        if tensor.device.type != device.type:
+            where = f"on device {tensor.device} after the build, not {device}"
+            raise RuntimeError(f"{name} of model {model.name!r} is {where}")
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, nn.Parameter):
+            continue
+        shape = local_shapes[name] if tensor.dtype != torch.uint8 else (count_nf4_bytes(prod(local_shapes[name])),)
+        if tuple(tensor.shape) != shape:
+            raise RuntimeError(
+                f"{name} of model {model.name!r} is {tuple(tensor.shape)} on this rank, and {shape} in "
+                "layout/sharding.py"
+            )
+
+
+def _list_stage_tensors(
+    module: Transformer, layout: Layout, stages: Iterable[int]
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield name and tensor of each parameter and buffer of the embedding, blocks and head in ``stages``."""
+    layers = list_stage_layers(len(module.blocks), layout)
+    for stage in stages:
+        parts = [(f"blocks.{layer}", module.blocks[layer]) for layer in layers[stage]]
+        parts += [("embed", module.embed)] * (stage == 0) + [("head", module.head)] * (stage == len(layers) - 1)
+        for name, part in parts:
+            yield from part.named_parameters(name)
+            yield from part.named_buffers(name)

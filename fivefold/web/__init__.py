@@ -9,5 +9,4 @@ work · worker · runs           short answers in a thread, long ones in process
 dropped                        files that are dropped on a page
 api · pages · serve            the routes; the server
 dry_run · files                a dry run, and the files of a run, as HTML
-book                           the guide's chapters as HTML, formulas as MathML
 """

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, get_args
 from fivefold.adapter import ADAPTERS, ALL_LINEAR, EXPERT_TARGETS, SAVED, Adapter
 from fivefold.bounded_types import RANKS
 from fivefold.job import RECIPES, Job, Recipe
-from fivefold.layout.context_parallelism import CP_KINDS
+from fivefold.layout.names import CP_KINDS
 from fivefold.layout.remarks import describe_unused_fused_scans
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, get_1f1b_name

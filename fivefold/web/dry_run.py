@@ -13,7 +13,7 @@ import numpy as np
 
 from fivefold.dry_run import DryRun
 from fivefold.dry_run.memory.breakdown import list_levels as list_event_levels
-from fivefold.dry_run.memory.live_groups import list_live_groups
+from fivefold.dry_run.memory.breakdown import list_live_groups
 from fivefold.dry_run.record.tape import KERNEL, START, Tape, TapeMessage
 from fivefold.dry_run.report import describe_peak
 from fivefold.dry_run.time.pictures import list_action_spans, thin_levels

@@ -68,7 +68,7 @@ OUR_OWN = {  # files of the package, of Python's library and of the kernel, whos
     "fivefold/trainer/data/corpus.py",
     "fivefold/trainer/logs/wandb_log.py",
     "fivefold/trainer/run_lock.py",
-    "fivefold/web/book.py",
+    "fivefold/web/pages/learn.py",
 }
 
 

@@ -29,7 +29,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.traffic import list_messages, step_messages
 from fivefold.planner.predict import Planner, get_planner
 from fivefold.planner.time.network import Network
-from fivefold.planner.time.small_messages import estimate_small_messages
+from fivefold.planner.time.timeline import estimate_small_messages
 from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine

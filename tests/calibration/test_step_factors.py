@@ -26,7 +26,7 @@ from fivefold.planner.counts.counts import get_group_degrees
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import get_planner
-from fivefold.planner.time.kernels_in_step import find_factors
+from fivefold.planner.time.measured_kernels import find_factors
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import estimate_elementwise_seconds
 from fivefold.trainer.build import build

@@ -34,7 +34,7 @@ def serve(ask: Callable[[Any], Awaitable[Any]], folder: Path, *, writes: bool = 
     import anyio
     import mcp
 
-    from fivefold.cli.tool_server import make_server
+    from fivefold.cli.tools import make_server
 
     async def talk() -> Any:
         async with mcp.Client(make_server(folder, writes=writes)) as client:
@@ -184,6 +184,6 @@ def test_without_the_mcp_package_the_error_says_how_to_install_it(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "mcp", None)
-    monkeypatch.delitem(sys.modules, "fivefold.cli.tool_server", raising=False)
+    monkeypatch.delitem(sys.modules, "fivefold.cli.tools", raising=False)
     assert run(monkeypatch, "mcp") == 2
     assert "pip install 'fivefold[mcp]'" in capsys.readouterr().err

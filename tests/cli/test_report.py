@@ -14,9 +14,10 @@ import pytest
 from typer.testing import CliRunner
 
 import fivefold as ff
-from fivefold.cli import app, reproduce
-from fivefold.cli.closing import write_report
+from fivefold.cli import app
+from fivefold.cli.commands import report as report_command
 from fivefold.cli.commands.report import NAME
+from fivefold.cli.commands.train import write_report
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine_of
@@ -183,7 +184,7 @@ def test_a_user_error_is_a_one_line_error(words: tuple[str, ...], line: str) -> 
 
 def test_train_writes_a_report_and_does_not_fail_if_that_fails(capsys: pytest.CaptureFixture[str]) -> None:
     path, (predicted, _) = folder(), steps(1.0)
-    run_ = Run(folder=path, model="llama3-8b", job=reproduce.get_job(predicted))
+    run_ = Run(folder=path, model="llama3-8b", job=report_command.get_job(predicted))
     what = {"model": model_of("llama3-8b"), "machine": machine_of("h100:8", local=Path("none"))}
     write_report(run_, Layout.parse(predicted.layout), **what)  # type: ignore[arg-type]
     assert "wrote runs/a/report.html" in capsys.readouterr().err
@@ -205,7 +206,7 @@ def test_the_command_in_a_report_reproduces_the_job() -> None:
     named = 0
     for seed in range(300):
         job = draws.case(seed).job
-        words = shlex.split(reproduce.format_command("predict", ["nano", "h100:8", "dp8"], job), comments=True)
+        words = shlex.split(report_command.format_command("predict", ["nano", "h100:8", "dp8"], job), comments=True)
         assert words[:5] == ["fivefold", "predict", "nano", "h100:8", "dp8"]
         if words[5] == "--job":
             named += 1
@@ -240,7 +241,7 @@ def test_names_of_pipeline_lanes_are_not_cut() -> None:
 
 def test_the_command_in_a_report_reproduces_the_risk() -> None:
     words = ["nano", "h100:8"]
-    assert "--risk" not in reproduce.format_command("search", words, Job())
-    assert reproduce.format_command("search", words, Job(), risk=0.2).startswith(
+    assert "--risk" not in report_command.format_command("search", words, Job())
+    assert report_command.format_command("search", words, Job(), risk=0.2).startswith(
         "fivefold search nano h100:8 --risk 0.2 "
     )

@@ -28,8 +28,8 @@ import torch
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT
 
-from fivefold.model.huggingface.causal_types import OTHER_NAMES
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
+from fivefold.model.huggingface.model_types import OTHER_NAMES
 from fivefold.model.huggingface.read import from_config
 from fivefold.requests.catalogs import list_families
 from tests.model.judged import build_reference, count_mtp_parameters, judge, silence_transformers

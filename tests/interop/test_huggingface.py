@@ -17,8 +17,8 @@ from transformers import get_scheduler
 from fivefold.adapter import EXPERT_TARGETS, Adapter
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.huggingface.adapters import write_adapter
-from fivefold.interop.huggingface.axolotl_deepspeed import find_shipped
 from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FILLED_BY_TRAINER
+from fivefold.interop.huggingface.parse import find_shipped
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job

@@ -16,12 +16,11 @@ from hypothesis import strategies as st
 
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, order, schedule
 from fivefold.layout.schedule.action import Action, list_dependencies, list_parts, parse
-from fivefold.layout.schedule.batched_play import divide_into_waves, play_many
 from fivefold.layout.schedule.csv_file import read_table, write_table
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.p2p import list_links, list_p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES, ScheduleName
-from fivefold.layout.schedule.play import SimulatedSchedule, play
+from fivefold.layout.schedule.play import SimulatedSchedule, divide_into_waves, play, play_many
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import RunFailure, UserError
 from tests.layout.live import peaks

@@ -10,8 +10,7 @@ import pytest
 
 import fivefold
 from fivefold.job import RECIPES, get_recipe
-from fivefold.layout.context_parallelism import CONTEXT_PARALLELISMS
-from fivefold.layout.names import CpKind
+from fivefold.layout.names import CONTEXT_PARALLELISMS, CpKind
 from fivefold.number_formats import NUMBER_FORMATS
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.kernel_facts import ATTENTIONS, AUTOGRAD, FIVEFOLD, LOSSES

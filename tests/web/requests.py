@@ -12,10 +12,10 @@ from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.machine.catalog import list_names as machine_names
 from fivefold.model.catalog import list_names as model_names
 from fivefold.requests.answers import QUESTIONS
-from fivefold.web.book import list_chapters
 from fivefold.web.pages.ask import AskPage
 from fivefold.web.pages.dryrun import DryrunPage
 from fivefold.web.pages.files import ExplainPage, TracePage
+from fivefold.web.pages.learn import list_chapters
 from fivefold.web.pages.plan import PlanQuestion
 from fivefold.web.pages.runs import RunQuestion
 from fivefold.web.pages.search import SearchPage

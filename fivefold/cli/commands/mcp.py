@@ -14,7 +14,7 @@ def mcp(request: McpOptions) -> None:
     It needs `pip install 'fivefold[mcp]'`. A coding assistant starts this command and communicates with it over stdin
     and stdout. It writes no file, unless --write allows its tool write to do so below FOLDER.
     """
-    from fivefold.cli.tool_server import serve
+    from fivefold.cli.tools import serve
 
     if not request.folder.is_dir():
         raise UserError(f"{request.folder} is not a folder; name the folder that the tools may write to")

@@ -1,7 +1,7 @@
 """Explain the files that a failed or unusual run left. Needs no torch, and runs nothing that a file contains.
 
 explain(files) → by the contents of each, an Explanation of
-out_of_memory · snapshot · category   a log's message; a memory snapshot and the categories of its blocks
+out_of_memory · snapshot              a log's message; a memory snapshot and the categories of its blocks
 flight_recorder · stacks · losses     dumps of a hang, by rank; a log of losses
 timeout                               lines of NCCL's watchdog in a log
 prediction                            comparison with the planner's prediction; the least change that fits

@@ -2,5 +2,4 @@
 
 world         one rank of a world of any size in this process
 collectives   collectives that return at once, with handles that report when they are waited for
-tensor_mode   a fake tensor mode that runs views, copies and allocations directly
 """

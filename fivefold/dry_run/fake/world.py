@@ -11,14 +11,15 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fivefold.dry_run.fake.collectives import TapeGroup
-from fivefold.dry_run.fake.tensor_mode import DirectFakeTensorMode
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
@@ -29,6 +30,40 @@ from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.parallel.expert import AllToAllDispatcher, DispatchPlan
 from fivefold.trainer.parallel.mesh import Ranks
+
+aten = torch.ops.aten
+META, CPU = torch.device("meta"), torch.device("cpu")
+# Operations that allocate one tensor, of a size, or of that of their first argument.
+OF_SIZE = frozenset({aten.empty.memory_format, aten.empty_strided.default, aten.zeros.default, aten.ones.default})
+LIKE = frozenset(
+    {
+        aten.empty_like.default,
+        aten.zeros_like.default,
+        aten.ones_like.default,
+        aten.new_empty.default,
+        aten.new_empty_strided.default,
+        aten.new_zeros.default,
+    }
+)
+VIEWS = frozenset(
+    {
+        aten.detach.default,
+        aten.expand.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.split.Tensor,
+        aten.split_with_sizes.default,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unbind.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten.view.dtype,
+    }
+)
+# Operations that write to tensors: one that they return, or lists.
+WRITES = frozenset({aten.copy_.default, aten.zero_.default})
+WRITES_LISTS = frozenset({aten._foreach_copy_.default, aten.split_with_sizes_copy.out})
 
 
 @contextmanager
@@ -160,3 +195,49 @@ def index_groups(ranks: Ranks) -> Callable[[str], TapeGroup]:
     members: dict[str, tuple[int, ...]] = {}
     members |= {group.group_name: axis.ranks for axis in ranks.axes.values() for group in axis.groups}
     return lambda name: TapeGroup(ranks.axis(name), members[name])
+
+
+class DirectFakeTensorMode(FakeTensorMode):
+    """A ``FakeTensorMode`` on the CPU that runs views, copies and allocations directly, with the same results.
+
+    Its parent class keys each operation by all its arguments, to look up its result in a cache. For the operations of
+    which a step outside of its blocks consists, that takes ten times as long as to run them on the meta device.
+    """
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Tell torch that no dispatch needs protection from the compiler, which a dry run does not use."""
+        return False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run the operation on the meta device if it is a view, a copy or an allocation, else as the parent does."""
+        kwargs = kwargs or {}
+        if func in OF_SIZE:
+            if kwargs.get("device", CPU) in (None, CPU):
+                return self._make_fake(self._run_on_meta(func, args, {**kwargs, "device": META}))
+        elif func in LIKE:
+            if self._owns(args[0]) and kwargs.get("device") in (None, CPU):
+                return self._make_fake(self._run_on_meta(func, args, {**kwargs, "device": META}))
+        elif func in WRITES:
+            if all(map(self._owns, args[:2])):
+                self._run_on_meta(func, args, kwargs)
+                return args[0]
+        elif func in WRITES_LISTS:
+            target = kwargs["out"] if "out" in kwargs else args[0]
+            read = args[1] if target is args[0] else args[:1]
+            if all(map(self._owns, (*target, *read))):
+                return self._run_on_meta(func, args, kwargs)
+        elif func in VIEWS and self._owns(args[0]):
+            views = self._run_on_meta(func, args, kwargs)
+            return self._make_fake(views) if isinstance(views, Tensor) else [self._make_fake(view) for view in views]
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _owns(self, value: object) -> bool:
+        return isinstance(value, FakeTensor) and value.fake_device == CPU and value.constant is None
+
+    def _run_on_meta(self, func: Any, args: Any, kwargs: Any) -> Any:
+        with in_kernel_invocation_manager(self):
+            return func(*args, **kwargs)
+
+    def _make_fake(self, tensor: Tensor) -> FakeTensor:
+        return FakeTensor(self, tensor, CPU)

@@ -297,3 +297,37 @@ def _describe_causes(tape: Tape, events: Ints, event_indices: Ints) -> list[str]
     sites = [str(site) for site in tape.sites]
     births = zip(events[event_indices, 0].tolist(), events[event_indices, 3].tolist(), scope_numbers, strict=True)
     return [f"{scopes[scope]}, {sites[site]}" if kind == ALLOC else scopes[scope] for kind, site, scope in births]
+
+
+class LiveGroup(NamedTuple):
+    """A group of live storages that one line of code has allocated in modules of one kind (``blocks.*.mlp``)."""
+
+    bytes: int  # sum over the group
+    number: int
+    category: str
+    module: str
+    line: str  # file:line function
+
+
+def list_live_groups(tape: Tape, event_indices: Sequence[int], *, n: int = 5) -> list[list[LiveGroup]]:
+    """Return the ``n`` largest groups that are live after each of the events at ``event_indices``."""
+    lives = list_lifetimes(tape)
+    names = [
+        (".".join("*" if part.isdigit() else part for part in site.module.split(".")), site.line) for site in tape.sites
+    ]
+    group_numbers: dict[tuple[int, str, str], int] = {}
+    keys = (
+        (category, *names[site]) for category, site in zip(lives.category.tolist(), lives.site.tolist(), strict=True)
+    )
+    group = np.array([group_numbers.setdefault(key, len(group_numbers)) for key in keys], dtype=np.int64)
+    groups = list(group_numbers)
+    groups_by_event = []
+    for event in event_indices:
+        is_live = (lives.birth <= event) & (lives.death > event)
+        sizes = np.bincount(group[is_live], weights=lives.size[is_live], minlength=len(groups))
+        counts = np.bincount(group[is_live], minlength=len(groups))
+        largest = [i for i in np.argsort(-sizes, kind="stable")[:n].tolist() if sizes[i]]
+        groups_by_event.append(
+            [LiveGroup(int(sizes[i]), int(counts[i]), CATEGORIES[groups[i][0]], *groups[i][1:]) for i in largest]
+        )
+    return groups_by_event

@@ -2,7 +2,6 @@
 
 keys · parse · to_job · emit   the four modules of a format, described in ``../format.py``
 dialects                       names that Axolotl and LLaMA-Factory use
-axolotl_deepspeed              the DeepSpeed configs that Axolotl ships
 effects · harmless             keys that change the step and are not counted; keys without effect
 adapters                       PEFT adapters and quantized bases, of TRL, Axolotl and LLaMA-Factory
 freeze                         frozen parts, of Axolotl and LLaMA-Factory

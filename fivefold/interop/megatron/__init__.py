@@ -1,7 +1,7 @@
 """Megatron-LM, Megatron-Core and Megatron-DeepSpeed: arguments in a script, a launch line, a YAML or a checkpoint.
 
-keys · parse · to_job · emit   the four modules of a format, described in ``../format.py`` effects    arguments that
-change the step and are not counted      harmless   arguments without effect
+keys · parse · to_job · emit   the four modules of a format, described in ``../format.py``
+effects                        arguments that change the step and are not counted
 """
 
 from __future__ import annotations

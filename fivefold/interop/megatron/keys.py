@@ -8,10 +8,73 @@ distributed/distributed_data_parallel_config.py.
 from __future__ import annotations
 
 from fivefold.interop.keys import Table, approximate_keys, field, ignored_keys, part, unmodelled_key
-from fivefold.interop.megatron import effects, harmless
+from fivefold.interop.megatron import effects
 from fivefold.model.activations import ActivationName
 from fivefold.model.norms import NormName
 
+HARMLESS_ARGUMENTS = """
+abort_on_nan abort_on_unmet_fused_kernel_constraints adlr_autoresume adlr_autoresume_interval
+allow_ambiguous_pad_tokens app_tag_run_name app_tag_run_version apply_wd_to_qk_layernorm async_save
+attention_dropout_rng auto_detect_ckpt_format barrier_with_L1_time barrier_with_level_1_timing bert_*
+biencoder_* block_data_path cache_mla_latents calc_ft_timeouts calculate_per_token_loss check_* ckpt_*
+classes_fraction config_logger_dir consumed_train_samples consumed_valid_samples cuda_graph_warmup_steps data_*
+dataloader_* ddp_average_in_collective decode_only_cuda_graphs decoupled_lr decoupled_min_lr dino_*
+disable_chunked_prefill disable_gloo_process_groups disable_msc disable_straggler_on_startup dist_ckpt_*
+distrib_optim_fully_reshardable_mem_efficient distributed_timeout_minutes distributed_timeout_seconds_after_init dsa_*
+dump_param_to_param_group_map embedding_init_method_std embedding_path enable_chunked_prefill enable_experimental
+enable_ft_package end_weight_decay eod_mask_loss error_injection_rate error_injection_type eval_* evidence_data_path
+exit_* filter_warnings fim_* finetune flash_decode fp8_amax_* fp8_interval fp8_margin ft_* full_validation grpo_*
+head_lr_mult hf_* hysteresis ict_* img_h img_w indexer_batch_size indexer_log_interval inference_* init_method_*
+init_model_with_meta_device initial_loss_scale inprocess_* iter_per_epoch iterations_to_skip job_name kill_switch_path
+kitchen_attention_backend langrl_* lazy_mpu_init legacy_tokenizer linear_* load load_* local_rank log_* logging_level
+loss_scale loss_scale_window lr_* mamba_* manual_gc manual_gc_eval manual_gc_interval mask_factor mask_prob mask_type
+max_seqlen_per_dp_cp_rank max_tokens_to_oom memory_keys memory_snapshot_path merge_file mid_level_dataset_surplus
+min_loss_scale min_offloaded_tensor_size mlp_chunks_for_prefill mock_data modules_to_filter moe_input_jitter_eps
+moe_pad_experts_for_cuda_graph_inference moe_per_layer_logging moe_router_bias_update_rate moe_token_drop_policy
+moe_upcycling_* moe_use_upcycling moe_z_* mrope_section multiple_validation_sets muon_*
+nccl_all_reduce_for_prefill no_barrier_with_level_1_timing no_check_* no_ckpt_fully_parallel_save
+no_create_attention_mask_in_dataloader no_load_* no_mmap_bin_files no_one_logger no_save_* no_weight_decay_cond_type
+non_persistent_* num_channels num_classes num_dataset_builder_threads num_layers_at_end_in_bf16
+num_layers_at_start_in_bf16 num_workers object_storage_cache_path offload_modules one_logger_* onnx_safe
+output_bert_embeddings override_opt_param_scheduler patch_dim patch_size per_dataset_sequences_path
+per_split_data_args_path perform_initialization pretrained_checkpoint profile profile_* qk_clip_alpha
+qk_clip_threshold query_in_block_prob rank record_memory_history refit_method relative_attention_max_distance
+relative_attention_num_buckets replication replication_* rerun_* reset_position_ids result_rejected_tracker_filename
+retriever_report_topk_accuracies retriever_score_scaling rl_* rope_*
+rotary_seq_len_interpolation_factor run_workload_inspector_server runtime_time_unit sample_rate save save_*
+seed_everything set_level_for_all_loggers sft_tokenizer_prompt_format short_seq_prob skip_train split
+start_weight_decay straggler_* strict_fsdp_dtensor_load suggested_communication_unit_size swin_backbone_type
+te_rng_tracker tensorboard_* test_* throughput_window_size tiktoken_* timing_log_option titles_data_path tokenizer_*
+torch_fsdp2_no_reshard_after_forward tp_comm_bootstrap_backend train_data_* trust_remote_code
+use_checkpoint_opt_param_scheduler use_cpu_initialization use_dist_ckpt use_legacy_static_engine
+use_mamba_mem_eff_path use_mcore_models use_nsys_profiler use_one_sent_docs use_persistent_* use_pytorch_profiler
+use_rope_scaling use_tokenizer_model_from_checkpoint_args valid_* vision_* vocab_file wandb_* warmup wd_incr_steps
+weight_decay_* wgrad_deferral_limit world_size wsd_decay_steps zero_force_ds_cpu_optimizer
+"""
+# Fields of sections, and sections, of the configs that Megatron-Bridge and NeMo 2 save.
+HARMLESS_FIELDS = """
+_* accelerator add_extra_token_to_sequence align_param_gather allow_ambiguous_pad_tokens apply_wd_to_qk_layernorm
+autocast_dtype batch_p2p_comm blend cache_mla_latents checkpoint ckpt_async_save config config_logger_dir
+constant_steps cpu_offloading_activations cpu_offloading_double_buffering cpu_offloading_retain_pinned_cpu_buffers
+cpu_offloading_weights cuda_graph_retain_backward_graph data_parallel_random_init dataset_kwargs dataset_root
+decoupled_weight_decay defer_npy_index_mmap devices do_test do_validation drop_last embedding_init_method
+embedding_init_method_std enable_checkpointing enable_megatron_core_experimental env_vars external_gpu_device_mapping
+fast_cache_load finalize_model_grads_func flash_decode flight_recorder_* fp32 frequency
+fsdp_db_use_persist_buf_on_alloc_fail ft gated_linear_unit grad_scale_func grad_sync_func gradient_clip_val
+hetereogenous_dist_checkpoint init_method init_model_with_meta_device inprocess_restart interval iterations_to_skip
+kitchen_attention_backend lazy_init limit_test_batches limit_val_batches lion_beta1 lion_beta2 log logger lr_mult
+lr_scheduler max_epochs max_seqlen_per_dp_cp_rank max_train_samples memmap_workers mid_level_dataset_surplus
+min_offloaded_tensor_size mlp_chunks_for_prefill mock moe_token_dropping monitor mrope_section mtp_enabled mup_*
+nccl_all_reduce_for_prefill no_sync_func no_weight_decay_cond no_weight_decay_cond_type nsys_profile
+num_layers_at_end_in_bf16 num_layers_at_start_in_bf16 num_nodes nvrx_straggler offload_modules offset
+optimizer_config_override_provider output_layer_init_method param_sync_func params
+params_dtype path_to_cache paths perform_initialization persistent_workers pin_memory pipeline pipeline_dtype
+precision preserve_fp32_weights profiling qk_clip_alpha qk_clip_threshold random_seed rerun_state_machine
+restore_config resume resume_if_exists scale_lr_cond seq_len_interpolation_factor sequence should_pad_vocab
+skip_getting_attention_mask_from_dataset straggler strategy tensor_inspect test_mode timers tokenizer tp_only_amax_red
+use_decentralized_pg use_distributed_sampler use_gloo_process_groups use_mamba_mem_eff_path use_te_rng_tracker
+val_check_interval validation version warmup_steps yarn_*
+"""
 VERSION = "core_v0.16.1"
 
 ALIAS = {
@@ -291,7 +354,7 @@ CORE_FIELDS: Table = {
         "16 bits of the masters apart, of the precision-aware optimizer", "store_param_remainders", default=True
     ),
     **approximate_keys("activation and bias in several kernels", "bias_activation_fusion", default=True),
-    **ignored_keys(*harmless.FIELDS.split()),
+    **ignored_keys(*HARMLESS_FIELDS.split()),
 }
 
-TABLE: Table = {**MODEL, **LAYOUT, **JOB, **STACK, **effects.TABLE, **ignored_keys(*harmless.ARGUMENTS.split())}
+TABLE: Table = {**MODEL, **LAYOUT, **JOB, **STACK, **effects.TABLE, **ignored_keys(*HARMLESS_ARGUMENTS.split())}

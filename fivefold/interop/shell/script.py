@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from fivefold.interop.keys import shorten_value
-from fivefold.interop.shell.branches import evaluate_condition
 from fivefold.interop.shell.expand import Variables, expand, split_words
-from fivefold.interop.shell.statements import CLOSING, OPENING, Statement, get_first_word, is_function, split_statements
 from fivefold.results.reading import ParsedKey
 
+OPENING = {"if": "fi", "for": "done", "while": "done", "until": "done", "case": "esac", "select": "done", "{": "}"}
+CLOSING = frozenset(OPENING.values())
+CONDITIONS = ("if", "elif", "while", "until")  # their words extend to the next ;
+HEREDOC = re.compile(r"<<-?\s*['\"]?(\w+)['\"]?")
+TEXTS: dict[str, Callable[[str, str], bool]] = {"==": operator.eq, "=": operator.eq, "!=": operator.ne}
+NUMBERS: dict[str, Callable[[int, int], bool]] = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
+    "-lt": operator.lt,
+    "-le": operator.le,
+}
 ASSIGNS = re.compile(r"(\w+)(\+?)=(.*)", flags=re.DOTALL)
 SBATCH = re.compile(r"^#SBATCH\s+(.*)$", flags=re.MULTILINE)
 COMMANDS_WITHOUT_EFFECT = frozenset(
@@ -163,3 +175,146 @@ def _read_slurm(text: str) -> Slurm:
 def is_script(path: Path) -> bool:
     """Return whether a file is a script by its name."""
     return path.suffix in (".sh", ".slurm", ".sbatch", ".bash")
+
+
+def evaluate_condition(condition: str, known: Variables) -> bool | None:
+    """Return whether ``[ "$A" == b ]`` or ``[[ -z $A ]]`` holds; None if only running the script could tell."""
+    holds: bool | None = None
+    connective = ""
+    words = [*split_words(condition.replace("||", " || ").replace("&&", " && ")), "]]"]
+    while words:
+        if words[0] not in ("[", "[[") or "]" + "]" * (len(words[0]) - 1) not in words:
+            return None
+        end = words.index("]" + "]" * (len(words[0]) - 1))
+        result = _evaluate_words(words[1:end], known)
+        holds = (
+            result
+            if not connective
+            else _combine_and(holds, result)
+            if connective == "&&"
+            else _combine_or(holds, result)
+        )
+        connective, words = words[end + 1], words[end + 2 :]
+        if connective not in ("||", "&&"):
+            return holds if not words else None
+    return None
+
+
+def _combine_and(left: bool | None, right: bool | None) -> bool | None:
+    return False if False in (left, right) else None if None in (left, right) else True
+
+
+def _combine_or(left: bool | None, right: bool | None) -> bool | None:
+    return True if True in (left, right) else None if None in (left, right) else False
+
+
+def _evaluate_words(words: list[str], known: Variables) -> bool | None:
+    """Evaluate the words within brackets: ``a || b && c``."""
+    for sign, combine in (("||", _combine_or), ("&&", _combine_and)):
+        if sign in words:
+            position = words.index(sign)
+            return combine(_evaluate_words(words[:position], known), _evaluate_words(words[position + 1 :], known))
+    negated = words[:1] == ["!"]
+    holds = _evaluate_test(words[1:] if negated else words, known)
+    return None if holds is None else holds != negated
+
+
+def _evaluate_test(words: list[str], known: Variables) -> bool | None:
+    if len(words) == 2 and words[0] in ("-z", "-n"):
+        text = _expand_word(words[1], known)
+        return None if text is None else (text == "") == (words[0] == "-z")
+    if len(words) != 3:
+        return None
+    left, right = _expand_word(words[0], known), _expand_word(words[2], known)
+    if left is None or right is None:
+        return None
+    if words[1] in TEXTS and not set(right) & set("*?["):  # not a pattern
+        return TEXTS[words[1]](left, right)
+    if words[1] in NUMBERS and left.lstrip("-").isdecimal() and right.lstrip("-").isdecimal():
+        return NUMBERS[words[1]](int(left), int(right))
+    return None
+
+
+def _expand_word(word: str, known: Variables) -> str | None:
+    """Return a word with its variables replaced; None if the script does not set one of them."""
+    text = " ".join(expand(word, known))
+    return None if "$" in text or "`" in text else text
+
+
+class Statement(NamedTuple):
+    """The text of a statement, with quotes and without comments."""
+
+    line: int
+    text: str
+
+
+def split_statements(script: str) -> Iterator[Statement]:
+    """Split at line ends, ``;``, ``&&``, ``||`` and ``|`` outside quotes, brackets and arrays."""
+    text, line, start, quote, depth = "", 1, 1, "", 0
+    position, end = 0, len(script)
+    while position < end:
+        char = script[position]
+        pair = script[position : position + 2]
+        if char == "\n":
+            line += 1
+        if pair == "\\\n" and quote != "'":
+            text, position, line = text + " ", position + 2, line + 1
+            continue
+        if pair[:1] == "\\" and quote != "'":
+            text, position = text + pair, position + 2
+            continue
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"`":
+            quote = char
+        elif char == "#" and (not text or text[-1] in " \t\n("):
+            position = script.find("\n", position) if "\n" in script[position:] else end
+            continue
+        elif char in "({":
+            depth += 1
+        elif char in ")}":
+            depth = max(0, depth - 1)
+        elif pair in ("||", "&&") and get_first_word(text) in CONDITIONS:
+            text, position = text + pair, position + 2
+            continue
+        elif depth == 0 and (
+            char in "\n;|" or pair == "&&" or (char == "&" and script[position - 1 : position] != ">")
+        ):
+            if text.strip():
+                yield Statement(start, text.strip())
+                if (heredoc := HEREDOC.search(text)) and char == "\n":
+                    position, skipped = _skip_here_document(script, position + 1, heredoc[1])
+                    line += skipped
+                    text, start = "", line
+                    continue
+            text, start = "", line
+            position += 2 if pair in ("&&", "||") else 1
+            continue
+        if not text.strip():
+            start = line
+        text += " " if char == "\n" and quote == "" else char
+        position += 1
+    if text.strip():
+        yield Statement(start, text.strip())
+
+
+def _skip_here_document(script: str, place: int, delimiter: str) -> tuple[int, int]:
+    """Return the position after a here-document that ends with ``delimiter``, and the number of its lines."""
+    lines = 0
+    while place < len(script):
+        end = script.find("\n", place)
+        end = len(script) if end < 0 else end
+        line, place, lines = script[place:end].strip(), end + 1, lines + 1
+        if line == delimiter:
+            break
+    return place, lines
+
+
+def get_first_word(text: str) -> str:
+    """Return the first word, which tells the kind of a statement."""
+    return text.split(None, 1)[0] if text.split() else ""
+
+
+def is_function(text: str) -> bool:
+    """Return whether a statement defines a function."""
+    return get_first_word(text) == "function" or re.match(r"\w+\s*\(\s*\)", text) is not None

@@ -4,11 +4,10 @@ families/                    one module per family: its record of keys, defaults
 family · decoder             the record; keys, defaults and names that many families share
 config · mapping · rope      a config.json as a validated record; fields of ``Model`` that several families read equally
 state_space                  keys, geometry and tensor names of Mamba and Mamba-2 layers
-read · keys                  converts a config.json to a model; handling of keys that are not read
+read · keys                  converts a config.json to a model, also of remote code; handling of keys that are not read
 vision                       reads vision towers and projectors of multimodal configs
 write                        converts a model to a config.json
 peft                         mixtures whose routed experts peft adapts as parameters
 tensors                      maps our weights to tensors of a checkpoint: names, experts, order of rotary rows
-causal_types                 what is missing for each causal language model of transformers that is not read
-model_types · remote_code    the model types that transformers knows; configs whose model type it does not know
+model_types                  the model types that transformers knows, and what is missing for those not read
 """

@@ -1,11 +1,11 @@
 """Search over every legal layout: the best ones in order, and why others were rejected.
 
-space · columns · shapes · recomputations   every legal layout as columns of integers; what pipelines hold
+space · columns · shapes   every legal layout as columns of integers; what pipelines hold
 bounds · memory_bounds · simulated_bound · estimates · tables · optimistic_times   lower bounds, and their cached parts
 garbage   fewer garbage collections during a search
 work   how much has been computed, and the gap to the optimum that it then allows
 branch_and_bound · warm_start · incumbents   the rest is estimated, best first     stage_balance   even stages
-simplest · alternatives · robust · scenarios   the simplest of the best; its alternatives; what loses least
+simplest · alternatives · robust   the simplest of the best; its alternatives; what loses least
 layout_changes · job_changes · neighbours   single changes; all of a layout, and the walk that takes the best each time
 rejections · constraints · multi_machine   why layouts lost; what leaves none; one run on several machines
 Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory. With
@@ -41,8 +41,7 @@ from fivefold.planner.search.warm_start import sweep_from_likely
 from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import StopSignal, UserError
-from fivefold.results.objectives import Aim, By
-from fivefold.results.search_result import NearMiss, Point, Proposal, Ranked, SearchResult, TightLayout
+from fivefold.results.search_result import Aim, By, NearMiss, Point, Proposal, Ranked, SearchResult, TightLayout
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, TIGHT_RISK
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from fivefold.layout.context_parallelism import CP_KINDS
-from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.names import CP_KINDS, DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, get_1f1b_name
 from fivefold.layout.spec import Layout, format_stages
 from fivefold.layout.where import ANY, Where
@@ -20,7 +19,7 @@ from fivefold.planner.search.layout_changes import can_run, change, list_changed
 from fivefold.planner.search.simplest import Evaluated
 from fivefold.planner.search.stage_balance import balance
 from fivefold.planner.time.ratio_errors import estimate_speed_ratio
-from fivefold.results.difference import name_largest_part
+from fivefold.results.comparison import name_largest_part
 from fivefold.results.search_result import Why
 
 CandidateList = list[Layout | None]  # of one alternative

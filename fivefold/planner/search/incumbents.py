@@ -21,7 +21,7 @@ from fivefold.planner.search.rejections import Rejections
 from fivefold.planner.search.simplest import Evaluated
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import SearchWork
-from fivefold.results.objectives import By
+from fivefold.results.search_result import By
 from fivefold.step import TIGHT_RISK
 
 MIN_EVALUATED_LAYOUTS = 100  # evaluated layouts after which a ranking may end

@@ -18,8 +18,8 @@ from fivefold.model.spec import Model
 from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.search import search
 from fivefold.record import StopSignal, UserError
-from fivefold.results.objectives import Goal
 from fivefold.results.run_estimate import Offer, Offers, RunEstimate
+from fivefold.results.search_result import Goal
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
 

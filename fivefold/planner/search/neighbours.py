@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import permutations
 
-from fivefold.layout.context_parallelism import CP_KINDS
-from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.names import CP_KINDS, DEFAULT_ORDER
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.stages import list_virtual_stages
@@ -20,12 +19,11 @@ from fivefold.layout.where import ANY, Where
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, rank_moves, with_zero
-from fivefold.planner.search.recomputations import list_recomputations
+from fivefold.planner.search.space import list_recomputations
 from fivefold.planner.search.stage_balance import balance, reduce_recomputation
 from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.ratio_errors import estimate_speed_ratio
-from fivefold.results.objectives import By
-from fivefold.results.search_result import Change, Walk
+from fivefold.results.search_result import By, Change, Walk
 
 MIN_GAIN = 0.002  # share of a step by which a change of the walk must be faster
 MAX_CHANGES = 8  # changes of a walk

@@ -18,7 +18,7 @@ from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.layout_changes import can_run, change, rank_moves, with_virtual_stages
 from fivefold.planner.time.timeline import StepTime
-from fivefold.results.difference import name_largest_part
+from fivefold.results.comparison import name_largest_part
 from fivefold.results.search_result import Alternative
 
 # How much harder a choice makes a layout to run and to understand. Only their order matters much: an axis more than

@@ -12,9 +12,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from fivefold.layout.schedule.batched_play import Waves, divide_into_waves, play_many
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
+from fivefold.layout.schedule.play import Waves, divide_into_waves, play_many
 from fivefold.planner.search.bounds import SAFE, Bounds
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.shapes import count_stage_units

@@ -18,8 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.job import Job
-from fivefold.layout.context_parallelism import CONTEXT_PARALLELISMS, CP_KINDS
-from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
+from fivefold.layout.names import CONTEXT_PARALLELISMS, CP_KINDS, DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, list_divisors
@@ -49,7 +48,26 @@ from fivefold.planner.search.columns import (
     select_degrees,
     split,
 )
-from fivefold.planner.search.recomputations import RECOMPUTATIONS, list_recomputations
+from fivefold.stack.spec import SupportedLayouts
+
+RECOMPUTATIONS = ("none", "norm+act", "selective", "mlp", "full/4", "full/2", "full")
+# Also of latent attention, whose heads are many times its latents. Source: DeepSeek-V3, arXiv:2412.19437 §3.2.3.
+LATENT_ATTENTION = "norm+up+rope+act"
+
+
+def list_recomputations(model: Model, software: SupportedLayouts, among: Sequence[str] = RECOMPUTATIONS) -> list[str]:
+    """Return the recomputations to try for a model: experts instead of MLPs, and what latent attention expands.
+
+    Next to ``norm+act`` come the groups that the ``software`` recomputes together.
+    """
+    replacements = {"mlp": "moe"} if model.moe else {}
+    choices = [replacements.get(ac, ac) for ac in among]
+    if "norm+act" in choices:
+        cheap = [LATENT_ATTENTION] if model.mla else []
+        after = choices.index("norm+act") + 1
+        choices[after:after] = [*cheap, *software.list_joint_recomputes()]
+    return choices
+
 
 CP_KEY_BASE = 2**20  # ranks of a sequence are fewer
 

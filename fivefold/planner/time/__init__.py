@@ -1,11 +1,10 @@
 """The time model: seconds of operations, messages, stages and the full step.
 
 constants                           the constants of the time model, as one record
-roofline · measured_kernels · compute a kernel; a calibrated kernel; an operation
-kernels_in_step                     how much longer kernels take within a step than by themselves
+roofline · measured_kernels · compute a kernel; a calibrated kernel, also within a step; an operation
 eager_kernels                       operations that PyTorch runs as many kernels
 profiled                            units measured within a step, which take precedence over all curves
-network · small_messages            a collective by the placement of its ranks; messages other than model tensors
+network                             a collective by the placement of its ranks
 unit_time · gather_reduce · units   a unit with its exposed messages; its ZeRO messages; all of them by layout
 unit_overlap · stage_time           units overlapped with ZeRO's messages; stages
 action_time · steady_state          actions of a schedule; long schedules from short ones

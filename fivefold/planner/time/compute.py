@@ -27,8 +27,13 @@ from fivefold.planner.time.eager_kernels import (
     EagerKernelCost,
     count_eager_passes,
 )
-from fivefold.planner.time.kernels_in_step import count_kernels, count_messages, find_factors, find_kernel_kind
-from fivefold.planner.time.measured_kernels import MeasuredKernels
+from fivefold.planner.time.measured_kernels import (
+    MeasuredKernels,
+    count_kernels,
+    count_messages,
+    find_factors,
+    find_kernel_kind,
+)
 from fivefold.units import Dtype, ceil_div
 
 KERNELS = {

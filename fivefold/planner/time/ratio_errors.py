@@ -22,7 +22,7 @@ from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.results.ratio import SpeedRatio
+from fivefold.results.comparison import SpeedRatio
 
 TABLE = Path(__file__).with_name("ratio_errors.csv")
 Difference = Literal[

@@ -9,13 +9,15 @@ from collections.abc import Mapping, Sequence
 from operator import add
 from typing import NamedTuple
 
+from fivefold.layout.mesh import make_group
 from fivefold.layout.spec import Layout
-from fivefold.planner.counts.counts import UnitGroup
+from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.counts.memory.peak import RankMemory
+from fivefold.planner.counts.traffic import count_passes, list_routing_messages, step_messages
 from fivefold.planner.counts.update import list_stages
 from fivefold.planner.time.action_time import estimate_action_costs
 from fivefold.planner.time.data_parallel import StepEnds, estimate_step_ends
-from fivefold.planner.time.small_messages import estimate_small_messages
+from fivefold.planner.time.network import Network
 from fivefold.planner.time.stage_time import StageSeconds, StageTime, add_up, estimate_stage_seconds
 from fivefold.planner.time.steady_state import extrapolate, list_distinct_tasks
 from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds
@@ -182,3 +184,28 @@ def _step_time(
     parts = {f"{axis} communication": seconds for axis, seconds in exposed.items()}
     parts |= {"pipeline bubble": bubble, "optimizer": update, slowest: compute}
     return StepTime(busy + bubble, compute, bubble, exposed, update, max(parts, key=lambda name: parts[name]))
+
+
+def estimate_small_messages(
+    counts: Counts, network: Network, layout: Layout, *, chunks: tuple[int, ...]
+) -> dict[str, float]:
+    """Return the exposed seconds of messages without weights or activations by axis, for a rank with stages ``chunks``.
+
+    Norm, loss and stop votes once a step; counts and weights of routed tokens in every pass through a layer of experts.
+    On a CPU each takes as long as a layer's norm.
+    """
+    if layout.world == 1:
+        return {}
+    seconds_by_axis = dict[str, float]()
+    messages = list(step_messages(counts, layout, chunks=chunks))
+    for chunk in chunks:
+        for run, times in counts.stage_work(layout)[chunk]:
+            if n_moe_layers := counts.count_moe_layers(run.name):
+                messages += list_routing_messages(
+                    counts, layout, run, times=times * n_moe_layers * count_passes(layout, counts.job)
+                )
+    for message in messages:
+        mesh_group = make_group(layout, message.group, message.ranks)
+        seconds = message.times * network.seconds(message.collective, message.payload, mesh_group)
+        seconds_by_axis[message.axis] = seconds_by_axis.get(message.axis, 0.0) + seconds
+    return seconds_by_axis

@@ -1,9 +1,9 @@
 """Traces of any trainer: read PyTorch profiler traces of one or many ranks and show where the time went.
 
 json_stream · recording     events of a file of any size; one rank's events as columns
-rank_trace · categories     compute, communication and copies; the steps; kinds of kernels
+rank_trace                  compute, communication and copies; the steps; kinds of kernels
 job_traces · matching       traces of one job on one clock; which kernels of the ranks are one message
-host_states · intervals                      what the host does; sets of moments
+intervals                   sets of moments
 breakdown · messages · critical_path · prediction     the results; comparison with a prediction
 """
 

@@ -7,11 +7,12 @@ communication      |███████|                           launched wh
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from fivefold.profiling.traces.host_states import find_host_states
 from fivefold.profiling.traces.intervals import (
     EMPTY,
     Intervals,
@@ -23,7 +24,13 @@ from fivefold.profiling.traces.intervals import (
     unite,
 )
 from fivefold.profiling.traces.rank_trace import COMMUNICATION, COMPUTE, MEMCPY, UNKNOWN, RankEvents, StepWindow
+from fivefold.profiling.traces.recording import ANNOTATION, DATA_LOADING, LAUNCH, TraceEvents
 from fivefold.results.trace_report import Breakdown, Category, KernelLine
+
+ALLOCATION = re.compile(
+    r"^(cuda|hip)(Malloc|Free|HostAlloc|ModuleLoad|LibraryLoad)(?!Async)|^cu(Mem|ModuleLoad)(?!cpy|set)"
+)
+BLOCKING = re.compile(r"Synchronize|(cuda|hip|cu)Memcpy")
 
 
 class Timeline:
@@ -148,3 +155,26 @@ def _build_line(kind: Category, name: str, sums: list[int], number: int) -> Kern
 
 def _sort_lines(kernel_lines: list[KernelLine]) -> list[KernelLine]:
     return sorted(kernel_lines, key=lambda line: (-line.seconds, line.name))
+
+
+class HostStates(NamedTuple):
+    """When the host loads data, allocates device memory or is within a blocking call: the first that applies."""
+
+    loading: Intervals
+    allocation: Intervals
+    blocked: Intervals
+
+
+def find_host_states(recording: TraceEvents) -> HostStates:
+    """Return when any thread of the host is in each state."""
+    loading = _select(recording, ANNOTATION, re.compile(re.escape(DATA_LOADING)))
+    allocation = subtract(_select(recording, LAUNCH, ALLOCATION), loading)
+    blocked = subtract(_select(recording, LAUNCH, BLOCKING), unite(loading, allocation))
+    return HostStates(loading, allocation, blocked)
+
+
+def _select(recording: TraceEvents, kind: int, pattern: re.Pattern[str]) -> Intervals:
+    """Return what the events of a kind whose name matches cover."""
+    matches = np.array([pattern.search(name) is not None for name in recording.names], np.bool_)
+    rows = (recording.kind == kind) & matches[recording.name]
+    return merge_intervals(recording.start[rows], recording.end[rows])

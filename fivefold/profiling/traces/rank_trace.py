@@ -13,12 +13,25 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from fivefold.profiling.traces.categories import classify_kernel, is_communication_kernel
 from fivefold.profiling.traces.intervals import Intervals, Nanoseconds, merge_intervals
 from fivefold.profiling.traces.recording import ANNOTATION, COPY, KERNEL, LAUNCH, OPERATOR, RecordedMessage, TraceEvents
 from fivefold.record import UserError
 from fivefold.results.trace_report import Category
 
+KERNEL_NAMES: tuple[tuple[Category, str], ...] = (
+    ("communication", r"nccl|rccl|gloo:|deep_ep|ep::(intra|inter)node::|nvshmem|multimem|(one|two)_shot_all_reduce"
+                      r"|cross_device_reduce"),
+    ("memcpy", r"^memcpy|^memset|^aten::(copy_|_to_copy|to|contiguous|clone|zero_|zeros|zeros_like|fill_)$"),
+    ("optimizer", r"adam|multi_?tensor|_foreach|lamb_|sgd_|muon|optimizer"),
+    ("attention", r"flash|fmha|sdpa|attention|attn"),
+    ("GEMM", r"(?<!fb)gemm|gemv|cutlass|nvjet|xmma|wgmma|cublas|splitk|matmul|_mm\b|::b?mm|addmm|baddbmm|linear"
+             r"|convolution|conv[123]d|^triton_(mm|bmm|tem)|cijk_"),
+    ("norm", r"norm"),
+    ("elementwise", r"elementwise|pointwise|^triton_poi|cpp_fused|::(add|sub|mul|div|pow|neg|exp|log|sqrt|rsqrt|sigmoid"
+                    r"|silu|gelu|relu|tanh|where|square|rope|threshold|masked_fill|clamp|lerp|addcmul|addcdiv)(_|_backward)?$"),
+)  # fmt: skip
+PATTERNS = tuple((category, re.compile(pattern, re.IGNORECASE)) for category, pattern in KERNEL_NAMES)
+COLLECTIVE = next(pattern for category, pattern in PATTERNS if category == "communication")
 WRAPPERS = {"autograd", "torch", "c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd", "profiler"}
 COMPUTE, COMMUNICATION, MEMCPY = range(3)
 UNKNOWN = np.iinfo(np.int64).max  # launch time of a kernel whose launch is not in the trace
@@ -224,3 +237,16 @@ def _build_cpu_windows(recording: TraceEvents, steps: list[StepWindow]) -> tuple
     """Return the annotations, each extended to the beginning of the next."""
     ends = [window.start for window in steps[1:]] + [window.end for window in steps[-1:]]
     return tuple(window._replace(end=end) for window, end in zip(steps, ends, strict=True))
+
+
+def classify_kernel(name: str) -> Category:
+    """Return the category of a kernel's or operator's name, by the first row that matches; ``other`` if none does.
+
+    Whatever is launched within ``Optimizer.step`` counts as the optimizer, regardless of its name.
+    """
+    return next((name_category for name_category, pattern in PATTERNS if pattern.search(name)), "other")
+
+
+def is_communication_kernel(name: str) -> bool:
+    """Return whether a GPU kernel of this name moves data between ranks."""
+    return COLLECTIVE.search(name) is not None

@@ -2,6 +2,6 @@
 
 settings                         which settings of a sweep vary; the best row of each
 table                            the page on a terminal
-charts · sequence · predicted_vs_measured  MFU by ranks and model; memory and MFU by sequence; against measured
+charts · sequence                MFU by ranks and model, predicted against measured; memory and MFU by sequence
 panels                           pictures of several panels
 """

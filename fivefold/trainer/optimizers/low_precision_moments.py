@@ -2,7 +2,7 @@
 
     x ≈ value of its code · scale      scale: max |x| of 256 elements of a row over the format's maximum; bf16 has none
 
-``adamw8bit`` uses the dynamic tree of ``eight_bit.py`` for both moments. Recipes use e4m3 and e5m2, e4m3 and fp16, or
+``adamw8bit`` uses the dynamic tree of ``adamw8bit.py`` for both moments. Recipes use e4m3 and e5m2, e4m3 and fp16, or
 bf16 for both. Blocks lie within rows, and ZeRO shards by full rows, so codes do not depend on ZeRO; the last block of a
 row may be short. A small v is not rounded to 0, because m / √v would be unbounded (arXiv:2309.01507 §4.1). In formats
 with scales, vectors and small matrices keep fp32.

@@ -20,12 +20,13 @@ from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import Linear, WgradStore, accumulate_grad
 from fivefold.trainer.model.nf4 import Nf4Weight
 from fivefold.trainer.model.precision import Dtypes
-from fivefold.trainer.parallel.backward_end import watch_backward_end
 from fivefold.trainer.parallel.collectives import Pending, all_gather
 from fivefold.trainer.parallel.fp8_gather import Payload
 from fivefold.trainer.parallel.gradients import Gradients, resize
 from fivefold.trainer.parallel.mesh import AxisGroup
 from fivefold.trainer.parallel.shard import WeightShard
+
+Ends = Sequence[Callable[[], None]]
 
 
 class ZeroUnit:
@@ -360,3 +361,27 @@ def attach(
 
     module.register_forward_pre_hook(begin_forward)
     module.register_forward_hook(end_forward)
+
+
+class _Entry(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, ends: Ends) -> Tensor:
+        ctx.ends = ends
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        for end in ctx.ends:
+            end()
+        return gradient, None
+
+
+def watch_backward_end(inputs: tuple[Any, ...], ends: Ends) -> tuple[Any, ...]:
+    """Return the ``inputs`` of a module, with ``ends`` called once the gradient of the first input is complete.
+
+    In a block that begins with a norm, the norm's weight gradient is the last one and marks the end of the backward. If
+    the norms come after attention and MLP, the input goes through an autograd node of its own.
+    """
+    if not inputs[0].requires_grad:
+        return inputs
+    return (_Entry.apply(inputs[0], ends), *inputs[1:])  # type: ignore[no-untyped-call]

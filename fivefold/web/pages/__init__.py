@@ -5,5 +5,5 @@ plan · search · ask   one layout; all layouts, streamed; one question
 compare · sweep       up to eight variants side by side; the rows of a sweep's file
 dryrun · runs         a dry run with its tape; the folder's runs, live
 files                 traces, and what a failed run left
-learn                 the guide
+learn                 the guide's chapters as HTML, formulas as MathML
 """

@@ -15,7 +15,7 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.alternatives import explain_choices
 from fivefold.planner.search.simplest import Evaluated
-from fivefold.results.difference import break_down, list_differences, name_largest_part
+from fivefold.results.comparison import break_down, list_differences, name_largest_part
 from fivefold.results.search_result import Why
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import TIGHT_RISK

@@ -15,8 +15,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
-from fivefold.planner.search.robust import EvaluatedRegret
-from fivefold.planner.search.scenarios import list_scenarios
+from fivefold.planner.search.robust import EvaluatedRegret, list_scenarios
 from fivefold.planner.search.space import Space
 from tests.planner.search.test_search import EXPERTS, FEW, SMALL, make_tight_machine
 from tests.selection import mark_share

@@ -31,8 +31,7 @@ from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
 from fivefold.rendering.html import render_search as html
 from fivefold.rendering.search import render_page
-from fivefold.results.objectives import By
-from fivefold.results.search_result import SearchResult
+from fivefold.results.search_result import By, SearchResult
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import FITS_RISK, TIGHT_RISK
 from fivefold.units import show_seconds

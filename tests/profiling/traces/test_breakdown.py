@@ -19,7 +19,7 @@ from benchmarks.speed.traces import (
     write_random_traces,
 )
 from fivefold.profiling.traces import read
-from fivefold.profiling.traces.categories import classify_kernel
+from fivefold.profiling.traces.rank_trace import classify_kernel
 from fivefold.results.trace_report import Breakdown, TraceReport
 from tests.profiling.traces import kineto, sweep
 from tests.profiling.traces.recorded import ddp_traces, engine_traces

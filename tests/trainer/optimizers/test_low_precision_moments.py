@@ -17,7 +17,7 @@ from fivefold.trainer.optimizers.low_precision_moments import ScaledFormat
 from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
 from tests.selection import mark_share
-from tests.trainer.optimizers.test_eight_bit import MODEL
+from tests.trainer.optimizers.test_adamw8bit import MODEL
 from tests.trainer.optimizers.test_optimizers import RATE, STEPS, combine_ranks, play
 
 Fork = Callable[..., list[Any]]

@@ -13,7 +13,6 @@ adapters                  low-rank adapters over frozen weights
 op                        the record of an operation
 recompute · narrow        operations that run again in the backward; activations kept in fp8
 local_shapes              a rank's share of a micro-batch
-kernels                   scratch memory of the Triton kernels
 launches                  kernels that the trainer's own scans and routing launch
 mtp                       the head, with multi-token prediction
 vision                    images: a vision tower and its projector, as part of the embedding

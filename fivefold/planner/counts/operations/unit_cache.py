@@ -11,12 +11,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from fivefold.job import Job
+from fivefold.job import Job, count_norm_programs
 from fivefold.model.spec import Model
 from fivefold.model.weights import resolve_freeze
 from fivefold.planner.counts.cache import Cache
 from fivefold.planner.counts.operations.adapters import apply_frozen_weights
-from fivefold.planner.counts.operations.kernels import fuse_kernels
 from fivefold.planner.counts.operations.layer import (
     Kind,
     build_block_unit,
@@ -32,6 +31,7 @@ from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.operations.recompute import UnitOperations
 from fivefold.planner.counts.operations.vision import insert_images
 
+STATISTIC = 4  # bytes of an fp32 number of a row
 MARKED = 100  # cached blocks, of which variants of recomputation are made
 
 
@@ -155,3 +155,25 @@ def _with_high_precision_gradients(op: Op) -> Op:
     biases = 1 if op.name == "moe.arrive" else 2
     widths = tuple(size * (biases if index else first) for index, size in enumerate(op.wgrad_numels))
     return op._replace(wgrad_numels=widths, bias_wgrad_numel=2 * op.bias_wgrad_numel)
+
+
+def fuse_kernels(op: Op, local: Local) -> Op:
+    """Return ``op`` as ``trainer/model/kernels/fused/`` computes it, if the job's kernels are Triton's.
+
+    One such kernel has next to no scratch memory; the lists of operations count that of PyTorch's kernels, which hand
+    full tensors to one another (``op.py``).
+    """
+    if local.job.stack.kernels != "triton":
+        return op
+    if op.kind == "norm" and op.batch == 1:  # there is no kernel for norms with weights per head
+        if not op.wgrad_numels:  # no weights, so no partial sums of their gradients
+            return op._replace(forward_scratch=0, backward_scratch=0)
+        width = op.wgrad_numels[0]
+        rows = op.moved_bytes // (2 * local.width * width)
+        partial = count_norm_programs(rows, width) * sum(op.wgrad_numels) * STATISTIC
+        return op._replace(forward_scratch=0, backward_scratch=partial)
+    if op.kind == "rope" or (op.kind == "activation" and op.name.endswith(".act") and not op.parameters):
+        return op._replace(forward_scratch=0, backward_scratch=0)
+    if op.kind == "loss" and local.job.stack.loss_facts.in_place:  # log Σ exp and the target's logit
+        return op._replace(forward_scratch=2 * STATISTIC * op.shape[0])
+    return op

@@ -6,7 +6,7 @@ from xml.etree import ElementTree
 import pytest
 from starlette.testclient import TestClient
 
-from fivefold.web.book import list_chapters, read_chapter
+from fivefold.web.pages.learn import list_chapters, read_chapter
 
 
 @pytest.mark.parametrize("name", list_chapters())

@@ -7,7 +7,7 @@ import warnings
 import pytest
 
 import fivefold as ff
-from fivefold.api.keywords import use_python_words
+from fivefold.api.documentation import use_python_words
 
 
 @pytest.mark.parametrize(

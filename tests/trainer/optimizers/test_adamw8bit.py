@@ -20,7 +20,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.checkpoint import find_latest, load
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.optimizers import fp32_update
-from fivefold.trainer.optimizers.eight_bit import Codebook
+from fivefold.trainer.optimizers.adamw8bit import Codebook
 from fivefold.update import LearningRate, Optimizer
 from tests.trainer.optimizers.test_optimizers import combine_ranks, job, play
 

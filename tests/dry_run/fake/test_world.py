@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from fivefold.dry_run.fake import tensor_mode
-from fivefold.dry_run.fake.tensor_mode import DirectFakeTensorMode
+from fivefold.dry_run.fake import world
+from fivefold.dry_run.fake.world import DirectFakeTensorMode
 
 aten = torch.ops.aten
 Call = Callable[[Tensor, Tensor], Any]  # x [4, 6] in bf16, which is a transposed view, and y [4, 6] in fp32
@@ -46,7 +46,7 @@ CALLS: dict[object, Call] = {
         y, [2, 4], dim=1, out=(y.new_empty(4, 2), y.new_empty(4, 4))
     ),
 }
-DIRECT = tensor_mode.OF_SIZE | tensor_mode.LIKE | tensor_mode.VIEWS | tensor_mode.WRITES | tensor_mode.WRITES_LISTS
+DIRECT = world.OF_SIZE | world.LIKE | world.VIEWS | world.WRITES | world.WRITES_LISTS
 
 
 def run(mode: FakeTensorMode, call: Call) -> list[object]:
