@@ -31,7 +31,7 @@ _held_warnings = list[str]()
 
 
 def hold_warning(line: str) -> None:
-    """Keep a warning until the command prints: a question that ends in an error is answered with that alone."""
+    """Keep a warning until the command prints: a question that ends in an error prints only that."""
     _held_warnings.append(line)
 
 

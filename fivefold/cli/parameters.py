@@ -78,7 +78,7 @@ def make_parameter(
         kind, default = kind | None, None
     settings: dict[str, Any] = {"help": field.description}
     if argument is not None and name == "machine" and optional:
-        settings["help"] = f"{field.description} Default: the setting machine of `fivefold config`."
+        settings["help"] = f"{field.description} Default: the machine set with `fivefold config`."
     for bound in field.metadata:
         settings |= {"min": bound.ge} if isinstance(bound, Ge) else {"max": bound.le} if isinstance(bound, Le) else {}
     form = argument or option

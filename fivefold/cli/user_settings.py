@@ -1,6 +1,6 @@
 """Fills what a command line leaves open from the user's settings, and names the settings that took effect.
 
-They apply to commands that predict; dry runs and trainings take theirs from arguments and run files alone. A config
+They apply to commands that predict; dry runs and trainings take theirs only from arguments and run files. A config
 (``--from``) and a run file name their own software, which no setting replaces.
 """
 

@@ -162,7 +162,9 @@ class SearchRequest(MachineRequest):
     ] = "time"
     top: ShownLayouts = 10
     also: Annotated[
-        Lines, Field(description="Another precision to try in addition to --precision, such as fp8; may be repeated.")
+        Lines,
+        Field(description="Another precision to try in addition to --precision, such as fp8; may be repeated."),
+        Option(metavar="PRECISION"),
     ] = ()
     where: Where = ""
     memory: Annotated[
@@ -191,7 +193,7 @@ class SearchRequest(MachineRequest):
         bool,
         Field(
             description="Search until the best layout is proven, which may take minutes, and rank by predicted time "
-            "alone, without the "
+            "only, without the "
             "proposal of a simpler layout that is as fast."
         ),
     ] = False
@@ -319,7 +321,7 @@ class CompareOptions(CompareRequest, JobOptions, JsonOption):
             description="Config of any supported software to compare; may be repeated, and combined with layouts and "
             "machines."
         ),
-        Option(("--from",)),
+        Option(("--from",), metavar="FILE"),
     ] = ()
     gpus: ConfigMachine = None
     ignore: IgnoredKeys = ()
@@ -485,7 +487,7 @@ class ModelsOptions(JsonOption):
         bool,
         Field(
             description="List the causal language models of Hugging Face transformers instead: which can be trained, "
-            "which only predicted, and why others are not supported."
+            "which can only be predicted, and why others are not supported."
         ),
     ] = False
 

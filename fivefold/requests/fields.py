@@ -84,6 +84,7 @@ Settings = Annotated[
         description="Set any other job field, such as loss=chunked, overlap=dp,pp or optimizer.kind=muon; may be "
         "repeated."
     ),
+    Option(metavar="FIELD=VALUE"),
 ]
 
 # The constraints of a search, and the assumptions on a run.
@@ -108,6 +109,7 @@ Prices = Annotated[
         description="Price in dollars per GPU hour, such as 'h100=2.2/h', or '2.2' for all machines; adds the cost to "
         "the answer; may be repeated."
     ),
+    Option(metavar="PRICE"),
 ]
 Assumptions = Annotated[
     Lines,
@@ -115,6 +117,7 @@ Assumptions = Annotated[
         description="Assumptions on the run, such as failures=2 (per 1,000 GPU days), restart=15min, pue=1.2 or "
         "grid=france; may be repeated."
     ),
+    Option(metavar="NAME=VALUE"),
 ]
 
 ShownLayouts = Annotated[int, Field(ge=1, le=MAX_SHOWN_LAYOUTS, description="Number of layouts to show.")]
@@ -123,8 +126,8 @@ FrontLevels = Annotated[
     Field(
         ge=1,
         le=MAX_SHOWN_LAYOUTS,
-        description="Search once more under each of this many memory limits, for a complete Pareto front of memory and "
-        "time; 1: only the layouts that one search computed.",
+        description="Number of memory limits under which to search again, for a complete Pareto front of memory and "
+        "time; 1: only the layouts that the first search computed.",
     ),
 ]
 

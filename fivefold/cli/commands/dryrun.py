@@ -144,7 +144,7 @@ def _save(
 
 
 def _save_charts(dry_run: DryRun, machine: Machine, *, folder: Path) -> None:
-    """Save the same pictures as .svg and .html."""
+    """Save the pipeline and the memory over time as .svg and .html."""
     from fivefold.rendering import charts
     from fivefold.rendering.drawing import memory, pipeline
 
