@@ -300,7 +300,7 @@ class Job(Record):
     # dpo: that the chosen of two completions is more probable than the rejected, relative to a frozen reference. A pair
     # is two sequences
     objective: Objective = "pretrain"
-    dpo_beta: Positive = 0.1  # of dpo: the larger, the closer the model stays to the reference
+    dpo_beta: Positive = 0.1  # β of DPO: the larger, the closer the model stays to the reference
     # separate: tokens do not attend to other documents packed into the same sequence; the planner counts both equally.
     # The default is joined for pretrain and dpo, and separate for sft
     documents: Literal["joined", "separate"] = "joined"
@@ -316,12 +316,12 @@ class Job(Record):
     # parts that are not trained, such as embed_tokens,layers[:-2],norm,lm_head or layers[8:].mlp. Biases of loss-free
     # balancing stay as they are
     freeze: tuple[str, ...] = ()
-    images: int = Field(0, ge=0, le=2**20)  # images in a sequence of a model with a vision tower; 0: text alone
+    images: int = Field(0, ge=0, le=2**20)  # images in a sequence of a model with a vision tower; 0: only text
     image_tokens: Tokens | None = None  # tokens of an image, part of ``sequence``; None: as the tower makes of its size
     freeze_vision_tower: bool = False  # the vision tower is not trained
     freeze_projector: bool = False  # neither is the projector from its output to tokens
     steps: Steps = 1000  # optimizer steps of the run
-    seed: Seed = 0  # of initial weights and of the order of the data
+    seed: Seed = 0  # random seed of initial weights and of the order of the data
     stack: Stack = Stack()  # the software that runs it
 
     @model_validator(mode="before")

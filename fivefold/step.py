@@ -71,7 +71,7 @@ class Memory(Record):
     """Memory of the rank that needs the most. ``reserved_bytes``: all that the allocator (on CPU: the process) holds.
 
     ``driver_bytes``: as shown by nvidia-smi, with the CUDA context and NCCL's buffers. ``verdict`` and ``fits`` follow
-    from ``risk``. An old record that has ``fits`` alone gets its verdict from it.
+    from ``risk``. An old record that has only ``fits`` gets its verdict from it.
     """
 
     peak_bytes: NonNegativeInt  # highest peak of tensors on a rank
@@ -108,9 +108,11 @@ class Work(Record):
 
     parameters: NonNegativeInt  # parameters of the model
     active_parameters: NonNegativeInt  # parameters that process one token
-    trainable_parameters: NonNegativeInt | None = None  # of adapters over frozen weights; None: all are trained
-    vision_parameters: NonNegativeInt | None = None  # of the vision tower and its projector; None: not counted
-    vision_flops: NonNegativeInt | None = None  # of the images, part of the model FLOPs
+    # parameters of adapters over frozen weights; None: all are trained
+    trainable_parameters: NonNegativeInt | None = None
+    # parameters of the vision tower and its projector; None: not counted
+    vision_parameters: NonNegativeInt | None = None
+    vision_flops: NonNegativeInt | None = None  # FLOPs of the images, part of the model FLOPs
     model_flops_causal: NonNegativeInt  # FLOPs of a step with causal attention
     model_flops_non_causal: NonNegativeInt  # FLOPs of a step with full attention
     hardware_flops: NonNegativeInt  # FLOPs with recomputation, as PyTorch counts them
@@ -139,8 +141,8 @@ class Operation(Record):
     causal_flops: NonNegativeInt = 0  # forward FLOPs within the causal mask
     moved_bytes: NonNegativeInt = 0  # bytes that the forward reads and writes
     kept_bytes: NonNegativeInt  # tensors that it saves for the backward, unless an earlier operation saves them
-    forward_seconds: NonNegativeFloat  # of one of them, for one micro-batch
-    backward_seconds: NonNegativeFloat  # of one of them, for one micro-batch
+    forward_seconds: NonNegativeFloat  # seconds of one of them, for one micro-batch
+    backward_seconds: NonNegativeFloat  # seconds of one of them, for one micro-batch
 
 
 class Time(Record):
@@ -176,8 +178,8 @@ class Time(Record):
 class Mfu(Record):
     """Model FLOPs utilization of the chip's dense peak: attention counted with and without the causal mask."""
 
-    causal: NonNegativeFloat  # with causal attention FLOPs
-    non_causal: NonNegativeFloat  # with FLOPs of full attention
+    causal: NonNegativeFloat  # MFU with causal attention FLOPs
+    non_causal: NonNegativeFloat  # MFU with FLOPs of full attention
 
 
 class Step(Shown):

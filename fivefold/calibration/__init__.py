@@ -55,9 +55,9 @@ def calibrate(
     """Measure this computer with each number of ``ranks`` in parallel; ``quick``: fewer points and runs.
 
     ``progress(what, done, total)`` is called for each measurement. ``points`` replaces the default shapes and sizes;
-    without ``in_steps`` kernels are measured only by themselves, not within training steps. ``cases``: by number of
-    ranks, runs that are measured in turns with the grid; ``on_case`` gets their profiles, with numbers from 0.
-    Raises ``UserError`` for an invalid number of ranks, ``RunFailure`` when a worker dies or hangs.
+    without ``in_steps`` kernels are measured only by themselves, not within training steps. ``cases``: further runs for
+    each number of ranks, measured in turns with the grid; ``on_case`` gets their profiles, with numbers from 0. Raises
+    ``UserError`` for an invalid number of ranks, ``RunFailure`` when a worker dies or hangs.
     """
     counts = sorted(set(ranks))
     if not counts or counts[0] < 1 or counts[-1] > MAX_RANKS:

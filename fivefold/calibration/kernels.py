@@ -87,6 +87,8 @@ def _forward(make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times:
 def _backward(
     make: Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]], times: int
 ) -> Callable[[Tensor], KernelWork]:
+    """Return work that runs the backward of what ``make`` computes; it moves ``times`` the bytes of its input."""
+
     def work(x: Tensor) -> KernelWork:
         # Cross entropy writes its gradient over its logits; the hooks keep autograd from raising in a second run.
         with torch.autograd.graph.saved_tensors_hooks(Tensor.detach, lambda saved: saved):

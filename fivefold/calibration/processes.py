@@ -64,6 +64,7 @@ def carry_out(work: Callable[[], None]) -> NoReturn:
 
 
 def _start(command: Sequence[str], *, errors: Path, listen: bool) -> Worker:
+    """Start a worker; its stderr goes to the file ``errors``, and its stdout to a pipe if we ``listen``."""
     with errors.open("w") as file:
         process = subprocess.Popen(
             command,
@@ -76,6 +77,7 @@ def _start(command: Sequence[str], *, errors: Path, listen: bool) -> Worker:
 
 
 def _watch_workers(workers: Sequence[Worker], *, silence_seconds: float, on_line: Callable[[str], None]) -> None:
+    """Pass on the lines of the first worker until all have ended; raise if one fails or all are silent for long."""
     lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
     stdout = workers[0].process.stdout
     assert stdout is not None, "the first worker is started with a pipe"

@@ -98,7 +98,7 @@ GPU_SHAPES = {
 def list_grid_runs(ranks: int, *, gpu: bool, quick: bool) -> list[GridRun]:
     """Return the runs to time on ``ranks`` processes, most important first.
 
-    ``gpu``: larger shapes, in bf16 alone. ``quick``: only the first.
+    ``gpu``: larger shapes, only in bf16. ``quick``: only the first.
     """
     dtypes: tuple[Dtype, ...] = ("bf16",) if gpu else ("fp32", "bf16")
     listed = ALONE if ranks == 1 else TOGETHER

@@ -87,7 +87,7 @@ def profile_rank(order: ProfileOrder, barrier: Barrier, *, device: torch.device)
 def _has_messages(order: ProfileOrder) -> bool:
     """Return whether the workers exchange messages.
 
-    Messages of gloo take different times in a step than alone; those of NCCL run on streams of their own.
+    Messages of gloo take different times in a step than by themselves; those of NCCL run on streams of their own.
     """
     return order.workers == Layout.parse(order.run.layout).world > 1 and not torch.cuda.is_available()
 

@@ -173,6 +173,7 @@ class RankWorker:
         self._process.communicate()
 
     def _send_job(self, pickled_job: bytes) -> None:
+        """Send the job; once the process has started, send it one waiting rank after another and keep the results."""
         requests, replies = self._process.stdin, self._process.stdout
         assert requests is not None
         assert replies is not None

@@ -35,7 +35,7 @@ def measure_steps(
 ) -> Iterator[StepReport]:
     """Predict the step of a loop, measure it, and log both to the trackers of ``accelerator``.
 
-    ``module`` and ``prepared_optimizer``: as ``accelerator.prepare`` returns them. ``model``: a catalog name, a path, a
+    ``module`` and ``prepared_optimizer``: what ``accelerator.prepare`` returned. ``model``: a catalog name, a path, a
     record, or ``config.to_dict()`` of a model of transformers. ``machine`` and ``layout``: as on the command line.
     ``folder``: where ``step.json`` is written. Other keywords are those of a job, such as ``seq=4096``. The report has
     ``predicted`` and, after the loop, ``measured``. If the loop raises an error, nothing is reported.

@@ -33,7 +33,8 @@ MIN_STEPS = 4  # the time is that of the steps after the third, which are counte
 class StepReport:
     """Measures the steps of ``optimizer`` on ``module``; ``log`` takes figures by name, on every rank.
 
-    ``tokens``: of a step over all ranks. ``prints``: on this rank. ``folder``: where ``step.json`` is written.
+    ``tokens``: tokens of a step over all ranks. ``prints``: this rank prints the report. ``folder``: where
+    ``step.json`` is written.
     """
 
     def __init__(

@@ -324,7 +324,7 @@ class FrozenBytes(NamedTuple):
 
 
 def count_frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
-    """Return the bytes of a unit's frozen weights as they are stored; ``shards``: of ZeRO-3, else 1."""
+    """Return the bytes of a unit's frozen weights as they are stored; ``shards``: number of ZeRO-3 shards, else 1."""
     gathered = shard = scales = 0
     base: Base | None = "bf16" if job.adapter is None else job.adapter.base
     if not job.freezes_text and not job.freeze_vision_tower:

@@ -116,6 +116,7 @@ class Layout(Record):
             raise ValueError(f"{self.schedule} needs an even pp, not {self.pp}; try pp{self.pp + 1}")
 
     def _check_stages(self) -> None:
+        """Raise ``ValueError`` for ``stages`` or a recomputation that does not match the pipeline."""
         stages = self.pp * self.v
         if self.stages and len(self.stages) != stages:
             raise ValueError(
@@ -328,7 +329,7 @@ def _fill_data_parallel(text: str, fields: Mapping[str, object], ranks: int | No
 
 
 def leaves_dp_open(text: str, fields: Mapping[str, object]) -> bool:
-    """Tell whether a layout has as many data-parallel ranks as the machine allows: ``fsdp``, or ``zero3`` alone.
+    """Tell whether a layout leaves the number of data-parallel ranks to the machine: ``fsdp``, or only ``zero3``.
 
     ``fields``: what its tokens set.
     """

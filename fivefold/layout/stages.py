@@ -3,8 +3,8 @@
     stage 0: embedding + layers   stage 1: layers   ...   last stage: layers + head
 
 Layers are split evenly. If the stages do not divide the layers, middle stages take one more each before the two ends
-do, which also hold embedding and head. With one or two stages more than layers, the last stage is the head alone, and
-the first the embedding alone, as in Llama 3 405B (arXiv:2407.21783 §3.3.2).
+do, which also hold embedding and head. With one or two stages more than layers, the last stage has only the head, and
+the first only the embedding, as in Llama 3 405B (arXiv:2407.21783 §3.3.2).
 
 A stage is on pipeline rank ``stage mod pp``; if the schedule is V-shaped, every second round of stages runs backwards
 over the ranks.
@@ -29,7 +29,7 @@ def list_stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
 def find_first_backward_stage(model: Model, layout: Layout, job: Job) -> int:
     """Return the first stage with a trained weight; the job's adapters or frozen parts may leave none in those below.
 
-    Of adapters all blocks have some, so that only a stage of the embedding alone has none.
+    Of adapters all blocks have some, so that only a stage with nothing but the embedding has none.
     """
     if not job.freezes_text:
         return 0

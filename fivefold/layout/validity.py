@@ -300,6 +300,7 @@ def _format_orders(runs: SupportedLayouts) -> str:
 
 
 def _check_batch(layout: Layout, job: Job, machine: Machine | None) -> Iterator[str]:
+    """Yield an error if the global batch cannot be divided into micro-batches, with the nearest batches that can."""
     chunk = layout.dp * layout.mbs
     if job.global_batch % chunk == 0:
         return
@@ -457,7 +458,7 @@ def _list_unsharded_mixers(model: Model, tp: int) -> list[tuple[str, ShardedUnit
 
 
 def list_unsharded(model: Model) -> list[tuple[str, tuple[Axis, ...]]]:
-    """List what a model has that is counted on one rank of some axes alone, with these axes."""
+    """List what a model has that is counted only on one rank of some axes, with these axes."""
     features: tuple[tuple[bool, str, tuple[Axis, ...]], ...] = (
         (model.attention_experts, "experts of attention", ("tp", "cp")),
         (model.differential, "differential attention", ("tp", "cp")),
@@ -470,7 +471,7 @@ def list_unsharded(model: Model) -> list[tuple[str, tuple[Axis, ...]]]:
 
 
 def _explain_unsharded(layout: Layout, model: Model) -> Iterator[str]:
-    """Yield the reasons why what is counted on one rank alone cannot be sharded."""
+    """Yield the reasons why what is counted only on one rank cannot be sharded."""
     for feature, axes in list_unsharded(model):
         if any(getattr(layout, axis) > 1 for axis in axes):
             degrees = " and ".join(f"{axis}={getattr(layout, axis)}" for axis in axes)
@@ -511,6 +512,7 @@ def _check_rows(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
 
 
 def _order(layout: Layout, model: Model) -> Iterator[str]:
+    """Yield an error for an order of the mesh in which axes that share messages are not neighbours."""
     spread = model.moe is not None and layout.etp < layout.tp
     partly = spread and layout.etp > 1
 
@@ -535,6 +537,7 @@ def count_max_stages(model: Model, job: Job) -> int:
 
 
 def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+    """Yield an error for each rule of pipelines that the layout breaks: number of stages, layers and micro-batches."""
     pp, v, layers = layout.pp, layout.v, model.layers
     most = count_max_stages(model, job)
     if pp * v > most:

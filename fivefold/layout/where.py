@@ -100,6 +100,7 @@ def _list_values(field: str, terms: list[Term]) -> list[object]:
 
 
 def _parse_term(word: str, text: str) -> Term:
+    """Parse one constraint, such as ``tp<=8``; ``text``: all constraints, which errors quote."""
     matched = _TERM.fullmatch(word)
     if matched is None:
         joined = re.sub(r"\s*(<=|>=|!=|<|>|=|,)\s*", r"\1", text)

@@ -802,6 +802,7 @@ def locate_machine(text: str, *, named_in: Path) -> str:
 
 
 def _resolve_name(text: str, *, local: Path, ranks: int | None, find: Callable[[str], Path]) -> Machine:
+    """Return the machine of a catalog name, of a file, or this computer; ``ranks`` replaces the count in the name."""
     name, count = _split(text)
     count = ranks or count
     if name == "local" and not local.exists():
@@ -880,6 +881,7 @@ def _split(text: str) -> tuple[str, int | None]:
 
 
 def _build(name: str, row: ChipRow, count: int | None) -> Machine:
+    """Build the machine of one row of the catalog."""
     ranks = count or row.ranks_per_node
     chip = Chip(
         name=name,

@@ -198,7 +198,7 @@ class Calibration(Record):
 class Machine(Record):
     """A machine: ``ranks`` chips in nodes of ``ranks_per_node``."""
 
-    name: str  # for tables and messages
+    name: str  # name in tables and messages
     chip: Chip  # the accelerator of each rank
     ranks: Degree  # total number of chips
     ranks_per_node: Degree  # chips per node

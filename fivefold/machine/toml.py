@@ -49,6 +49,7 @@ def _format_block(value: Any) -> str:
 
 
 def _format_inline(value: Any) -> str:
+    """Format a value as TOML in one line."""
     match value:
         case bool():
             return "true" if value else "false"

@@ -26,7 +26,8 @@ class HyperConnections(Record):
 
     streams: Annotated[int, Field(ge=1, le=2**6)] = 4  # residual streams, each as wide as the model
     mixes: bool = True  # streams are mixed with one another; False: independent hyper-connections
-    iterations: Annotated[int, Field(ge=1, le=2**10)] = 20  # of Sinkhorn and Knopp; 1: columns alone are normalized
+    # iterations of the Sinkhorn-Knopp normalization; 1: only columns are normalized
+    iterations: Annotated[int, Field(ge=1, le=2**10)] = 20
     magnitude: Scalar = 2.0  # factor on the sigmoid that multiplies what a branch adds
     epsilon: Positive = 1e-6  # added to the weights
 

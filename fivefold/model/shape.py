@@ -89,8 +89,8 @@ class MoE(Record):
     shared_ffn: Ffn | None = None  # width of one shared expert; None: equal to ``ffn``
     shared_gate: bool = False  # the shared experts' output is multiplied by the sigmoid of a projection to one number
     dense_layers: int = Field(0, ge=0, le=2**12)  # number of first layers, which have a dense MLP
-    # function of the router's logits; sparsemixer: experts are drawn in training (arXiv:2409.12136), planned alone;
-    # sqrtsoftplus: √softplus (DeepSeek-V4), planned alone
+    # function of the router's logits; sparsemixer: experts are drawn in training (arXiv:2409.12136), predicted only;
+    # sqrtsoftplus: √softplus (DeepSeek-V4), predicted only
     score: Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
     balance: Literal["none", "aux", "free"] = "aux"  # load balancing: auxiliary loss, or a bias without a loss
     biased: Literal["scores", "logits"] = "scores"  # what the bias is added to when experts are chosen
@@ -106,7 +106,7 @@ class MoE(Record):
     # experts to which the router may send a token and that give it back; ours have weights of gate and up (LongCat)
     identity_experts: int = Field(0, ge=0, le=2**16)
     hashed_layers: int = Field(0, ge=0, le=2**12)  # first layers, whose experts a table of token ids names
-    clamp: Positive | None = None  # of routed experts: gate at most this, up within ± this; None: neither
+    clamp: Positive | None = None  # limit in routed experts: gate at most this, up within ± this; None: no limit
     joins_mlp: bool = False  # layers that route have an MLP too, whose output is added to that of the experts
     post_norm: bool = False  # the output of the layer's experts, shared ones too, is normed (A.X K1)
     pattern: tuple[bool, ...] = ()  # per layer, repeated: True routes; empty: all from ``dense_layers`` on
@@ -178,25 +178,25 @@ class MTP(Record):
 class ResidualFactors(Record):
     """Factors on the stream and on the branch that is added to it, by the kind of the branch (MiniMax)."""
 
-    attention: tuple[Scalar, Scalar] = (1.0, 1.0)  # of attention
-    mixer: tuple[Scalar, Scalar] = (1.0, 1.0)  # of other token mixers
-    feed_forward: tuple[Scalar, Scalar] = (1.0, 1.0)  # of the feed-forward
+    attention: tuple[Scalar, Scalar] = (1.0, 1.0)  # factors of stream and branch for attention
+    mixer: tuple[Scalar, Scalar] = (1.0, 1.0)  # the same for other token mixers
+    feed_forward: tuple[Scalar, Scalar] = (1.0, 1.0)  # the same for the feed-forward
 
 
 class Multipliers(Record):
     """Factors on tensors within a layer (Falcon-H1); each but 1 is an operation of its own."""
 
-    attention_in: Scalar = 1.0  # of the input of attention
-    attention_out: Scalar = 1.0  # of the output of attention
-    key: Scalar = 1.0  # of projected keys, before their rotation
-    mixer_in: Scalar = 1.0  # of the input of the Mamba-2
-    mixer_out: Scalar = 1.0  # of the output of the Mamba-2
-    mixer_parts: tuple[Scalar, ...] = ()  # of z, x, B, C and dt of a Mamba-2; empty: all 1
-    gate: Scalar = 1.0  # of the feed-forward's projected gate
-    down: Scalar = 1.0  # of the feed-forward's output
+    attention_in: Scalar = 1.0  # factor of the input of attention
+    attention_out: Scalar = 1.0  # factor of the output of attention
+    key: Scalar = 1.0  # factor of projected keys, before their rotation
+    mixer_in: Scalar = 1.0  # factor of the input of the Mamba-2
+    mixer_out: Scalar = 1.0  # factor of the output of the Mamba-2
+    mixer_parts: tuple[Scalar, ...] = ()  # factors of z, x, B, C and dt of a Mamba-2; empty: all 1
+    gate: Scalar = 1.0  # factor of the feed-forward's projected gate
+    down: Scalar = 1.0  # factor of the feed-forward's output
 
 
-# The kinds of token mixers, by the field with their geometry; none: the layer is a feed-forward alone.
+# The kinds of token mixers, by the field with their geometry; none: the layer is only a feed-forward.
 MixerName = Literal[
     "attention",
     "none",
@@ -264,15 +264,16 @@ class ModelShape(Record):
     # the k-th sum of the stream is √((k − 1) / k) · stream + √(1 / k) · branch, with the embedding as the first (Beam)
     residual_by_depth: bool = False
     residual_weights: bool = False  # the stream has a trained factor for each channel in each sum (Doge)
-    residual_factors: ResidualFactors | None = None  # of each sum of the stream; None: all 1
+    residual_factors: ResidualFactors | None = None  # factors of each residual addition; None: all 1
     hyper_connections: HyperConnections | None = None  # several streams that each token mixes; None: one
-    multipliers: Multipliers | None = None  # of tensors within a layer; None: all 1
+    multipliers: Multipliers | None = None  # factors of tensors within a layer; None: all 1
     # gated (SwiGLU, GEGLU) or plain feed-forward; receptance: a plain one of means of a token and the one before it,
     # times the sigmoid of a projection of another mean (RWKV)
     mlp: Literal["gated", "plain", "receptance"] = "gated"
     activation: ActivationName = "silu"  # activation function of the feed-forward
     mlp_bias: bool = False  # the feed-forward has biases
-    mlp_clamp: Positive | None = None  # of MLPs and shared experts: gate at most this, up within ± this; None: neither
+    # limit in MLPs and shared experts: gate at most this, up within ± this; None: no limit
+    mlp_clamp: Positive | None = None
     sub_norm: bool = False  # norms before the last matrix of attention and of the MLP (sub-LayerNorm, BitNet)
 
     # how positions are encoded; alibi: a bias on scores by distance (arXiv:2108.12409); sinusoidal: a fixed table of
@@ -285,7 +286,7 @@ class ModelShape(Record):
     rope_theta: Positive = 10_000.0  # base of the rotary frequencies
     rope_theta_sliding: Positive | None = None  # base of sliding-window layers, which then ignore rope_scaling
     rope_fraction: float = Field(1.0, gt=0, le=1)  # share of the head dim that is rotated
-    rope_scaling: RopeScaling | None = None  # for sequences longer than in pre-training
+    rope_scaling: RopeScaling | None = None  # scaling for sequences longer than in pre-training
     rope_pattern: tuple[bool, ...] = ()  # per layer, repeated: True rotates; empty: all rotate, if position is rope
 
     qkv_bias: bool = False  # the projections of q, k and v have biases
@@ -339,11 +340,12 @@ class ModelShape(Record):
     shared_kv_layers: int = Field(0, ge=0, le=2**12)
     shared_kv_ffn: Ffn | None = None  # width of the MLP of those layers; None: ``ffn``
     altup: AltUp | None = None  # several parts of the stream, of which each layer computes one; None: one (Gemma 3n)
-    laurel_rank: Latent | None = None  # of a branch next to attention that reads its input; None: none (Gemma 3n)
+    # rank of a branch next to attention that reads its input; None: no such branch (Gemma 3n)
+    laurel_rank: Latent | None = None
     # per layer: share of an MLP's gates that are set to zero, the lowest; empty: none (Gemma 3n)
     gate_sparsity: tuple[Rate, ...] = ()
     per_layer_inputs: PerLayerInputs | None = None  # numbers of a token for each layer (Gemma 3n, Gemma 4)
-    # geometry of the layers that attend to the keys of a window alone (DeepSeek-V4)
+    # geometry of the layers that attend only to the keys of a window (DeepSeek-V4)
     shared_key_attention: CompressedAttention | None = None
     # geometry of the layers that attend to the keys of a window and to all compressed keys (DeepSeek-V4)
     heavily_compressed_attention: CompressedAttention | None = None
@@ -744,6 +746,7 @@ class ModelShape(Record):
         return tuple(dict.fromkeys(self._build_attention(slides=slides) for slides in (False, True)))
 
     def _build_attention(self, *, slides: bool) -> AttentionShape:
+        """Return heads and dims of the attention in layers with a sliding window, or in all others."""
         mla, sliding = self.mla, self.sliding
         if mla is not None:
             mla, heads = (self.sliding_mla, sliding and sliding.heads) if slides and self.sliding_mla else (mla, None)

@@ -32,9 +32,9 @@ class ProjectorLayer(Record):
     kind: Literal["merge", "shuffle", "pool", "norm", "linear", "activation", "mlp", "gated_mlp"]  # what it does
     size: Width = 1  # rows that become one (merge, shuffle, pool), or channels of the output (linear, MLPs)
     ffn: Ffn = 1  # inner width of an MLP
-    bias: bool = False  # of matrices, or of a LayerNorm
+    bias: bool = False  # the matrices, or the LayerNorm, have a bias
     norm: NormName = "layernorm"  # kind of a norm
-    activation: ActivationName = "gelu"  # of an MLP, or alone
+    activation: ActivationName = "gelu"  # activation function of an MLP, or of a layer of its own
 
 
 class VisionTower(Record):
@@ -42,7 +42,7 @@ class VisionTower(Record):
 
     patch: int = Field(ge=1, le=2**12)  # pixels of a patch in each direction
     frames: int = Field(1, ge=1, le=2**10)  # frames of a patch; of an image all are the same
-    channels: int = Field(3, ge=1, le=2**10)  # of a pixel
+    channels: int = Field(3, ge=1, le=2**10)  # color channels of a pixel
     patches: Tokens | None = None  # patches of an image, if all images have one size; None: any size
     layers: Layers  # transformer blocks
     width: Width  # width of the residual stream

@@ -345,6 +345,7 @@ def _list_linear(
 
 
 def _list_attention(model: ModelShape, layer: int) -> Iterator[Weight]:
+    """Yield the weights of grouped attention in ``layer``."""
     shape = model.attention(layer)
     if model.attention_experts and model.moe is not None:
         experts, size = model.moe.experts, shape.kv_heads * shape.head_dim
@@ -387,6 +388,7 @@ def _list_attention(model: ModelShape, layer: int) -> Iterator[Weight]:
 
 
 def _list_mla(model: ModelShape, layer: int) -> Iterator[Weight]:
+    """Yield the weights of latent attention (MLA) in ``layer``."""
     mla, heads = model.get_latent(layer), model.attention(layer).heads
     assert mla is not None
     q_out = heads * (mla.nope_dim + mla.rope_dim)
@@ -434,6 +436,7 @@ def _list_mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:
 
 
 def _list_experts(model: ModelShape) -> Iterator[Weight]:
+    """Yield the weights of router, routed experts and shared experts of one layer."""
     moe, width = model.moe, model.width
     assert moe is not None
     yield Weight("moe.router.weight", (moe.choices, width), "router")

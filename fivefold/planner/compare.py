@@ -155,6 +155,7 @@ def _flatten(values: Mapping[str, Any], within: str = "") -> dict[str, str]:
 
 
 def _list_rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quantity]:
+    """Yield the rows of a comparison: each quantity of all steps, and whether less or more is better."""
     steps = [step for _, step in predicted]
 
     def row(name: str, unit: Unit, better: Any, of: Callable[[Step], float | str | None]) -> Quantity:

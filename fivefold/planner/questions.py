@@ -174,6 +174,7 @@ def name_method(job: Job) -> str:
 
 
 def _predict_fine_tune(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> FineTune:
+    """Return the longest sequence and the largest micro-batch of a fine-tuning method, and the step with the latter."""
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
     refuse(layout, model=model, job=job, machine=machine)
     sizes = (layout.replace(mbs=size) for size in reversed(list_divisors(max(1, job.global_batch // layout.dp))))
@@ -332,17 +333,18 @@ def find_largest_model(
 ) -> tuple[QuestionAnswer, Model]:
     """Return the largest model that fits the machine.
 
-    Layers and heads of ``model`` are scaled in eighths, up to 32 times or to where the states alone exceed the memory.
-    A layout that fits one size is tried first at the next, and then made smaller by single changes. A size is taken not
+    Layers and heads of ``model`` are scaled in eighths, up to 32 times or to where the states exceed the memory. A
+    layout that fits one size is tried first at the next, and then made smaller by single changes. A size is taken not
     to fit, and named, if no layout is found to fit within a work limit, which all sizes between known ones share. The
-    layout is the first that was found to
-    fit, made faster by single changes: a search for the fastest at the edge of the memory takes many times as long.
+    layout is the first that was found to fit, made faster by single changes: a search for the fastest at the edge of
+    the memory takes many times as long.
     """
     validate_job(model, job, machine)
     fits, undecided = dict[int, tuple[Planner, Layout]](), list[int]()
     work_between = SearchWork(exact_units=MODEL_UNITS)
 
     def fits_at(eighths: int) -> bool:
+        """Tell whether the model fits at ``eighths`` of its layers and heads; the last that fits is tried first."""
         tried = scale_model(model, eighths / 8)
         planner = Planner(model=tried, machine=machine, job=job, risk=risk)
         layout = fits[max(fits)][1] if fits else None
@@ -529,9 +531,10 @@ def find_pairs(
 ) -> list[Change]:
     """Return up to ``MAX_PAIRS`` pairs of changes that help only together: the pair fits and takes less time.
 
-    Such as a larger micro-batch, which does not fit, with recomputation, which alone is slower. ``singles``: the
-    single changes. One helps if it fits and is faster than the layout, or if the layout does not fit; then a pair takes
-    less time than every single change that fits. Changes that alter the numerics of training are left out.
+    For example a larger micro-batch, which does not fit, together with recomputation, which by itself is slower.
+    ``singles``: the single changes. One helps if it fits and is faster than the layout, or if the layout does not fit;
+    then a pair takes less time than every single change that fits. Changes that alter the numerics of training are left
+    out.
     """
     base = Planner(model=model, machine=machine, job=job, risk=risk)
     fitting = [change for change in singles if change.fits and change.change not in NUMERICS_CHANGES]

@@ -95,6 +95,7 @@ def summarize_rank(trace: RankTrace) -> RankAttribution:
 
 
 def _step(step: RankStep) -> StepSummary:
+    """Sum the seconds of a step by action of the schedule and kind of work."""
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0])
     for span in step.spans:
         if span.kind in ("post", "wait"):

@@ -239,6 +239,7 @@ class Watched:
         return self._record(measurements)
 
     def _record(self, everyone: list[Any]) -> Step:
+        """Merge the measurements of all ranks into one ``Step``."""
         numbers = sorted({measurement[5] for measurement in everyone})
         ranks = {number: [measurement[0] for measurement in everyone if measurement[5] == number] for number in numbers}
         stages = tuple(merge_stage_memory(number, stage_ranks) for number, stage_ranks in ranks.items())

@@ -33,7 +33,7 @@ def render_front(result: SearchResult, *, within: Page) -> list[str]:
 
 
 def list_front(result: SearchResult, *, named: bool = False) -> list[ScatterPoint]:
-    """Return the points of the front, in bytes and seconds; ``named``: with their layouts if there are few."""
+    """Return the points of the front, in bytes and seconds; ``named``: name their layouts, if there are few."""
     shows_names = named and len(result.front) <= MAX_NAMES
     return [
         ScatterPoint(

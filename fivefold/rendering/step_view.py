@@ -105,7 +105,7 @@ def view_step(step: Step) -> StepView:
 
 
 def _describe_sender(step: Step) -> str:
-    """Return whose messages ``step.traffic`` counts, and which axes communicate on other ranks alone."""
+    """Return whose messages ``step.traffic`` counts, and which axes communicate only on other ranks."""
     axes = {item.axis for item in step.traffic}
     text = "what one rank of the first stage sends per step" if "pp" in axes else "what one rank sends per step"
     if "cp" in axes:  # gradients are summed, and states sharded, over the ranks of both

@@ -39,9 +39,8 @@ class Axis(Record):
 class Sizing(Record):
     """The MoE layer shape at which compute overlaps its two all-to-alls over ``link``.
 
-    ``ffn_alone``: smallest expert ffn at which the experts alone overlap them; ``ffn_layer``: at which the full layer
-    does;
-    ``topk_layer``: largest top-k at the present ffn at which the full layer does (None: any).
+    ``ffn_alone``: smallest expert ffn at which the experts' compute overlaps them; ``ffn_layer``: at which the full
+    layer does; ``topk_layer``: largest top-k at the present ffn at which the full layer does (None: any).
     """
 
     link: str

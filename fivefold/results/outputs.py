@@ -53,7 +53,7 @@ class DryrunPeak(Record):
 
 
 class DryrunOutput(Record):
-    """The output of ``dryrun``; a job that would raise or hang has ``findings`` alone."""
+    """The output of ``dryrun``; a job that would raise or hang has only ``findings``."""
 
     findings: tuple[str, ...]
     predicted: Step | None = None

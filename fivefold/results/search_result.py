@@ -66,7 +66,7 @@ class NearMiss(Record):
     """A layout that almost fits in memory, and the changes that would make it fit."""
 
     layout: str  # layout in canonical order
-    needs_bytes: NonNegativeInt  # at the peak
+    needs_bytes: NonNegativeInt  # memory at the peak
     has_bytes: PositiveInt  # the device's memory
     risk: float | None = None  # probability of running out of memory
     cause: str  # where in a step its memory peaks
@@ -176,7 +176,7 @@ class Regret(Record):
 
     layout: str  # layout in canonical order
     note: str  # such as "the fastest"
-    step_seconds: NonNegativeFloat  # as predicted
+    step_seconds: NonNegativeFloat  # predicted step time
     memory_bytes: NonNegativeInt  # peak memory of a rank
     expected: NonNegativeFloat | None  # mean regret over the scenarios
     worst: NonNegativeFloat | None  # largest regret
@@ -195,17 +195,17 @@ class SearchResult(Shown):
 
     ``tried`` = ``evaluated`` + layouts excluded by bounds. ``gap``: the share of the best possible score by which that
     of the best layout may exceed it, where the search ended at its work limit; None: no layout is better. ``ranked``:
-    no other layout is better than those of ``best``; False: the first is proven alone, as a ranking would take long.
-    ``undecided``: the search ended there without a layout, though one may fit. ``stopped``: interrupted by Ctrl-C, so
-    that others may be better.
+    no other layout is better than those of ``best``; False: only the first is proven, because a ranking would take
+    long. ``undecided``: the search ended there without a layout, though one may fit. ``stopped``: interrupted by
+    Ctrl-C, so that others may be better.
     """
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:render_search"
     charted_by: ClassVar[str] = "fivefold.rendering.point_charts:draw_front_file"
 
     by: Aim  # what is minimized
-    proposal: Proposal | None = None  # for a search by time or cost that was asked for one
-    robust: Robustness | None = None  # for a search by robust
+    proposal: Proposal | None = None  # the proposal of a search by time or cost, if it makes one
+    robust: Robustness | None = None  # the answer of a search with `--by robust`
     remarks: tuple[str, ...] = ()  # what is valid but perhaps not intended, one line each
     own: Ranked | None = None  # the layout of the config that was read, whether it fits or not
     best: tuple[Ranked, ...]  # the best layouts, the first one first
@@ -407,7 +407,7 @@ class LengthCurve(Record):
 class Lengths(Record):
     """The result of ``ask sequence``: the longest of any layout and of one, its curves, and how to reach ``target``.
 
-    ``offloaded``: with optimizer states and activations in host memory.
+    ``offloaded``: the longest with optimizer states and activations in host memory.
     """
 
     model: str

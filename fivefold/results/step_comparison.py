@@ -124,6 +124,7 @@ def _build_row(
 
 
 def _compare_states(predicted: Sequence[StageMemory], measured: Sequence[StageMemory]) -> Iterator[QuantityComparison]:
+    """Yield the states and activations of each stage, predicted and measured; states must be equal."""
     left, right = ({stage.stage: stage for stage in stages} for stages in (predicted, measured))
     numbers = sorted(left.keys() | right.keys())
     for number in numbers:

@@ -68,6 +68,7 @@ def read(folder: Path) -> list[RankTrace]:
 
 
 def _read(path: Path) -> RankTrace:
+    """Read the trace of one rank; raises ``UserError`` if the file is damaged."""
     try:
         values = json.loads(_read_text(path))
         steps = tuple(_step(step) for step in values.pop("steps"))
@@ -87,6 +88,7 @@ def _read_text(path: Path) -> str:
 
 
 def _step(values: dict[str, Any]) -> RankStep:
+    """Read one step of a trace."""
     messages = tuple(_read_message(row) for row in values["messages"])
     return RankStep(values["step"], values["begin"], tuple(_read_spans(values["spans"])), messages)
 

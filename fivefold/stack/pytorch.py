@@ -200,7 +200,7 @@ LLM_FOUNDRY = StackEntry(
         "flat_shards": Fact(True, FLAT),
     },
     runs={
-        "axes": DATA_PARALLEL._replace(source=f"{FOUNDRY}: FSDP alone"),
+        "axes": DATA_PARALLEL._replace(source=f"{FOUNDRY}: only FSDP"),
         "zero": Fact((0, 2, 3), "pytorch/pytorch: ShardingStrategy NO_SHARD, SHARD_GRAD_OP, FULL_SHARD of FSDP"),
     },
 )
@@ -250,7 +250,7 @@ FMS_FSDP = StackEntry(
         "flat_shards": Fact(True, FLAT),
     },
     runs={
-        "axes": DATA_PARALLEL._replace(source=f"{FMS}:README.md: FSDP and HSDP alone"),
+        "axes": DATA_PARALLEL._replace(source=f"{FMS}:README.md: only FSDP and HSDP"),
         "zero": Fact((0, 2, 3), "pytorch/pytorch: ShardingStrategy NO_SHARD, SHARD_GRAD_OP, FULL_SHARD of FSDP"),
     },
 )

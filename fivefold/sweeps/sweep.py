@@ -79,6 +79,7 @@ def run(
 
 
 def _predict_rows(plan: SweepPlan, journal: Journal, report: Report, *, risk: float) -> Iterator[PredictedRow]:
+    """Yield the predicted rows of all settings; those in the journal are not predicted again."""
     predictor = Predictor(risk)
     done = 0
     total = sum(len(requests) for _, requests in plan.parts)
@@ -99,6 +100,7 @@ def _predict_rows(plan: SweepPlan, journal: Journal, report: Report, *, risk: fl
 
 
 def _measure_rows(cases: list[PredictedRow], journal: Journal, trials: Trials, report: Report) -> Iterator[SweepRow]:
+    """Yield the rows with their measurement; those in the journal are not trained again."""
     if trials.submit is None:
         shutil.rmtree(trials.folder, ignore_errors=True)  # left by a sweep that was killed
     for number, case in enumerate(cases, 1):

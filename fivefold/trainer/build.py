@@ -112,8 +112,8 @@ def build(
 ) -> Built:
     """Build this rank's part; every rank calls it. Weights depend on ``job.seed`` and their name, not on the layout.
 
-    ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run
-    concurrently with compute; ``None``: if ``device`` has streams for them. ``module``: as ``build_module`` returns it.
+    ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run concurrently
+    with compute; ``None``: if ``device`` has streams for them. ``module``: the module that ``build_module`` returned.
     ``draw_weights``: draw the initial weights; a dry run's tensors have no values. Raises ``UserError`` for a job that
     the trainer cannot run.
     """
@@ -179,7 +179,7 @@ def _draw_weights(shards: Sequence[WeightShard], *, model: Model, job: Job) -> N
 def start_magnitudes(shards: Sequence[WeightShard], *, read: Callable[[str], Tensor]) -> None:
     """Set DoRA's magnitudes to the norms of the rows of the frozen weights, as they are stored.
 
-    ``shards``: of all weights of this rank; ``read``: returns a full weight by its name.
+    ``shards``: the shards of all weights of this rank; ``read``: returns a full weight by its name.
     """
     shards_by_name = {shard.name: shard for shard in shards}
     for shard in shards:

@@ -63,7 +63,7 @@ class StepResult(NamedTuple):
     loss_scale: float = 1.0  # scale of the loss in this step (fp16)
     noise: GradientNoise | None = None  # None if it was not measured in this step
     further: tuple[float, ...] = ()  # mean losses of the modules of multi-token prediction, without their weight
-    rewards: Rewards | None = None  # of DPO alone
+    rewards: Rewards | None = None  # only of DPO
 
 
 class Engine:
@@ -249,7 +249,7 @@ class Engine:
 
     @torch.no_grad()
     def _run_reference(self, micro_batches: int) -> None:
-        """Compute the reference's log-probabilities of all sequences in ``tokens``, for DPO alone."""
+        """Compute the reference's log-probabilities of all sequences in ``tokens``, which only DPO needs."""
         if self.job.objective != "dpo":
             return
         if len(self.reference_log_probs) != micro_batches:
@@ -343,7 +343,10 @@ class Engine:
                 gather_all([unit], "forward")
 
     def _run_stage(self, stage: int, entry: Tensor | None, micro_batch: int) -> Tensor:
-        """Run a stage forward on one micro-batch; ``entry`` [R, D]: of the previous stage. Output [R, D], or loss."""
+        """Run a stage forward on one micro-batch; ``entry`` [R, D]: output of the previous stage.
+
+        Returns the output [R, D], or the loss of the last stage.
+        """
         if not self._runs_reference:
             self._begin_forward(entry)
         module, tokens = self.built.module, self.tokens[micro_batch]

@@ -299,7 +299,7 @@ class Loop:
         """Load the newest readable checkpoint, or initial weights; return the step to continue from, and log events."""
         events: list[str] = []
         base = self.run.start.weights
-        # a checkpoint holds the adapters alone, and never the frozen reference
+        # a checkpoint holds only the adapters, and never the frozen reference
         if base is not None and (self.job.adapter is not None or self.job.copies_reference):
             huggingface_import.start(base, built=self.built, model=self.model)
         self.engine.hold_reference()

@@ -1,4 +1,4 @@
-"""Starts processes and connects them: one alone, several by ``launch`` on this host, or many by torchrun."""
+"""Starts processes and connects them: one by itself, several by ``launch`` on this host, or many by torchrun."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ RENDEZVOUS_POLL_SECONDS = 0.02  # poll interval of ``agree_on_store_prefix`` per
 
 @dataclass(frozen=True)
 class Process:
-    """The rank of this process. ``joined``: torchrun or ``launch`` started it, with others or alone."""
+    """The rank of this process. ``joined``: torchrun or ``launch`` started it, also if it is the only one."""
 
     rank: int = 0
     local_rank: int = 0

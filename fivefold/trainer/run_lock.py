@@ -190,6 +190,7 @@ def _read(file: FileIO) -> Holder | None:
 
 
 def _write(file: FileIO, holder: Holder) -> None:
+    """Write the holder into the lock file, and flush it to disk."""
     text = holder.model_dump_json().encode()
     os.pwrite(file.fileno(), text, 0)
     os.ftruncate(file.fileno(), len(text))

@@ -115,7 +115,7 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
 
 
 def _explain(error: dict[str, object], labels: Mapping[str, str]) -> str:
-    """Return one of pydantic's errors with its field, in our wording; ``labels``: of the controls of a page."""
+    """Return one of pydantic's errors with its field, in our wording; ``labels``: labels of the controls of a page."""
     location = error["loc"]
     name = ".".join(str(part) for part in location[1:]) if isinstance(location, tuple) else ""
     name = f"“{labels[name]}”" if name in labels else name

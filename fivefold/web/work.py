@@ -47,7 +47,7 @@ class WorkQueue:
         self.next_id = count(1)
 
     async def run_soon(self, action: Callable[[], T]) -> T:
-        """Return the result of ``action``, which runs alone; raises ``Busy`` if it is not ready in time."""
+        """Return the result of ``action``, while nothing else runs; raises ``Busy`` if it is not ready in time."""
 
         def run_alone() -> T:
             if not self.lock.acquire(timeout=self.short_limit_seconds):

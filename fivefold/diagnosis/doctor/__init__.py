@@ -82,6 +82,7 @@ def _make_adamw(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def _build_diagnosis(seen: ExaminedSteps, advice: Advice | None) -> Diagnosis:
+    """Return the diagnosis of the two examined steps."""
     parts = memory.list_module_costs(seen.model, seen.steady)
     full_model = parts[0]
     parameters = list(seen.model.parameters())

@@ -115,7 +115,7 @@ def _find_unrecomputable(
 ) -> dict[str, str]:
     """Return the kinds of modules that cannot be recomputed, with the reason.
 
-    If each kind can be recomputed alone, all kinds are returned.
+    If each kind can be recomputed by itself, all kinds are returned.
     """
     reasons: dict[str, str] = {}
     first = {generalize_path(path): path for path in reversed(modules)}
@@ -270,6 +270,7 @@ def _list_choices(drops: dict[str, list[Drop]]) -> list[RecomputeChoice]:
 def _list_subtree_choices(
     path: str, drops: dict[str, list[Drop]], inside: dict[str, list[str]]
 ) -> list[RecomputeChoice]:
+    """Return the Pareto-optimal sets of modules to recompute within ``path``, by bytes saved and work repeated."""
     choices = [RecomputeChoice(0, 0, 0, ())]
     for child in inside.get(path, ()):
         options = _list_subtree_choices(child, drops, inside)

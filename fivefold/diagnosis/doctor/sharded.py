@@ -109,6 +109,7 @@ def _measure_cost(user: UserCode, *, variant: str, ranks: int, wrap: Wrap) -> Co
 
 
 def _read(watched: Watched, *, variant: str, ranks: int) -> Cost:
+    """Return what was measured of one variant as a ``Cost``; raises ``UserError`` if no step ended."""
     measured = watched.measured
     if measured is None:
         raise UserError("step(model, optimizer) never calls optimizer.step(); call it at the end of the step")

@@ -49,7 +49,10 @@ class ForwardCall(NamedTuple):
 
 
 class ModuleRecorder(TapeRecorder):
-    """A recorder of a user's step on one rank. ``roles``: by storage id; ``calls``: of followed modules."""
+    """A recorder of a user's step on one rank. ``roles``: the role of each storage, by its id.
+
+    ``calls``: the calls of followed modules.
+    """
 
     def __init__(self) -> None:
         super().__init__(rank=0, skipped_files=(__file__,))

@@ -88,6 +88,7 @@ def _explain_file(path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
 
 
 def _explain_open_file(path: Path, file: BufferedReader, ranks: _Ranks, *, top: int) -> list[Explanation]:
+    """Explain one file by its first bytes: a pickle, JSON or text."""
     begin = file.peek(4096)[:4096]
     if not begin.strip():
         raise UserError(f"{path} is empty; write the file again")
@@ -139,6 +140,7 @@ def _parse_json(text: str) -> Any:
 
 
 def _explain_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Explanation]:
+    """Explain a memory snapshot, or keep a flight recorder dump until those of all ranks are read."""
     if snapshot.is_snapshot(data):
         with _convert_format_errors(str(path)):
             return [snapshot.explain(data, files=(str(path),), top=top)]

@@ -203,6 +203,7 @@ def _find_cause(problems: Sequence[Problem]) -> Problem:
 
 
 def _describe_problem(problem: Problem) -> str:
+    """Return the sentence that names the collective and the ranks which did not agree."""
     if problem.kind == "mismatch":
         parts: dict[str, list[CollectiveEntry]] = defaultdict(list)
         for entry in problem.present.values():
@@ -227,6 +228,7 @@ def _describe_problem(problem: Problem) -> str:
 
 
 def _list_findings(cause: Problem, problems: Sequence[Problem]) -> Iterator[str]:
+    """Yield further findings about the cause, and how many other groups stopped."""
     waiting = {rank: problem for problem in problems for rank, entry in problem.present.items() if not entry.done}
     for rank in cause.missing if cause.kind == "missing" else ():
         if rank in waiting:
@@ -253,6 +255,7 @@ def _list_findings(cause: Problem, problems: Sequence[Problem]) -> Iterator[str]
 
 
 def _rank_at(rank: int, problems: Sequence[Problem], last: CollectiveEntry | None) -> RankAt:
+    """Return the last collective of a rank, and whether it waits, gave up or has ended."""
     for problem in problems:
         entry = problem.present.get(rank)
         if entry is not None and not entry.done:

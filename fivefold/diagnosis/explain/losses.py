@@ -114,6 +114,7 @@ def explain(points: Sequence[LossPoint], *, files: tuple[str, ...]) -> Explanati
 
 
 def _find_events(points: Sequence[LossPoint]) -> Iterator[LossEvent]:
+    """Yield the spikes, divergences, losses that are not numbers, and trends of a log."""
     window = max(MIN_LOSSES, min(64, len(points) // 4))
     guard = LossGuard(Faults(on_nan="skip", on_spike="skip", spike_window=window))
     usual_loss = dict[int, float]()
@@ -150,6 +151,7 @@ def _split_runs(flagged: Iterable[tuple[int, bool]]) -> Iterator[tuple[bool, int
 def _make_event(
     points: Sequence[LossPoint], finite: bool, first: int, last: int, *, usual: Mapping[int, float], window: int
 ) -> LossEvent:
+    """Describe the losses from point ``first`` to ``last``, which the guard has flagged, in one sentence."""
     begin, end = points[first].step, points[last].step
     when = f"at step {begin}" if begin == end else f"from step {begin} to {end}"
     to_end = last == len(points) - 1

@@ -144,6 +144,7 @@ def _join_continuation(lines: Sequence[str]) -> str:
 
 
 def _parse_message(line: str, rank: str, above: Sequence[str]) -> OutOfMemoryMessage:
+    """Read the sizes, the device and the traceback of one out-of-memory message."""
     sizes = {
         name: size for name, pattern in COMPILED.items() if (size := _parse_size(pattern.search(line))) is not None
     }
@@ -202,6 +203,7 @@ def _count_unused(message: OutOfMemoryMessage) -> int | None:
 
 
 def _sum_memory(message: OutOfMemoryMessage) -> HeldMemory:
+    """Break the device's memory down into tensors, reserved memory, other processes and the rest."""
     allocated = message.get("allocated") or 0
     unused = _count_unused(message)
     free_bytes = message.get("free")
@@ -229,6 +231,7 @@ def _sum_memory(message: OutOfMemoryMessage) -> HeldMemory:
 
 
 def _describe_message(message: OutOfMemoryMessage) -> str:
+    """Return the sentence that says who ran out of memory, where, and how much was requested."""
     requested, line_of_code = message.get("wanted"), find_user_line(message.stack)
     where = f"rank {message.rank}, {message.device}" if message.rank else message.device
     phase_text = PHASES[find_phase(message.stack)] if message.stack else ""

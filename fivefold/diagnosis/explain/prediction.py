@@ -101,6 +101,7 @@ def _compare_categories(memory: HeldMemory, predicted: Step) -> Iterator[MemoryC
 
 
 def _list_findings(memory: HeldMemory, predicted: Step, *, machine: Machine, room: int) -> Iterator[str]:
+    """Yield the findings of recorded memory compared with the prediction."""
     peak, needed = predicted.memory.peak_bytes, memory.needed_bytes
     capacity, chip = memory.capacity_bytes, machine.chip.memory_bytes
     if memory.requested_bytes is not None and memory.reserved_bytes is not None and memory.reserved_bytes < needed:

@@ -291,7 +291,7 @@ def _list_offsets(stretches: Sequence[Ints]) -> list[tuple[int, Ints]]:
 
 
 def _describe_causes(tape: Tape, events: Ints, event_indices: Ints) -> list[str]:
-    """Describe each event: "phase of micro-batch, module operation (file:line)"; a FREE by its phase alone."""
+    """Describe each event: "phase of micro-batch, module operation (file:line)"; a FREE only by its phase."""
     scope_numbers = events[_find_scope_events(events), 1][_number_scopes(events, event_indices)].tolist()
     scopes = [str(scope) for scope in tape.scopes]
     sites = [str(site) for site in tape.sites]

@@ -87,7 +87,8 @@ class _Trace:
         """Append an entry.
 
         ``action``: what the allocator did, as PyTorch's snapshots name it (alloc, free_completed, segment_map, …);
-        ``size`` in bytes; ``frames``: by default ``self.frames``; ``category``: of the memory, such as PARAMETER.
+        ``size`` in bytes; ``frames``: the stack, by default ``self.frames``; ``category``: what the memory holds, such
+        as PARAMETER.
         """
         entry = {"action": action, "addr": address, "size": size, "stream": 0, "time_us": len(self.entries)}
         entry["frames"] = self.frames if frames is None else frames
@@ -104,6 +105,7 @@ class _Trace:
 def _dump_segment(
     segment_blocks: list[AllocatorBlock], used: dict[int, tuple[int, Frames]], *, expandable: bool
 ) -> dict[str, Any]:
+    """Return a segment as PyTorch's memory snapshots have it, with its blocks and their frames."""
     blocks: list[dict[str, Any]] = []
     for block in segment_blocks:
         requested, frames = used.get(block.address, (0, []))

@@ -213,6 +213,7 @@ class TapeRecorder(TorchDispatchMode):
         return out
 
     def _record_kernel(self, func: Any, args: Any, out: Any, outputs: list[Tensor], frame: FrameType) -> None:
+        """Record one kernel; consecutive ones that only move bytes are recorded as one fused kernel."""
         kind, shape = classify_kernel(func, args, out)
         if kind == "moving":
             if self._fused_kernel is None:

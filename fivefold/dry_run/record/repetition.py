@@ -322,6 +322,7 @@ def _check_storages(executed: NDArray[np.int64], result: NDArray[np.int64]) -> N
     """Raise ``NotRepeatable`` unless storages are freed once, after their allocation, and those that stay are equal."""
 
     def list_lasting(columns: NDArray[np.int64]) -> list[int]:
+        """Return the sorted sizes of allocations that stay; raise ``NotRepeatable`` if frees match none."""
         allocated, freed = (np.flatnonzero(columns[:, 0] == kind) for kind in (ALLOC, FREE))
         allocated = allocated[np.argsort(columns[allocated, 1])]
         positions = np.searchsorted(columns[allocated, 1], columns[freed, 1])

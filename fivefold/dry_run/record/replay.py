@@ -135,7 +135,7 @@ class BlockReplayer:
     # Recording
 
     def _record(self, template: Tensor, rest: Sequence[Any], *, split: bool) -> BlockRecording:
-        """Run forward and backward of this block on a separate tape; ``split``: with deferred weight gradients."""
+        """Run forward and backward of this block on a separate tape; ``split``: weight gradients are deferred."""
         with (
             self.recorder.use_separate_tape() as tape,
             torch.enable_grad(),

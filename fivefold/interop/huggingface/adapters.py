@@ -216,7 +216,7 @@ def read_adapter(values: Values) -> dict[str, Any]:
 
 
 def _read_pattern(values: Values, name: str, targets: tuple[str, ...]) -> dict[str, Any]:
-    """Return what the patterns under a key give to targets; doubt those that match no target, or some blocks' alone.
+    """Return what the patterns under a key give to targets; doubt those that match none, or only some blocks'.
 
     PEFT applies the first pattern that a module's name matches (``find_key``).
     """
@@ -279,7 +279,7 @@ def drop_autocast_modules(values: Values, fields: dict[str, Any]) -> None:
 
 
 def _read_parameters(values: Values, names: AdapterKeys) -> tuple[str, ...]:
-    """Return the parameters of routed experts with adapters; doubt others, and those of some blocks alone.
+    """Return the parameters of routed experts with adapters; doubt others, and those of only some blocks.
 
     PEFT adapts the parameters whose names end with a word: ``mlp.experts.down_proj``, or ``7.mlp.experts.down_proj``.
     """
@@ -482,7 +482,7 @@ PATTERN_LAYERS = 48
 
 
 def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]:
-    """Return the layers whose modules a pattern matches in full, as peft applies it; doubt one of some blocks alone.
+    """Return the layers whose modules a pattern matches in full, as peft applies it; doubt one of only some blocks.
 
     A pattern that may take long is doubted too.
     """

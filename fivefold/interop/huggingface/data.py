@@ -119,7 +119,7 @@ def _find_software(values: Values) -> str:
 def read_data(values: Values, *, ranks_pairs: bool = False, folder: Path | None = None) -> DataReading | None:
     """Return the table ``[data]``, and what of the config it cannot express; None if the config has no data.
 
-    ``ranks_pairs``: the data is of preferences. ``folder``: that of the config.
+    ``ranks_pairs``: the data is of preferences. ``folder``: the folder of the config.
     """
     software = _find_software(values)
     if not any(values.is_set(key) for key in (*SIGNS[software], "packing")):
@@ -157,6 +157,7 @@ Fields = Iterator[tuple[str, Any]]
 
 
 def _read_trl(values: Values, remarks: list[str]) -> Fields:
+    """Yield the fields of ``[data]`` in a config of TRL."""
     completion = values["completion_only_loss"]
     datasets = values["datasets"]
     first = datasets[0] if isinstance(datasets, list) and datasets and isinstance(datasets[0], dict) else {}
@@ -182,6 +183,7 @@ def _read_trl(values: Values, remarks: list[str]) -> Fields:
 
 
 def _read_axolotl(values: Values, remarks: list[str]) -> Fields:
+    """Yield the fields of ``[data]`` in a config of Axolotl."""
     datasets = values["datasets"]
     first = datasets[0] if isinstance(datasets, list) and datasets and isinstance(datasets[0], dict) else {}
     if isinstance(datasets, list) and len(datasets) > 1:
@@ -243,6 +245,7 @@ def _find_dataset(values: Values, folder: Path) -> Mapping[str, Any]:
 
 
 def _read_llamafactory(values: Values, remarks: list[str], entry: Mapping[str, Any]) -> Fields:
+    """Yield the fields of ``[data]`` in a config of LLaMA-Factory; ``entry``: the data set in dataset_info.json."""
     yield "corpus", _read_corpus(entry.get("file_name") or values["dataset"], remarks)
     columns = entry["columns"] if isinstance(entry.get("columns"), dict) else {}
     if values["stage"] == "pt":
@@ -327,6 +330,7 @@ def _is_packed(fields: Mapping[str, Any]) -> bool:
 
 
 def _write_trl(fields: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """Return TRL's keys of the data."""
     kind, corpus = fields["format"], str(fields.get("corpus", "data.jsonl"))
     loader = "parquet" if corpus.endswith(".parquet") else "json"
     values: dict[str, Any] = {"datasets": [{"path": loader, "data_files": corpus}]}
@@ -346,6 +350,7 @@ def _write_trl(fields: Mapping[str, Any], job: Job) -> dict[str, Any]:
 
 
 def _write_axolotl(fields: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """Return Axolotl's keys of the data."""
     kind, names = fields["format"], str(fields["key"]).split(",")
     entry: dict[str, Any] = {"path": fields.get("corpus", "data.jsonl")}
     if str(entry["path"]).endswith((".jsonl", ".parquet")):

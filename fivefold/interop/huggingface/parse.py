@@ -194,6 +194,7 @@ def collect_keys(document: Document) -> CollectedKeys:
 
 
 def _parse_words(document: Document) -> CollectedKeys:
+    """Collect the keys of a launch command: from its options and from the config files that it names."""
     given: dict[str, Any] = {}
     dialect = None
     for word in document.words[1:]:
@@ -315,6 +316,7 @@ def find_config_file(name: str, document: Document) -> Path | None:
 
 
 def _load(name: str, document: Document) -> Document:
+    """Load a file that a config names; raises ``UserError`` if it is missing."""
     if (path := find_config_file(name, document)) is None:
         raise UserError(f"{document.origin}: names {name}, which does not exist; put it next to this file")
     return load(path)

@@ -94,6 +94,7 @@ def _build_runtime(plan: ConfigPlan, name: str) -> dict[str, Any]:
 
 
 def _build_job(plan: ConfigPlan, name: str) -> dict[str, Any]:
+    """Return the TrainJob of Kubeflow Trainer that runs the plan."""
     nodes, gpus_per_node = plan.hosts
     return {
         "apiVersion": API,

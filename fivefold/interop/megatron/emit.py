@@ -261,6 +261,7 @@ def _to_integer(theta: float) -> int:
 
 
 def _emit_experts(moe: MoE, layers: int) -> dict[str, Any]:
+    """Return Megatron's keys of experts."""
     dense, shared = moe.dense_layers, moe.shared_width
     is_aux_free = moe.balance == "free"
     return {

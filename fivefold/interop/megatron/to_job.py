@@ -237,6 +237,7 @@ def _read_mtp(values: Values) -> MTP | None:
 
 
 def _read_experts(values: Values, ffn: int, layers: int) -> MoE | None:
+    """Return the experts that Megatron's keys describe; None for a dense model."""
     experts = values["num_experts"]
     if not experts:
         return None
@@ -354,6 +355,7 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
 
 
 def _read_stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]:
+    """Return the virtual stages of each rank, and the layers of each stage if they are not equal."""
     text = values["pipeline_model_parallel_layout"]
     if text:
         if other := next((key for key in STAGE_KEYS if values[key]), None):  # TransformerConfig.__post_init__

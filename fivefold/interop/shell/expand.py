@@ -116,7 +116,7 @@ def substitute(text: str, known: Variables) -> str:
 
 
 def _evaluate(match: re.Match[str], known: Variables) -> str:
-    """Return the value of ``$((…))`` as text, or the expression itself if it is not of integers alone."""
+    """Return the value of ``$((…))`` as text, or the expression itself if it has anything but integers."""
     text = substitute(match[1], known)
     text = re.sub(r"[A-Za-z_]\w*", lambda name: str(known.get(name[0], name[0])), text)
     try:

@@ -67,6 +67,7 @@ def _build_deepseek_debug() -> Model:
 
 
 def _build_qwen_debug(*, experts: bool) -> Model:
+    """Build torchtitan's debug model of Qwen3, dense or with experts."""
     moe = MoE(experts=64, topk=8, ffn=768, balance="free") if experts else None
     return Model(
         name="qwen3-debug",

@@ -93,7 +93,7 @@ class ConfigFunction(NamedTuple):
 def _find_model(
     given: dict[str, Any], text: str, document: Document, overrides: Model | None
 ) -> tuple[dict[str, Any], Model | None]:
-    """Return the keys with family and flavor as keys of their own, and the model.
+    """Split the call of ``model_registry`` into the keys family and flavor; return all keys, and the model.
 
     The model is ``overrides`` if the user names one.
     """

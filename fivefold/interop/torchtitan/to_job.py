@@ -78,6 +78,7 @@ def _read_recomputation(values: Values) -> str:
 
 
 def _read_precision(values: Values) -> Recipe:
+    """Return the precision recipe of torchtitan's data types and converters."""
     base_recipe = find_16_bit_dtype(values, sharded=True)  # fully_shard is always applied, over one rank too
     converters = [
         converter for converter in to_list(values["model_spec.converters"]) if isinstance(converter, CallValue)

@@ -58,6 +58,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
 
 
 def _emit_converters(plan: ConfigPlan) -> dict[str, Any]:
+    """Return torchtitan's keys of the fp8 and mxfp8 converters."""
     precision_recipe = plan.job.precision
     if not precision_recipe.is_low_precision:
         return {}

@@ -69,6 +69,7 @@ def _read_experts(values: Values, model: Model) -> int:
 
 
 def _read_recomputation(values: Values) -> str:
+    """Return the ``ac`` of torchtitan's activation checkpointing."""
     mode = values["activation_checkpoint.mode"]
     option = str(values["activation_checkpoint.selective_ac_option"])
     if mode in ("none", "full"):
@@ -96,6 +97,7 @@ def _read_optimizer(values: Values) -> dict[str, Any]:
 
 
 def _read_precision(values: Values, model: Model, *, sharded: bool) -> Recipe:
+    """Return the precision recipe of torchtitan's data types and converters."""
     base_recipe = find_16_bit_dtype(values, sharded=sharded)
     converters = [str(name).rpartition(".")[2] for name in to_list(values["model.converters"])]
     linear = "quantize.linear."

@@ -38,7 +38,7 @@ def generate_zb2p(*, pp: int, micro_batches: int) -> Table:
 def _defer_w(micro_batches: int, *, ahead: Ints, late: Ints) -> Columns:
     """Return the actions of all ranks: warm-up forwards, then B, W and F in turn, then the remaining W.
 
-    ``ahead``: the warm-up forwards of each rank; ``late``: how many backwards after its B each W runs.
+    ``ahead``: the warm-up forwards of each rank; ``late``: each W runs this many backwards after its B.
     """
     import numpy as np
 

@@ -81,7 +81,7 @@ class Family:
     # Maps our name of a weight to the dims of size one that its tensor has in addition.
     ones: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     # Numbers that a checkpoint holds in each block in addition to the weights, by their name relative to the block.
-    # One in a tuple is stored as a vector. The trainer computes the family with these values alone.
+    # One in a tuple is stored as a vector. The trainer computes the family only with these values.
     constants: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
     # Whether the two rows of a rotary pair are adjacent in the checkpoint; ours are half a rotary dim apart.
     interleaved_rotary: bool = False
@@ -89,14 +89,14 @@ class Family:
     swapped_rotary: bool = False
     # Whether the routing bias of a layer is stored as [1, experts], not as [experts].
     bias_is_row: bool = False
-    # Whether the trainer computes it; else it is planned alone.
+    # Whether the trainer computes it; else it is only predicted.
     is_trained: bool = True
     # The prefix of names in a full model, which a checkpoint without its head leaves out.
     base_prefix: str = ""
 
     @property
     def is_part(self) -> bool:
-        """Tell whether transformers builds it as the text model of a multimodal model alone."""
+        """Tell whether transformers builds it only as the text model of a multimodal model."""
         return self.architecture.endswith("TextModel")
 
     @property
@@ -116,7 +116,7 @@ class Wrapper(NamedTuple):
     model_type: str
     architecture: str
     text: str
-    tied: bool | None  # default of ``tie_word_embeddings``; None: that of the text model is read alone, true if missing
+    tied: bool | None  # default of ``tie_word_embeddings``; None: only that of the text model is read, true if missing
     flat: bool = False  # published files have the keys of the text model at the top level
     ties: bool = True  # its class ties the head to the embedding if the file says so
     inner_ties: bool = False  # it also ties them if its text model's table does, or does not say

@@ -127,7 +127,7 @@ def find_text_model(config: dict[str, Any], *, name: str) -> Text:
             f"{name}: the text model {reprlib.repr(model_type)}{missing} is not supported; the text model of "
             f"{wrapper.architecture} may be {supported}"
         )
-    tied = config.get("tie_word_embeddings", wrapper.tied)  # the outer key alone is read, except in old files
+    tied = config.get("tie_word_embeddings", wrapper.tied)  # only the outer key is read, except in old files
     if wrapper.tied is None:
         tied = values.get("tie_word_embeddings", True)
     elif wrapper.flat or wrapper.inner_ties:

@@ -243,6 +243,7 @@ def _read_qwen35(keys: VisionKeys) -> Fields:
 
 
 def _read_internvl(keys: VisionKeys) -> Fields:
+    """Read the vision tower of InternVL."""
     for key in ("attention_dropout", "hidden_dropout_prob", "projection_dropout"):
         keys.require(key, 0.0)
     keys.require("use_mask_token", False)
@@ -280,6 +281,7 @@ def _read_kimi(keys: VisionKeys) -> Fields:
 
 
 def _read_glm4v(keys: VisionKeys) -> Fields:
+    """Read the vision tower and projector of GLM-4V."""
     keys.require("attention_dropout", 0.0)
     out = keys.number("out_hidden_size")
     return _read_sizes(keys, depth="depth", heads="num_heads") | {

@@ -81,7 +81,7 @@ def find_difference(actual: Model, expected: Model) -> str | None:
     """Return the first field in which two models compute differently, with both values; None if there is none.
 
     Settings of training (auxiliary loss, capacity, dropout), names and the maximum sequence length are ignored, and so
-    are vision towers, as the text model alone is written.
+    are vision towers, because only the text model is written.
     """
     actual = _normalize(actual.replace(vision=None) if actual.vision else actual)
     expected = _normalize(expected.replace(vision=None) if expected.vision else expected)
@@ -217,6 +217,7 @@ def _list_latent_fields(mla: MLA) -> dict[str, Any]:
 
 
 def _list_expert_fields(model: Model, moe: MoE) -> dict[str, Any]:
+    """Return the keys of experts, under every name that a family may use."""
     routed = [model.is_moe(layer) for layer in range(model.layers)]
     return {
         "num_experts": moe.experts,

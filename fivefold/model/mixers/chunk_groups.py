@@ -19,7 +19,8 @@ CPU_TEMPORARY_BYTES = 2**24
 def count_chunks_of_group(chunk_bytes: int, temporary_bytes: int, max_chunks: int | None = None) -> int:
     """Return the chunks of a group.
 
-    ``chunk_bytes``: of a chunk's largest temporary, in fp32; ``temporary_bytes``: the limit of a group's.
+    ``chunk_bytes``: bytes of a chunk's largest temporary tensor, in fp32; ``temporary_bytes``: limit for those of a
+    group.
     """
     chunks = max(1, temporary_bytes // chunk_bytes)
     return chunks if max_chunks is None else min(max_chunks, chunks)

@@ -5,7 +5,7 @@
     o = attention of q to the last keys of ``window`` tokens and to compressed keys, with sinks
     out(out_down(o))                                            out_down: of each group of heads
 
-Three kinds of layers have it. shared_key_attention: the window alone. heavily_compressed_attention: and all compressed
+Three kinds of layers have it. shared_key_attention: only the window. heavily_compressed_attention: and all compressed
 keys. compressed_sparse_attention: and those that an indexer chooses; each is made of the tokens of two windows.
 
 Source: transformers 5.23, ``models/deepseek_v4/modeling_deepseek_v4.py``, ``DeepseekV4Attention``.
@@ -39,7 +39,7 @@ class CompressedAttention(MixerGeometry):
     overlaps: bool = False  # a compressed key is made of the tokens before its own too, by projections of their own
     indexer: Indexer | None = None  # chooses the compressed keys that a query attends to; None: all
     rope_theta: Positive = 10_000.0  # base of the rotary frequencies
-    rope_scaling: RopeScaling | None = None  # for sequences longer than in pre-training
+    rope_scaling: RopeScaling | None = None  # scaling for sequences longer than in pre-training
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

@@ -31,8 +31,9 @@ class KimiDelta(MixerGeometry):
     heads: Heads  # heads of queries, keys and values
     dim: HeadDim  # dims of a head
     taps: Taps = 4  # tokens that the convolution of q, k and v reads
-    rank: Latent | None = None  # of the projections to decays and to gates; None: one matrix each
-    lower_bound: Annotated[float, Field(ge=-1e6, lt=0)] | None = None  # of ln γ; None: unbounded, by softplus
+    rank: Latent | None = None  # rank of the projections to decays and to gates; None: one matrix each
+    # lower bound of ln γ; None: unbounded, by softplus
+    lower_bound: Annotated[float, Field(ge=-1e6, lt=0)] | None = None
 
     @property
     def inner_width(self) -> int:

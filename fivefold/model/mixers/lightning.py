@@ -28,7 +28,7 @@ class Lightning(MixerGeometry):
     heads: Heads  # heads of queries, keys and values
     dim: HeadDim  # dims of a head
     chunk: Annotated[int, Field(ge=1, le=2**16)] = 256  # tokens of a chunk, between which the state is handed on
-    norm_epsilon: Positive | None = None  # of the norm of the outputs; None: the model's
+    norm_epsilon: Positive | None = None  # epsilon of the norm of the outputs; None: that of the model
 
     @property
     def inner_width(self) -> int:

@@ -33,7 +33,7 @@ class Mamba(MixerGeometry):
     conv_bias: bool = True  # the convolution has a bias
     bias: bool = False  # the projections of the stream have biases
     norms: Literal["none", "unit", "weighted"] = "none"  # RMSNorms of dt, B and C; unit: without weights
-    norm_epsilon: Positive | None = None  # of these norms; None: that of the model
+    norm_epsilon: Positive | None = None  # epsilon of these norms; None: that of the model
 
     @property
     def selected_widths(self) -> tuple[int, int, int]:

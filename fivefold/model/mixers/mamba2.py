@@ -36,7 +36,7 @@ class Mamba2(MixerGeometry):
     chunk: Tokens = 256  # tokens of a chunk, between which the state is handed on
     conv_bias: bool = True  # the convolution has a bias
     bias: bool = False  # both projections have biases
-    # order of norm and gate: norm(o · silu(z)), norm(o) · silu(z), or the gate alone
+    # order of norm and gate: norm(o · silu(z)), norm(o) · silu(z), or only the gate
     norm: Literal["after_gate", "before_gate", "none"] = "after_gate"
     min_step: Seconds = 0.0  # smallest Δ
     max_step: Seconds | None = None  # largest Δ; None: unlimited
@@ -77,7 +77,7 @@ class Mamba2(MixerGeometry):
         return ShardedUnits("groups", self.groups)
 
     def shard(self, ranks: int) -> Self:
-        """Return the groups of one of ``ranks`` ranks."""
+        """Return the geometry of one of ``ranks`` ranks, which has a share of the heads and groups."""
         return self if ranks == 1 else self.replace(heads=self.heads // ranks, groups=self.groups // ranks)
 
     def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:

@@ -89,7 +89,7 @@ QUESTIONS = (
 
 
 def compute_ratios(model: Model, *, machine: Machine, job: Job, layout: Layout | None = None) -> Ratios:
-    """Return the ratios of each axis varied alone, with the others as in ``layout``.
+    """Return the ratios of each axis when only that one varies, and the others are as in ``layout``.
 
     Raises ``UserError`` if the model, job or machine does not support ``layout``.
     """

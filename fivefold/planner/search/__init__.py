@@ -81,16 +81,16 @@ def search(
     The fastest in each of ``levels`` memory budgets are returned too.
 
     ``within``: propose the simplest layout whose time is within this share of the best (``simplest.py``). Pipelines of
-    uneven stages are tried too then, or with ``uneven``, and at the work limit the best alone is proven. ``recipes``:
+    uneven stages are tried too then, or with ``uneven``, and at the work limit only the best is proven. ``recipes``:
     precisions to try besides the job's; ``reduces``: other ways to reduce gradients. ``worlds``: numbers of ranks; by
     default all of the machine, and by cost every divisor of it. ``own``: a layout to predict next to those that are
     found. ``space_arguments``: arguments of ``Space``.
 
     ``improved``: called with each better layout and its score; ``fitted``: with every evaluated layout that fits.
     ``risk``: the probability of running out of memory up to which a layout fits. With ``tight`` the best of the tight
-    layouts beyond it is returned too, if it beats those that fit. ``using``: as in ``find_fitting_layout``. ``work``:
-    has a limit other than the default, beyond which the search may leave a ``gap`` to the best possible; ``exact``: no
-    limit.
+    layouts beyond it is returned too, if it beats those that fit. ``using``: a planner, as in ``find_fitting_layout``.
+    ``work``: its counter of work, which has a limit other than the default, beyond which the search may leave a ``gap``
+    to the best possible; ``exact``: no limit.
 
     If the search is interrupted once it has a layout, it returns the best so far. Raises ``UserError`` if no layout is
     legal.
@@ -505,6 +505,7 @@ def _rank(planner: Planner, layout: Layout, machine: Machine) -> Ranked:
 def _describe_no_layout(
     model: Model, machine: Machine, job: Job, *, worlds: Sequence[int], **space_arguments: Any
 ) -> str:
+    """Return the error of a search without a legal layout, with the constraint or batch that would allow one."""
     where: Where = space_arguments.pop("where", ANY)
 
     def find_legal(admitted: Where, job: Job = job) -> Layout | None:

@@ -416,7 +416,10 @@ class Bounds:
         return CandidateLayouts(index, np.searchsorted(self.space.shape_pp, self.partials.pp), zeros, zeros + 1, zeros)
 
     def pipelines(self, candidates: CandidateLayouts, *, any_recomputation: bool = False) -> PipelineUnits:
-        """Return the candidates' pipelines, one row per candidate; ``any_recomputation``: with no layer recomputed."""
+        """Return the candidates' pipelines, one row per candidate.
+
+        ``any_recomputation``: a bound for every recomputation, which assumes none.
+        """
         recompute_every = self.recompute_every[self.partials.ac[candidates.partial]] * (not any_recomputation)
         _, first_rows, inverse = np.unique(
             candidates.shape * 1000 + recompute_every, return_index=True, return_inverse=True

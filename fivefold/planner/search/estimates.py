@@ -103,7 +103,7 @@ class Estimates(Tables):
     def splits(self, candidates: CandidateLayouts, *, scaled: bool = False, any_recomputation: bool = False) -> Floats:
         """Return bytes [n, (backward peak above what is kept, kept for W), units].
 
-        Weight gradients of the backward are deferred. ``scaled``: of the second lower bounds, as in ``_bytes``;
+        Weight gradients of the backward are deferred. ``scaled``: for the second lower bounds, as in ``_bytes``;
         ``any_recomputation``: for every recomputation.
         """
 

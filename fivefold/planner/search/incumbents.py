@@ -54,8 +54,8 @@ class Incumbents:
     ranking is spent, only the best must be found. What is within ``slack`` of those is found, too. ``improved``: called
     with each better layout and its score; ``fitted``: called with every evaluated layout that fits.
 
-    ``work``: that of the search, which allows a gap to the optimum once it is large; without it, the best is exact. If
-    ``any_will_do``, the search ends there without a layout.
+    ``work``: the work of the search, which allows a gap to the optimum once it is large; without it, the best is exact.
+    If ``any_will_do``, the search ends there without a layout.
 
     ``largest_peak``: no layout that fits has a larger predicted peak. ``largest_tight``: the same of tight layouts,
     which have a higher risk of running out of memory than is allowed; the best of them is found too, if it beats all
@@ -82,7 +82,7 @@ class Incumbents:
         self.slack, self.work = slack, work
         self.largest_peak, self.largest_tight = largest_peak, max(largest_peak, largest_tight)
         self.looks_at_tight = largest_tight > largest_peak
-        self.none_fits = False  # no layout of the space that is searched; tight ones are then looked for alone
+        self.none_fits = False  # no layout of the space that is searched; then only tight ones are searched for
         self.is_undecided = False  # layouts that may fit were dropped as the work was spent before one was found
         self.tight: EvaluatedLayout | None = None
         self.best: list[EvaluatedLayout] = []
@@ -115,7 +115,7 @@ class Incumbents:
 
     @property
     def is_ranking_over(self) -> bool:
-        """Return whether the best alone is looked for, as ``best_only`` allows once much work is spent.
+        """Return whether only the best is searched for, as ``best_only`` allows once much work is spent.
 
         Before that, some layouts in the best's precision are evaluated, which is perhaps searched last.
         """
@@ -241,7 +241,7 @@ class Incumbents:
 
 
 def rank_distinct(layouts: Iterable[EvaluatedLayout]) -> list[EvaluatedLayout]:
-    """Return layouts in order, of those that differ by ``order=`` alone and cost the same only the first."""
+    """Return layouts in order, and only the first of those that differ in nothing but ``order=`` and cost the same."""
     distinct = dict[object, EvaluatedLayout]()
     for entry in sorted(layouts, key=lambda candidate: candidate[:4]):
         words = tuple(word for word in entry.text.split() if not word.startswith("order="))

@@ -319,7 +319,10 @@ class _RankBounds:
         return np.asarray(self.units.last_block != HEAD)
 
     def bound_first_backward(self, unit_peak: Floats) -> Floats:
-        """Return the bytes at the first backward; ``unit_peak`` [n, units]: of a unit, with the gradients it makes."""
+        """Return the bytes at the first backward.
+
+        ``unit_peak`` [n, units]: bytes of the backward of a unit with its gradients.
+        """
         units, unit_bytes = self.units, self.bytes
         first_block = self._bound_last_block(unit_peak)
         head_gradients = np.where(self.n_micro_batches > 1, unit_bytes.during, unit_bytes.at_end)[:, None, HEAD]

@@ -87,6 +87,7 @@ def search_machines(
 
 
 def _check(machines: Sequence[Machine], by: Goal) -> None:
+    """Raise ``UserError`` if a machine has no price or power, by which the runs are to be ranked."""
     without_price = list(
         dict.fromkeys(machine.name for machine in machines if by == "cost" and machine.dollars_per_rank_hour is None)
     )
@@ -109,6 +110,7 @@ def _check(machines: Sequence[Machine], by: Goal) -> None:
 def _offer(
     model: Model, machine: Machine, job: Job, *, tokens: float, site: Site, within: float, where: Where, risk: float
 ) -> Offer:
+    """Search one machine, and return the complete run of its proposal, or why there is none."""
     try:
         result = search(model=model, machine=machine, job=job, top=1, within=within, where=where, risk=risk)
     except UserError as mistake:

@@ -45,7 +45,7 @@ class Evaluated(NamedTuple):
 
 
 def score_complexity(layout: Layout, *, ranks_per_node: int, default_reduction: bool = True) -> float:
-    """Return a score of how much a layout takes to understand and to tune; 0 for data parallelism alone.
+    """Return a score of how much a layout takes to understand and to tune; 0 for pure data parallelism.
 
     ``default_reduction``: gradients are reduced as often as the job says.
     """

@@ -197,6 +197,7 @@ class Space:
         ]
 
     def _list_partials(self, tp: int) -> PartialLayouts:
+        """Return all partial layouts with this degree of tensor parallelism, as rows of integers."""
         model, job, world = self.model, self.job, self.world
         moe = model.moe
         sizes = list_divisors(world)

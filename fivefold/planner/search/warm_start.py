@@ -49,7 +49,7 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     Layouts without tp and cp come before the rest, so that a search that ends at its work limit is no worse for the
     larger space.
 
-    If none of the likeliest fits, some layout that does is looked for by memory alone: bounds of time exclude nothing
+    If none of the likeliest fits, some layout that fits is searched for by memory only: bounds of time exclude nothing
     without one. It may be slow, so that the most promising of all are tried next.
     """
     incumbents = solver.incumbents
@@ -75,7 +75,7 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
 def _list_rounds(solver: BranchAndBound, bounds: Bounds, best: Ints) -> Iterator[Ints]:
     """Yield rows of likely layouts in rounds: ``MAX_EXPLORED`` if time matters and the work allows it.
 
-    Later rounds open less, as the best of those before excludes layouts. Where memory alone matters the first round
+    Later rounds open less, as the best of those before excludes layouts. Where only memory matters, the first round
     that finds enough is the last.
     """
     incumbents, work, start = solver.incumbents, bounds.estimates.work, 0

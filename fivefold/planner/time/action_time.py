@@ -40,6 +40,7 @@ def estimate_action_costs(stages: StageSeconds, tasks: Iterable[Task]) -> dict[T
         return passes[stage, backward]
 
     def estimate_cost(task: Task) -> ActionCost:
+        """Return the seconds of one action of the schedule, and its exposed messages by axis."""
         kind, time = task.kind, stages.times[task.stage]
         if kind == "W":
             return ActionCost(time.weight, {})

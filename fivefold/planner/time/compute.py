@@ -122,7 +122,10 @@ class Prices:
         return self._scale_to_step(op, time) if self.step_factors else time
 
     def _scale_to_step(self, op: Op, isolated_time: OpTime) -> OpTime:
-        """Return the seconds of ``op`` within a step on a calibrated machine; ``isolated_time``: by the curves."""
+        """Return the seconds of ``op`` within a step on a calibrated machine.
+
+        ``isolated_time``: the time on the measured curves.
+        """
         forward, backward, weight = isolated_time.forward, isolated_time.backward, isolated_time.weight
         if factor := self.step_factors.get(find_kernel_kind(op)):
             kernels = count_kernels(op)
@@ -152,6 +155,7 @@ class Prices:
         return time._replace(backward=backward, backward_kernels=time.backward_kernels + 1)
 
     def _price_other(self, op: Op) -> OpTime:
+        """Return the time of an operation that is not a matmul."""
         if op.kind == "attention":
             forward, backward = self._price_attention(op)
             return OpTime(forward, backward)

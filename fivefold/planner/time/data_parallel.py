@@ -59,7 +59,7 @@ def estimate_step_ends(
 ) -> StepEnds:
     """Return the cost of the reductions after the last backward and the gathers before the first forward.
 
-    ``chunks``: the stages of the rank; ``seconds``: those of its units.
+    ``chunks``: the stages of the rank; ``seconds``: the seconds of its units.
     """
     if layout.dp * layout.cp * layout.tp == 1 and not layout.pipeline.enters_both_ends:
         return StepEnds(0.0, 0.0)

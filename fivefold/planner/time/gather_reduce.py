@@ -21,9 +21,9 @@ class GatherReduceTime(NamedTuple):
 
     ``copies``: all-reduces of replicated weights, and over replicas if that is done less often than the reduction.
     ``gather_busy``, ``reduce_busy``: seconds of them that keep a core busy (``Network.busy_seconds``). ``again``:
-    to gather the weights for a backward, if that is less often than for a forward. ``copy_out``, ``copy_in``: seconds
-    in which compute waits for gathered weights to be copied out of the buffer of their message, and for gradients to be
-    copied into that of theirs (``Stack.copies_comm_buffers``).
+    seconds to gather the weights for a backward, if that happens less often than for a forward. ``copy_out``,
+    ``copy_in``: seconds in which compute waits for gathered weights to be copied out of the buffer of their message,
+    and for gradients to be copied into that of theirs (``Stack.copies_comm_buffers``).
     """
 
     gather: float
@@ -69,8 +69,8 @@ def gather_reduce_seconds(
     """Return the seconds of one unit's messages, each sent once.
 
     ``host_link_bandwidth``: bytes/s between a rank and its host, over which offloaded shards go before and after.
-    ``copy_seconds``: of a kernel that reads and writes n bytes, if a stack copies between the buffers of messages
-    and the tensors of weights and gradients.
+    ``copy_seconds``: returns the seconds of a kernel that reads and writes n bytes, if a stack copies between the
+    buffers of messages and the tensors of weights and gradients.
     """
     copied_out = copied_in = 0
     reduces_every_backward = counts.reduces_every_micro_batch(layout, name)

@@ -136,7 +136,7 @@ class Network:
 
         0 for one rank.
 
-        ``copies``: of each token in an all_to_all's payload, of which a rank needs one.
+        ``copies``: how often an all_to_all's payload has each token, of which a rank needs one copy.
         """
         if group.ranks == 1:
             return 0.0
@@ -324,7 +324,7 @@ def _expect_distinct(places: int, copies: TokenCopies) -> float:
 def _interpolate(curve: list[tuple[int, float]], size: int) -> float:
     """Return the seconds at ``size`` on a measured curve, interpolated linearly between two sizes.
 
-    Below the smallest size its time, above the largest its rate.
+    A message below the smallest size takes the time of that size; one above the largest size has its rate.
     """
     if size <= curve[0][0]:
         return curve[0][1]

@@ -124,7 +124,7 @@ def find_differences(first: RunFacts, second: RunFacts) -> frozenset[Difference]
 
 
 def _drop_policies(layout: Layout) -> Layout:
-    """Return the layout with one replica, one sequence per micro-batch and no recomputation, for comparison alone."""
+    """Return the layout with one replica, one sequence per micro-batch and no recomputation, for comparison only."""
     return layout.model_copy(update={"dp": 1, "mbs": 1, "ac": "none"})
 
 

@@ -39,7 +39,7 @@ class Extrapolated(NamedTuple):
 class DistinctTasks(NamedTuple):
     """The tasks of ``Rounds`` with equal tasks joined, if some stages are equal.
 
-    ``tasks``: one task of each group that takes equally long; ``task_index``: for each of ``Rounds.tasks`` its index
+    ``tasks``: one task of each group that takes equally long; ``task_index``: the index of each of ``Rounds.tasks``
     among them; ``task_counts``: ``Rounds.task_counts`` in these indices; ``first_equal_ranks``: the first rank with
     equal stages.
     """
@@ -53,8 +53,8 @@ class DistinctTasks(NamedTuple):
 class Rounds(NamedTuple):
     """The part of ``extrapolate`` that depends only on the schedule.
 
-    ``tables``: those to simulate, with how often each rank runs each task in them; ``rounds``: further rounds of pp
-    micro-batches; ``task_counts``: all distinct ones; ``task_counts``: how often each rank runs each task in a step.
+    ``tables``: the tables to simulate, with how often each rank runs each task in them; ``rounds``: further rounds of
+    pp micro-batches; ``tasks``: all distinct tasks; ``task_counts``: how often each rank runs each task in a step.
     """
 
     tables: list[tuple[Table, tuple[Mapping[Task, int], ...]]]
@@ -85,7 +85,7 @@ def extrapolate(
 ) -> Extrapolated:
     """Return ends and work of the layout's schedule.
 
-    ``seconds``: those of its ``list_distinct_tasks``; ``hop_seconds``: seconds per message.
+    ``seconds``: the seconds of its ``list_distinct_tasks``; ``hop_seconds``: seconds per message.
     """
     schedule_key = layout.schedule, layout.pp, layout.v, micro_batches, has_reference
     distinct = join_equal_tasks(*schedule_key, first_equal_stages)
@@ -135,7 +135,10 @@ def _simulate(
     durations: tuple[float, ...],
     hop: float,
 ) -> tuple[list[float], list[float]]:
-    """Return the end of each rank and its busy seconds; ``durations``: those of the distinct ``join_equal_tasks``."""
+    """Return the end of each rank and its busy seconds.
+
+    ``durations``: the seconds of the distinct ``join_equal_tasks``.
+    """
     tables, rounds, tasks, _ = split_rounds(name, pp, v, micro_batches, has_reference)
     distinct = join_equal_tasks(name, pp, v, micro_batches, has_reference, first_equal_stages)
     seconds_by_task = {task: durations[place] for task, place in zip(tasks, distinct.task_index, strict=True)}

@@ -139,8 +139,8 @@ def price_step_end(
 ) -> StepEndCosts:
     """Return the costs of a rank after its passes, or between them.
 
-    ``rank_stages``: its stages; ``seconds``: those of its units. NCCL's small messages are among the launches of their
-    operations.
+    ``rank_stages``: its stages; ``seconds``: the seconds of its units. NCCL's small messages are among the launches of
+    their operations.
     """
     ends = estimate_step_ends(units, layout, rank_stages, seconds)
     small_seconds = (
@@ -155,6 +155,7 @@ def price_step_end(
 
 
 def _add(exposed: dict[str, float], more: dict[str, float]) -> None:
+    """Add the exposed seconds of each axis in ``more`` to ``exposed``."""
     for axis, seconds in more.items():
         exposed[axis] = exposed.get(axis, 0.0) + seconds
 

@@ -73,6 +73,7 @@ def estimate_unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, Overl
         return free_axes[axis]
 
     def overlap_unit(unit_group: UnitGroup) -> OverlappedUnitSeconds:
+        """Return the seconds of one unit, with messages that overlap with its compute taken out."""
         time = units.unit(layout, unit_group)
         messages = estimate_unit_messages(units, layout, unit_group.name, stays=stays_gathered)
         forward_free = backward_free = 0.0

@@ -121,7 +121,10 @@ class UnitTimer:
         *,
         copy_seconds: Callable[[float], float] | None = None,
     ) -> None:
-        """Initialize the sum; ``copy_seconds``: of a kernel that reads and writes n bytes, if tp's messages need it."""
+        """Initialize the sum.
+
+        ``copy_seconds``: returns the seconds of a kernel that reads and writes n bytes, if tp's messages need it.
+        """
         self.model, self.machine, self.network, self.job = model, machine, network, job
         self.get_rank_group, self.unit, self.ops, self.times = get_rank_group, unit, unit.ops, unit.times
         self.constants, self.copy_seconds = constants, copy_seconds

@@ -170,6 +170,7 @@ class Units:
     def _build_timer(
         self, part: LocalDegrees, run: UnitGroup, place: Callable[[str], RankGroup], *, ranks: int
     ) -> UnitTimer:
+        """Return the timer of one unit; its kernels are built once for all placements of the ranks."""
         key = part, run.name, ranks
         unit = self._anywhere.get(key)
         if unit is None:

@@ -33,7 +33,7 @@ from fivefold.results.trace_report import MessageLine, TraceReport
 
 
 class AnalyzedTraces(NamedTuple):
-    """The report; the messages of the lowest rank alone; the critical path of the last step, to be drawn."""
+    """The report; only the messages of the lowest rank; the critical path of the last step, to be drawn."""
 
     report: TraceReport
     lowest: list[MessageLine]

@@ -118,6 +118,7 @@ def _link(group: TraceGroup, rank: int, machine: Machine | None) -> tuple[str, f
 
 
 def _build_line(key: _LineKey, total: _LineSums, number: int) -> MessageLine:
+    """Return one line of the table of messages, as means over ``number`` steps."""
     moving = total.seconds - (total.waiting or 0.0)
     rates = [size / moving if size is not None and moving > 0 else None for size in (total.bytes, total.sent)]
     return MessageLine(

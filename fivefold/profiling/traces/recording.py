@@ -221,6 +221,7 @@ def _parse_message(row: int, kind: int, name: str, args: dict[str, Any]) -> Reco
 
 
 def _read_message(row: int, args: dict[str, Any]) -> RecordedMessage:
+    """Read group, ranks and bytes of a message from the arguments of its kernel."""
     element_bytes = ELEMENT_BYTES.get(str(args.get("dtype", "")).lower())
     sizes = [args.get(key) for key in ("In msg nelems", "Out msg nelems")]
     bytes_in, bytes_out = (element_bytes * size if element_bytes and isinstance(size, int) else None for size in sizes)

@@ -34,7 +34,7 @@ class _Place(NamedTuple):
 
 
 def draw_pipeline(rows: Rows, *, label: str, names: Sequence[str] = (), pp: int | None = None) -> Raw:
-    """Draw the chart; ``names``: of the rows, by default the ranks; ``pp``: pipeline ranks, by default the rows."""
+    """Draw the chart; ``names``: one for each row, by default the ranks; ``pp``: pipeline ranks, by default all."""
     end = max(row[-1].end for row in rows)
     per_second, unit = time_unit(end)
     row_height = find_row_height(len(rows))

@@ -25,7 +25,7 @@ def build_element(tag: str, *inside: str, **attributes: object) -> Raw:
 
 
 def join_elements(parts: Iterable[Raw]) -> Raw:
-    """Join elements."""
+    """Return several elements as one piece of SVG."""
     return Raw("".join(parts))
 
 

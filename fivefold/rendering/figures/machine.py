@@ -106,7 +106,10 @@ def _spread(machine: Machine) -> str:
 
 
 def draw_bandwidth(curves: Mapping[int, Sequence[tuple[int, float]]], *, machine: Machine, collective: str) -> Chart:
-    """Draw bytes sent per second by one rank over the size of the buffer; ``curves``: by number of ranks."""
+    """Draw bytes sent per second by one rank over the size of the buffer.
+
+    ``curves``: one curve for each number of ranks.
+    """
     alt = _import_altair()
     values = [
         {"ranks": f"{ranks:,} ranks", "size": size, "rate": rate / 1e9}

@@ -71,6 +71,7 @@ class Saver:
         return self.newest
 
     def _write(self, state: State, checkpoint: Checkpoint, copied: torch.cuda.Event | None = None) -> Path:
+        """Write the checkpoint; wait first until a copy from the GPU has ended."""
         if copied is not None:
             copied.synchronize()
         ranks, keep = self.built.ranks, self.keep

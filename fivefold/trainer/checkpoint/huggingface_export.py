@@ -50,7 +50,7 @@ Fused = list[TensorPart]  # the parts that are stored in one tensor of the folde
 class Exported(Record):
     """The result of an export: the folder and what was written to it.
 
-    ``holds``: all weights, those of the base with adapters merged into them, or the factors of adapters alone.
+    ``holds``: all weights, those of the base with adapters merged into them, or only the factors of adapters.
     """
 
     folder: str

@@ -165,6 +165,7 @@ def start(path: Path, *, built: Built, model: Model) -> None:
 
 @torch.no_grad()
 def _start(path: Path, *, built: Built, model: Model) -> None:
+    """Copy the rows of this rank from a Hugging Face folder into its shards, and the routing biases."""
     folder = HuggingFaceFolder.open(path, model=model)
     for shard in built.base_shards:
         if shard.packed:  # the scales are those of the full weight, on every rank

@@ -4,7 +4,7 @@ W + s · B A; with DoRA its rows have the trained magnitudes as norms.
 
 A base that the run held in nf4 is quantized and dequantized first, as the adapters were trained over these values.
 
-A checkpoint of such a run holds the trained weights alone, and names the folder of the base.
+A checkpoint of such a run holds only the trained weights, and names the folder of the base.
 """
 
 from __future__ import annotations

@@ -364,6 +364,7 @@ def start(path: Path, *, base: Path, built: Built, model: Model, job: Job) -> No
 
 @torch.no_grad()
 def _start(path: Path, *, base: Path, built: Built, model: Model, job: Job) -> None:
+    """Copy the rows of this rank from a PEFT adapter folder into its shards."""
     factors = open_as(path, base=base, model=model, job=job)
     for shard in built.shards:
         shard.weight.copy_(shard.rows_of(factors[shard.name]))

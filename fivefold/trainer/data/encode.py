@@ -131,6 +131,7 @@ def _exit_with_parent() -> None:
 
 @lru_cache(maxsize=1)
 def _load(path: Path, fingerprint: str) -> Tokenizer:
+    """Load a tokenizer; its fingerprint makes the cache miss when the file changes."""
     tokenizer = load(path)
     assert tokenizer.fingerprint == fingerprint  # in the cache's key, as the file at this path may change
     return tokenizer

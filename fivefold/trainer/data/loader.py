@@ -59,7 +59,7 @@ def permute_epochs(positions: NDArray[np.int64], *, size: int, seed: int) -> NDA
 
 @dataclass(frozen=True)
 class Loader:
-    """A loader of one split as windows of ``sequence`` + 1 tokens, in an order that depends on ``seed`` alone.
+    """A loader of one split as windows of ``sequence`` + 1 tokens, in an order that depends only on ``seed``.
 
     ``ahead``: the number of further tokens in each window, for multi-token prediction.
 

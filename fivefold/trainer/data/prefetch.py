@@ -3,7 +3,7 @@
     main      step n: forward, backward, update     take(n + 1): ready
     thread            read n + 1, pin it                      read n + 2 …
 
-A batch depends on its position alone, so a wrong guess of the next position only costs time.
+A batch depends only on its position, so a wrong guess of the next position only costs time.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Turns a corpus into token shards: list files, tokenize, write, publish.
 
-A document's text alone decides if it is held out, so duplicates fall into one split. Shards are written to a hidden
-folder next to the target, which replaces the target when it is complete: a killed run leaves nothing that looks
+Whether a document is held out depends only on its text, so duplicates fall into one split. Shards are written to a
+hidden folder next to the target, which replaces the target when it is complete: a killed run leaves nothing that looks
 finished, and the next run removes its leftovers.
 """
 

@@ -83,6 +83,7 @@ class SampleFormat:
         return self._encode_replies(read_messages(prompt), replies, record, tokenizer)
 
     def _encode_messages(self, record: Mapping[str, Any], tokenizer: Tokenizer) -> TrainingSample:
+        """Render and tokenize one conversation, and mark the tokens that have a loss."""
         key = self.key or next((key for key in MESSAGE_KEYS if key in record), MESSAGE_KEYS[0])
         messages = read_messages(_get_field(record, key))
         template = self._get_template()
@@ -125,7 +126,7 @@ class SampleFormat:
         return self._mark_after_prompt(texts, tokens, tokenizer.encode_with_offsets(prompt, special=True)[0])
 
     def _mark_after_prompt(self, texts: list[str], tokens: list[Tokens], prompt: Tokens) -> tuple[TrainingSample, ...]:
-        """Mark in each of ``tokens`` those after the beginning that all have in common with ``prompt``."""
+        """Mark as trained, in each of ``tokens``, what follows the prefix that all of them share with ``prompt``."""
         start = 0 if self.loss_on == "all" else min(_count_common(ids, prompt) for ids in tokens)
         return tuple(_sample(text, ids, np.arange(len(ids)) >= start) for text, ids in zip(texts, tokens, strict=True))
 
@@ -191,6 +192,7 @@ def read_messages(value: object) -> list[ChatMessage]:
 
 
 def _read_message(message: object, number: int) -> ChatMessage:
+    """Read one message of a conversation; raises ``SampleError`` with its number."""
     if not isinstance(message, Mapping):
         raise SampleError(
             f"message {number} is of type {type(message).__name__}, not an object; give it a role and content"

@@ -60,7 +60,10 @@ class Tokenizer(Protocol):
         """
 
     def decode(self, ids: Iterable[int], *, special: bool = False) -> str:
-        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD. ``special``: with special tokens."""
+        """Return the text of ``ids``; bytes that are not UTF-8 become U+FFFD.
+
+        ``special``: keep special tokens in the text.
+        """
 
 
 def choose_dtype(vocab: int) -> np.dtype[np.unsignedinteger[Any]]:

@@ -26,7 +26,7 @@ class Faults(Record):
     """The fault tolerance of a run. ``skip`` drops the update, ``rollback`` restores the last checkpoint."""
 
     watchdog_seconds: PositiveFloat = 300.0  # if no micro-batch, update or save ends within this time, a rank hangs
-    max_restarts: NonNegativeInt = 3  # of local processes, in a row, without a new checkpoint between
+    max_restarts: NonNegativeInt = 3  # restarts of local processes in a row, without a new checkpoint between
     on_nan: Literal["stop", "skip", "rollback"] = "stop"  # what to do after a loss that is not finite
     on_spike: Literal["ignore", "skip", "rollback"] = "ignore"  # what to do after a loss spike
     spike_deviations: PositiveFloat = 8.0  # k

@@ -112,6 +112,7 @@ class Watchdog:
     # In the thread
 
     def _watch(self) -> None:
+        """Run in a thread until stopped: raise the alarm if a step takes too long, and compare the speed of ranks."""
         checked, window = time.monotonic(), (time.monotonic(), 0, self._step)
         pause = min(1.0, self.seconds / 4)
         while not self._stopped.wait(1 / SAMPLES_PER_SECOND):

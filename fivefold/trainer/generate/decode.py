@@ -274,5 +274,5 @@ def _compute_cached_core(
 
 
 def _list_blocks(module: Transformer) -> list[Block]:
-    """Return the blocks that attend; those with a feed-forward alone need no cache."""
+    """Return the blocks that attend; those with only a feed-forward need no cache."""
     return [block for block in module.blocks if isinstance(block, Block) and block.attention is not None]

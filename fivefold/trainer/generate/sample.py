@@ -18,7 +18,7 @@ CUT = "\ufffd"  # the tokenizer decodes the first bytes of an incomplete charact
 
 
 class Sample(Record):
-    """A prompt and its continuation ``text`` of ``tokens`` tokens; ``ended``: by an end token, not at the limit."""
+    """A prompt and its continuation ``text`` of ``tokens`` tokens; ``ended``: an end token ended it, not the limit."""
 
     prompt: str
     text: str

@@ -62,6 +62,7 @@ class WeightSource:
 
     @classmethod
     def _find(cls, path: Path, *, base: Path | None) -> WeightSource:
+        """Open the weights in ``path``: a run file or folder, a checkpoint, a Hugging Face folder or adapters."""
         if path.suffix == ".toml":
             path = Run.load(path).folder
         if (path / CONFIG).is_file():

@@ -60,7 +60,7 @@ def _list_rewards(done: StepResult) -> dict[str, float]:
 
 
 def _list_noise(done: StepResult, job: Job) -> dict[str, Any]:
-    """Return the gradient noise scale in tokens, and |G|² and S per token of this step alone."""
+    """Return the gradient noise scale in tokens, and |G|² and S per token of only this step."""
     if done.noise is None:
         return {}
     scale = None if done.noise.scale is None else done.noise.scale * job.sequence

@@ -84,6 +84,7 @@ class Regions:
         self._wrap(gradients, "finish", wrap(label("reduce", "reduce gradients"), gradients.finish))
 
     def _add_operations(self, engine: Engine, *, compiled: bool) -> None:
+        """Wrap the operations of all modules, so that each records a span with the operation's name."""
         built, names = engine.built, dict[int, str]()
         linears = [(_name(path), part) for path, part in built.module.named_modules() if isinstance(part, Linear)]
         for name, linear in linears:
@@ -137,7 +138,7 @@ def _wrap_deferral(recorder: SpanRecorder, store: Any) -> Callable[[Work], None]
 
 
 def _wrap_run(recorder: SpanRecorder, inner: Run) -> Run:
-    """Wrap ``module.run``: its functions are regions; if ``inner`` recomputes, its second call is timed too."""
+    """Wrap ``module.run`` so that each function it calls is timed, also when ``inner`` recomputes it."""
     labels_of_name: dict[str, Labels] = {}
 
     def run(name: str, function: Callable[..., Any], *inputs: Any) -> Any:

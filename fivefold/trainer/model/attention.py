@@ -155,6 +155,7 @@ class GroupedAttention(_Attention):
         self.out = Linear(shape.output_dims, model.width, bias=model.has_out_bias(layer))
 
     def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
+        """Return queries, keys and values [B, T, heads, dim] as the core reads them, and the output gate, if any."""
         # reusing the names frees each tensor once the operation on it has run
         linears = [linear for linear in (self.k, self.v, self.gate) if linear is not None]
         if self.in_scale != 1:
@@ -249,6 +250,7 @@ class LatentAttention(_Attention):
         self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
 
     def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
+        """Return queries, keys and values [B, T, heads, dim] as the core reads them, and the output gate, if any."""
         mla, tokens = self.mla, rows.tokens
         tables = rows.rotary(sliding=self.has_sliding_rope) if self.rotates else None
         q, kv, gate = self._project_down(x_RD, rows.keys)
@@ -286,7 +288,8 @@ class LatentAttention(_Attention):
     def _project_down(self, x_RD: Tensor, keys_B: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
         """Project x [R, D] to q [R, N · (nope + rope)] of this rank's heads, to latent | rotary key, and to the gate.
 
-        Latent and rotary key are [R, kv_rank + rope]. ``keys_B``: of the sequences, for dropout of adapters' inputs.
+        Latent and rotary key are [R, kv_rank + rope]. ``keys_B``: random keys of the sequences, for dropout of
+        adapters' inputs.
         """
         gate: Tensor | None = None
         if self.mla.q_rank is None:

@@ -27,7 +27,7 @@ class AttentionMask(NamedTuple):
     """Scale of q·kᵀ, and the mask: a token sees itself and the ``window`` − 1 tokens before it (None: all).
 
     ``softcap``: as in Gemma 2; ``dropout``: rate for the probabilities, in training; ``layer``: index of the layer,
-    which selects the dropout masks; ``slopes``: of the bias by distance, one for each head (ALiBi).
+    which selects the dropout masks; ``slopes``: slope of the bias by distance, one for each head (ALiBi).
     """
 
     scale: float

@@ -68,7 +68,8 @@ class Embed(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Embed tokens: [B, T] → [B · T, D], with AltUp [B · T, n, D]; and the inputs of all layers [B · T, L, P].
 
-        ``positions_T``: positions of the tokens in their sequence; None: from 0 on. ``keys_B``: for dropout.
+        ``positions_T``: positions of the tokens in their sequence; None: from 0 on. ``keys_B``: random keys of the
+        sequences, for dropout.
         """
         ids = tokens_BT.flatten()
         x_RD: Tensor

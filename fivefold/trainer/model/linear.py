@@ -336,7 +336,7 @@ def input_gradient(
 def begin_input_gradient(gradients: Sequence[Tensor], linears: tuple[Linear, ...]) -> Wait:
     """Compute dx = Σ g_i W_i of the rows inside the layers, and start its way to this rank's rows.
 
-    ``gradients``: of the GEMM outputs.
+    ``gradients``: gradients of the outputs.
     """
     total: Tensor | None = None
     for linear, gradient in zip(linears, gradients, strict=True):

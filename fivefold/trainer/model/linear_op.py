@@ -114,6 +114,7 @@ def _keep(ctx: Any, inputs: Any, output: Any) -> None:
 
 
 def _backward(ctx: Any, gradients: list[Tensor]) -> Any:
+    """Call the backward operator with the saved input and the tokens that name the layers."""
     x, *tokens = ctx.saved_tensors
     return torch.ops.fivefold.linears_backward(gradients, x, tokens), None, [None] * ctx.number, None, None
 

@@ -120,8 +120,8 @@ def lower(x: Tensor, keys_B: Tensor | None, *adapted: Linear) -> tuple[Tensor, .
 def raise_(linears: tuple[Linear, ...], x: Tensor, rows: Tensor, *lows: Tensor) -> tuple[Tensor, ...]:
     """Return the outputs of ``linears`` on ``x``, of which ``rows`` are those of all ranks, with their adapters.
 
-    ``lows``: of the adapters, followed by the masks of their dropout if there is one. With magnitudes the outputs are
-    those to ``rescale``, followed by the norms of the rows of each updated weight.
+    ``lows``: the low-rank activations x·Aᵀ of the adapters, followed by the masks of their dropout if there is one.
+    With magnitudes the outputs are those to ``rescale``, followed by the norms of the rows of each updated weight.
     """
     outs: tuple[Tensor, ...] = _Raise.apply(x, rows, linears, *lows)  # type: ignore[no-untyped-call]
     return outs

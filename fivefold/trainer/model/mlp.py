@@ -51,7 +51,10 @@ class Mlp(nn.Module):
         self.down = Linear(ffn, model.width, bias=model.mlp_bias)
 
     def forward(self, x_RD: Tensor, keys_B: Tensor | None = None) -> Tensor:
-        """Apply the feed-forward: [R, D] → [R, D]. ``keys_B``: of the sequences, for dropout of adapters' inputs."""
+        """Apply the feed-forward: [R, D] → [R, D].
+
+        ``keys_B``: random keys of the sequences, for dropout of adapters' inputs.
+        """
         if self.gate is None:
             (up_RF,) = project(self.run, f"{self.name}.up", x_RD, self.up, keys_B=keys_B)
             if self.activation == "xielu":

@@ -126,7 +126,7 @@ class Moe(nn.Module):
         self.register_buffer("load", torch.zeros(model.moe.experts, dtype=torch.int64), persistent=False)
 
     def forward(self, x_RD: Tensor, keys_B: Tensor | None = None) -> Tensor:
-        """Apply the mixture of experts: [R, D] → [R, D]. ``keys_B``: as of ``Mlp``."""
+        """Apply the mixture of experts: [R, D] → [R, D]. ``keys_B``: random keys of the sequences, as in ``Mlp``."""
         logits = self.run("moe.router", self.router, x_RD)
         weights, chosen = self.run("moe.topk", self._choose_experts, logits)
         permutation, plan = self._plan_dispatch(chosen)

@@ -4,7 +4,7 @@
     256 of these absmax    minus their mean over the weight → one byte each, of 256 values between ± the largest
     w ≈ value[code] · (value2[code of absmax] · largest + mean)
 
-Codes and scales are those of bitsandbytes to the bit. ``dequantize`` is one operation, whose output alone is allocated.
+Codes and scales are those of bitsandbytes to the bit. ``dequantize`` is one operation, which allocates only its output.
 Sources: arXiv:2305.14314 §3; bitsandbytes-foundation/bitsandbytes@0.50.2:bitsandbytes/functional.py (get_4bit_type,
 create_dynamic_map, quantize_4bit), bitsandbytes/backends/default/ops.py.
 """
@@ -36,7 +36,7 @@ CHUNK_BLOCKS = 2**14  # blocks that are dequantized at once without a kernel of 
 class Nf4Weight:
     """The scales of a weight [out, in] in nf4, which are all here even where ZeRO-3 shards its packed elements.
 
-    ``scales``: codes of the absmax of each block; ``largest``: of each 256 of these; ``mean``: [1].
+    ``scales``: codes of the absmax of each block; ``largest``: the largest of each 256 of these; ``mean``: [1].
     """
 
     def __init__(self, shape: torch.Size, *, dtype: torch.dtype, scales: Tensor, largest: Tensor, mean: Tensor) -> None:
@@ -75,7 +75,7 @@ class Nf4Weight:
         return out
 
     def dequantize_rows(self, packed: Tensor, *, first: int, rows: int) -> Tensor:
-        """Return ``rows`` rows from row ``first`` on, whose elements alone are ``packed``, in fp32."""
+        """Return ``rows`` rows from row ``first`` on in fp32; ``packed`` has only their elements."""
         columns = self.shape[1:].numel()
         scales = _absmax(self.scales, self.largest, self.mean).repeat_interleave(NF4_BLOCK)
         values = _unpack(packed)[: rows * columns] * scales[first * columns : (first + rows) * columns]

@@ -15,7 +15,7 @@ TRAINABLE = (
     "fp8-rowwise-gw", "fp8-tiles", "fp8-tiles-wire", "mxfp8", "nvfp4",
     "fp8-deepseek", "fp8-nanotron", "fp8-lm",
 )  # fmt: skip
-# compute of a recipe → dtype of activations and of weights that are not fp32; fp8 and fp4 are operands of GEMMs alone
+# compute of a recipe → dtype of activations and of weights that are not fp32; fp8 and fp4 are only operands of GEMMs
 COMPUTE = {
     "fp32": torch.float32,
     "tf32": torch.float32,

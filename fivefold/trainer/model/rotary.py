@@ -23,10 +23,11 @@ from fivefold.record import UserError
 class RowInputs(NamedTuple):
     """Inputs of the blocks for the rows [B · T] of a micro-batch. ``tokens``: T, of each sequence on this rank.
 
-    ``tables``: those of ``rotary_tables``, and those of sliding layers if they differ. ``documents`` [B, T]: a document
-    id per token of the full sequences; tokens attend inside their document. None: a sequence is one document. ``keys``
-    [B]: keys of the sequences for dropout; None: no dropout. ``layer_input`` [B · T, P]: what the ids make for this
-    layer (``per_layer_inputs.py``). ``keys_values``: those of an earlier layer, to which this one attends.
+    ``tables``: what ``rotary_tables`` returns, then the same for sliding layers if they differ. ``documents`` [B, T]: a
+    document id per token of the full sequences; tokens attend inside their document. None: a sequence is one document.
+    ``keys`` [B]: keys of the sequences for dropout; None: no dropout. ``layer_input`` [B · T, P]: what the ids make for
+    this layer (``per_layer_inputs.py``). ``keys_values``: keys and values of an earlier layer, to which this one
+    attends.
     """
 
     tokens: int
@@ -37,7 +38,7 @@ class RowInputs(NamedTuple):
     keys_values: tuple[Tensor, Tensor] | None = None
 
     def rotary(self, *, sliding: bool) -> tuple[Tensor, Tensor]:
-        """Return cos and sin; ``sliding``: those of sliding layers with tables of their own."""
+        """Return cos and sin; ``sliding``: return those of sliding layers, if they have their own."""
         first = 2 if sliding else 0
         return self.tables[first], self.tables[first + 1]
 
@@ -90,7 +91,8 @@ def rotary_tables(
     """Return ``cos | cos`` and ``−sin | sin`` [T, 1, H] in ``dtype`` for the tokens at ``positions`` [T].
 
     H: the dims of a head that are rotated. With tables of this width, rope is x · cos + (halves swapped x) · sin.
-    ``length``: tokens of a full sequence, if ``positions`` are a part of it. ``sliding``: for sliding-window layers.
+    ``length``: tokens of a full sequence, if ``positions`` are a part of it. ``sliding``: return the tables of
+    sliding-window layers.
     """
     pair_frequencies = compute_frequencies(model, length=length or len(positions), sliding=sliding)
     angles = torch.outer(

@@ -63,8 +63,8 @@ def band_attention(
 
     Query t sees the last ``window`` (0: all) of the keys s ≤ t + ``offset``; ``softcap`` 0: none. Queries that see no
     key get out 0 and lse −∞. ``keys_B``: keys of the sequences, to drop probabilities with ``rate``; ``firsts``: the
-    place of these masks, and the indices of the first head, query and key. ``slopes``: of the bias by distance, one for
-    each head; empty: no bias.
+    place of these masks, and the indices of the first head, query and key. ``slopes``: slope of the bias by distance,
+    one for each head; empty: no bias.
     """
     out, lse = _outputs(q, v)
     out.zero_()

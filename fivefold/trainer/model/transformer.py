@@ -135,7 +135,7 @@ class Head(nn.Module):
     ) -> Tensor:
         """Return ``scale`` · Σ nats of normed hidden states [R, D].
 
-        ``keys_B``: for dropout of an adapter's input; ``into``: as in ``chunked_loss``.
+        ``keys_B``: random keys of the sequences, for dropout of an adapter's input; ``into``: as in ``chunked_loss``.
         """
         total: Tensor
         loss = self._choose_nats()

@@ -130,12 +130,18 @@ class TokenHalo:
         self.axis = axis
 
     def get_before(self, last: Tensor) -> Tensor:
-        """Return the last tokens of the rank before this one; zeros at the first rank. ``last``: those of this rank."""
+        """Return the last tokens of the rank before this one; zeros at the first rank.
+
+        ``last``: the last rows of this rank.
+        """
         before = self._pass_on(last.contiguous(), 1)
         return before.zero_() if self.axis.rank == 0 else before
 
     def return_before(self, gradient: Tensor) -> Tensor:
-        """Return the gradient of this rank's last tokens from the rank after it; ``gradient``: of ``get_before``."""
+        """Return the gradient of this rank's last tokens from the rank after it.
+
+        ``gradient``: gradient of what ``get_before`` returned.
+        """
         return self._pass_on(gradient.zero_() if self.axis.rank == 0 else gradient, -1)
 
     def _pass_on(self, x: Tensor, step: int) -> Tensor:

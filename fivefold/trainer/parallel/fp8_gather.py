@@ -30,7 +30,7 @@ from fivefold.units import ceil_div
 class Scales:
     """fp8 scales of all matrices [experts or 1, R, C] sharded over ``axis``: fp32 [experts, 1, 1], or one per block.
 
-    ``block``: side of the block that shares a scale; 0: the full matrix. ``dtype``: that of the gathered weights.
+    ``block``: side of the block that shares a scale; 0: the full matrix. ``dtype``: dtype of the gathered weights.
     """
 
     def __init__(self, axis: AxisGroup, *, block: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -71,6 +71,7 @@ class Scales:
         return self._cached
 
     def _compute(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the largest element and the scale of each block of each weight, equal on all ranks of the axis."""
         local_maxima = list[Tensor]()
         for shard, groups, (experts, down, across) in zip(self._shards, self.block_rows, self._shapes, strict=True):
             largest = _row_amax(shard.weight.detach(), across)

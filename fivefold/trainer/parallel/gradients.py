@@ -72,7 +72,7 @@ class Gradients:
     """The gradients of ``shards``; none if all weights of the unit are frozen.
 
     ``keeps_full_gradients``: full gradients are kept until the update; ``every_micro_batch``: gradients are reduced
-    after every backward; ``dtype``: that of the accumulation buffer; ``in_flight_reduction``: None if every reduction
+    after every backward; ``dtype``: dtype of the accumulation buffer; ``in_flight_reduction``: None if every reduction
     is waited for at once.
 
     ``expected``: gradients of each weight before a reduction; ``reductions_per_step``: set in ``placement.py``.

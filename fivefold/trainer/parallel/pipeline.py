@@ -107,6 +107,7 @@ class Pipeline:
         return self._loss
 
     def _run_action(self, action: Action, *, first: int) -> None:
+        """Run one action of the schedule; ``first``: the number of the first micro-batch."""
         kind, stage, i, backward_stage, backward_i = action
         if kind == "F":
             self._forward(stage, i, first=first)
@@ -128,6 +129,7 @@ class Pipeline:
             self._backward(stage, i, split=kind == "B")
 
     def _forward(self, stage: int, i: int, *, first: int) -> None:
+        """Run the forward of a stage for micro-batch ``i``, and send its output to the next stage."""
         stage_input = self._take_received(("F", stage - 1, i)) if stage else None
         if stage_input is not None and torch.is_grad_enabled() and stage > self.table.first_backward:
             stage_input.requires_grad_()
@@ -146,6 +148,7 @@ class Pipeline:
         self._pass_ended()
 
     def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
+        """Run the backward of a stage for micro-batch ``i``; ``split``: leave the weight gradients to W."""
         if stage < self.table.first_backward:
             self._pass_ended()
             return

@@ -1,4 +1,4 @@
-"""AFMoE (Arcee's Trinity): gated attention, whose sliding layers alone rotate; experts chosen by sigmoids."""
+"""AFMoE (Arcee's Trinity): gated attention with rotary positions only in sliding layers; experts chosen by sigmoids."""
 
 from __future__ import annotations
 

@@ -50,6 +50,7 @@ def _build(config: Config) -> Model:
 
 
 def _write(model: Model) -> dict[str, Any]:
+    """Return the keys of this family's ``config.json`` for ``model``."""
     net = model.kimi_delta
     sizes: dict[str, Any] = {}
     if net is not None:

@@ -34,7 +34,7 @@ def _build_mpt(config: Config) -> Model:
 
 
 def _write_mpt(model: Model) -> dict[str, Any]:
-    """Return the rate of dropout, of which transformers takes an integer alone."""
+    """Return the rate of dropout, which transformers accepts only as an integer."""
     return {"attn_config.attn_pdrop": model.dropout or 0}
 
 

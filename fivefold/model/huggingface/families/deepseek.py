@@ -40,6 +40,7 @@ TENSORS = decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSORS | decoder.LATEN
 
 
 def _build_deepseek(config: Config, *, score: str, methods: tuple[str, ...], moe: dict[str, Any]) -> Model:
+    """Build a model of DeepSeek-V2 or V3; ``score`` and ``methods``: the routing that its code supports."""
     if config.scoring_func not in (None, score):
         raise config.mistake(f"scoring_func={config.scoring_func!r} is not supported in this family; only {score!r}")
     if config.topk_method not in (None, *methods):

@@ -34,6 +34,7 @@ TENSORS = {
 
 
 def _build(config: Config, *, pattern: tuple[bool, ...], gates_queries: bool = False, **own: Any) -> Model:
+    """Build a model with latent attention whose indexer selects keys; ``pattern``: which layers have an indexer."""
     if config.q_lora_rank is None:
         raise config.mistake("q_lora_rank=None makes transformers' code fail; give the rank of the queries")
     if config.qk_rope_head_dim > config.index_head_dim:
@@ -99,6 +100,7 @@ def _build_axk2(config: Config) -> Model:
 
 
 def _write(model: Model) -> dict[str, Any]:
+    """Return the keys of this family's ``config.json`` for ``model``."""
     keys = decoder.write_latent(model)
     indexer = model.mla.indexer if model.mla else None
     if indexer is None:

@@ -137,6 +137,7 @@ def _count_hashed_layers(config: Config) -> int:
 
 
 def _write(model: Model) -> dict[str, Any]:
+    """Return the keys of this family's ``config.json`` for ``model``."""
     names = {ours: theirs for theirs, ours in KINDS.items()}
     nets: dict[str, CompressedAttention] = {
         names[kind]: net for kind in names if (net := getattr(model, kind)) is not None

@@ -133,6 +133,7 @@ def _read_rope(config: Config, slides: tuple[bool, ...]) -> dict[str, Any]:
 
 
 def _write(model: Model) -> dict[str, Any]:
+    """Return the keys of this family's ``config.json`` for ``model``."""
     mla, sliding_mla, sliding, moe = model.mla, model.sliding_mla, model.sliding, model.moe
     keys: dict[str, Any] = {"num_key_value_heads": model.heads}
     slides = [model.has_window(layer) for layer in range(model.layers)]

@@ -32,7 +32,7 @@ DEFAULTS = {
 
 
 def _read_attention(config: Config) -> dict[str, Any]:
-    """Return the fields of attention: norms per head, and rotation in sliding layers alone if there is a window."""
+    """Return the fields of attention: norms per head; with a window, rotary positions only in sliding layers."""
     default: tuple[bool, ...] = ()
     period = config.sliding_window_period
     if config.layer_types is None:

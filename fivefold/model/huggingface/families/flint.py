@@ -1,4 +1,4 @@
-"""Flint: experts next to a shared one, attention sinks, and sliding layers, which alone rotate."""
+"""Flint: experts next to a shared one, attention sinks; only sliding layers have rotary positions."""
 
 from __future__ import annotations
 

@@ -54,6 +54,7 @@ def _read_sparsity(config: Config) -> tuple[float, ...]:
 
 
 def _write_gemma3n(model: Model) -> dict[str, Any]:
+    """Return the keys of this family's ``config.json`` for ``model``."""
     inputs, altup = model.per_layer_inputs, model.altup
     if inputs is None or altup is None:  # a model of another family
         return {}

@@ -14,6 +14,7 @@ from fivefold.model.spec import Model
 
 
 def _build_jamba(config: Config) -> Model:
+    """Build Jamba, whose periods and offsets say which layers attend and which have experts."""
     layers = range(config.num_hidden_layers)
     for every, first in (("attn_layer_period", "attn_layer_offset"), ("expert_layer_period", "expert_layer_offset")):
         if getattr(config, first) >= getattr(config, every):
@@ -33,6 +34,7 @@ def _build_jamba(config: Config) -> Model:
 
 
 def _write_layers(model: Model) -> dict[str, Any]:
+    """Return the keys of this family's ``config.json`` for ``model``."""
     net = model.mamba
     layers = range(model.layers)
     period, offset = _find_every([model.has_attention(layer) for layer in layers])

@@ -66,6 +66,7 @@ def list_layer_kinds(model: Model) -> dict[str, list[str]]:
 
 
 def _write(model: Model) -> dict[str, Any]:
+    """Return the keys of this family's ``config.json`` for ``model``."""
     net = model.kimi_delta
     sizes = (
         {"linear_num_heads": net.heads, "linear_head_dim": net.dim, "linear_conv_kernel_dim": net.taps} if net else {}

@@ -1,4 +1,4 @@
-"""Kolibri 1: experts next to a shared one, chosen by logits and a bias, and sliding layers, which alone rotate."""
+"""Kolibri 1: experts next to a shared one, chosen by logits and a bias; rotary positions only in sliding layers."""
 
 from __future__ import annotations
 

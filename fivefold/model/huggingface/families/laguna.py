@@ -14,7 +14,7 @@ from fivefold.model.spec import Model
 
 
 def _build_laguna(config: Config) -> Model:
-    """Build Laguna, whose first layer alone has no experts."""
+    """Build Laguna, in which every layer but the first has experts."""
     layers = config.num_hidden_layers
     windows = read_windows(config, default=(False,) * layers)
     pattern = windows["window_pattern"] or (True,) if windows else (False,)

@@ -45,6 +45,7 @@ def _build(config: Config) -> Model:
 
 
 def _write(model: Model) -> dict[str, Any]:
+    """Return the keys of this family's ``config.json`` for ``model``."""
     moe = model.moe
     return {
         **decoder.write_latent(model),

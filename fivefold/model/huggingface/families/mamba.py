@@ -1,4 +1,4 @@
-"""Mamba and Falcon Mamba: state-space layers alone, without feed-forwards."""
+"""Mamba and Falcon Mamba: only state-space layers, without feed-forwards."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def _build_falcon_mamba(config: Config) -> Model:
 
 
 def _write_mamba(model: Model) -> dict[str, Any]:
+    """Return the keys of this family's ``config.json`` for ``model``."""
     net = model.mamba
     return (
         {}

@@ -1,4 +1,4 @@
-"""Mamba-2: state-space layers alone, without feed-forwards."""
+"""Mamba-2: only state-space layers, without feed-forwards."""
 
 from __future__ import annotations
 

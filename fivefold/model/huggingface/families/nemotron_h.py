@@ -33,6 +33,7 @@ def _list_layers(config: Config) -> tuple[str, ...]:
 
 
 def _build_nemotron_h(config: Config) -> Model:
+    """Build Nemotron-H, whose layers each have one branch: Mamba-2, attention, an MLP or experts."""
     kinds = _list_layers(config)
     mixers = tuple(KINDS[kind] for kind in kinds)
     fields: dict[str, Any] = {"mixers": find_period(mixers), "position": "none", "mlp": "plain"}
@@ -51,6 +52,7 @@ def _build_nemotron_h(config: Config) -> Model:
 
 
 def _write_layers(model: Model) -> dict[str, Any]:
+    """Return the keys of this family's ``config.json`` for ``model``."""
     net, moe = model.mamba2, model.moe
     kinds = [
         "linear_attention"

@@ -62,6 +62,7 @@ def _round_to_bf16(value: float) -> float:
 
 
 def _write(model: Model) -> dict[str, Any]:
+    """Return the keys of this family's ``config.json`` for ``model``."""
     net = model.rg_lru
     return {
         "block_types": [NAMES.get(model.mixer_name(layer), "attention") for layer in range(model.layers)],

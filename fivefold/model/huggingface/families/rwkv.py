@@ -12,6 +12,7 @@ from fivefold.model.spec import Model
 
 
 def _build(config: Config) -> Model:
+    """Build RWKV-4: time mixing in place of attention, and a receptance gate in the MLP."""
     inner = config.lru_width or config.hidden_size
     unused = state_space.fill_unused_sizes(1, 1) | {"ffn": config.intermediate_size or 4 * config.hidden_size}
     return build_model(

@@ -60,7 +60,7 @@ class PassOptions(NamedTuple):
     """The properties of a layout that decide which passes are distinct.
 
     ``keeps_gathered``: weights stay gathered from an F to a B; ``has_recv_buffers``: receive buffers are allocated
-    throughout the step and counted elsewhere; ``first_backward``: as in ``Table``.
+    throughout the step and counted elsewhere; ``first_backward``: the first stage with a backward, as in ``Table``.
     """
 
     pending_reductions: PendingReductions = "never"

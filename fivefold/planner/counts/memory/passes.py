@@ -677,10 +677,10 @@ def _count_last_gradient_bytes(rules: PassRules, unit: UnitGroupMemory) -> int:
 def _count_change(
     rules: PassRules, unit: UnitGroupMemory, *, first: bool, reduces: bool, deferred: int
 ) -> GradientChange:
-    """Return the change of gradient bytes by a backward.
+    """Return how many bytes of gradients a backward allocates and keeps.
 
-    ``deferred``: bytes that it keeps for W, which then makes all gradients, except ``count_bias_sum_bytes``, if reduced
-    with every micro-batch.
+    ``deferred``: bytes that the backward keeps for W. If gradients are reduced with every micro-batch, W then computes
+    all of them, except those in ``count_bias_sum_bytes``.
     """
     sums = rules.reductions
     if deferred and rules.makes_all:

@@ -3,10 +3,10 @@
     x ── W (frozen) ───────────────────────(+)── y        x, a kept; no dW; dW_A, dW_B [rank, in], [out, rank]
       └─ dropout? ── A ── a ── B ── · s ────┘
 
-A frozen linear layer computes dx alone and keeps no input; one whose input needs no gradient computes nothing in the
+A frozen linear layer computes only dx and keeps no input; one whose input needs no gradient computes nothing in the
 backward. That is so in the first block, up to its first adapter, unless PyTorch's checkpoints recompute anything:
 then the embedding's output gets a gradient (peft's ``enable_input_require_grads``). A weight in nf4 is dequantized
-before each product, and so are routed experts in mxfp4; one in int8 or fp8 before that of the backward alone.
+before each product, and so are routed experts in mxfp4; one in int8 or fp8 only before that of the backward.
 
 DoRA multiplies the sum by m / n. The norms n of the rows of W + s · B A are computed in every forward, which adds a
 product that no backward follows. Our engine scales the sum; peft adds (m / n − 1) W x and m / n · s B A x to W x.
@@ -416,7 +416,7 @@ def _weigh_outputs(op: Op, local: Local) -> Op:
 
 
 def _compute_row_norms(op: Op, local: Local, adapter: Adapter, *, scratch: int) -> Op:
-    """Return the norms of the rows of W + s · B A as our engine computes them; ``scratch``: of W, dequantized."""
+    """Return the norms of the rows of W + s · B A as our engine computes them; ``scratch``: bytes of dequantized W."""
     _, out_features, in_features = op.shape
     norms, (out, *_) = 4 * out_features, op.writes
     product = matmul(

@@ -734,7 +734,7 @@ def _list_gated_queries(local: Local, *, rank: int, out_features: int, gate_colu
 def _list_unfused(local: Local, core: Op, *, dims: tuple[int, int]) -> list[Op]:
     """List the unfused core with T x T scores: softmax keeps its output, dropout its mask (Korthikanti 2022).
 
-    ``dims``: of a head of q and k, which the scores multiply, and of one of v, which the values multiply.
+    ``dims``: dims of a head of q and k, for the scores, and of a head of v, for the weighted sum.
     """
     width, (q, k, v) = local.width, core.reads
     n_pairs = local.rows * core.batch * local.job.sequence

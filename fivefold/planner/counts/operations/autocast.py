@@ -1,6 +1,6 @@
 """PyTorch's autocast over fp32 weights: matmuls in 16 bits, the residual stream in fp32, and casts between them.
 
-    linear layer     casts its input, for itself alone, and its weight; keeps both for its backward, and the weight's to
+    linear layer     casts its input, for itself only, and its weight; keeps both for its backward, and the weight's to
                      the end of the forward in any case (autocast's cache); attention casts fp32 queries, keys, values
     norm, rotary     have fp32 weights and angles, and so fp32 results; tp gathers the stream before it is cast: in fp32
     x + branch       is fp32; the gradient of the branch is cast back to 16 bits
@@ -33,6 +33,7 @@ def apply_autocast(local: Local, ops: Sequence[Op], *, stream_in_16_bits: bool =
 
 
 def _apply_autocast(ops: Sequence[Op], local: Local, *, stream_in_16_bits: bool) -> Iterator[Op]:
+    """Yield the operations with the casts that autocast adds around matmuls and attention."""
     stream = {name for op in ops for name in op.reads} - {name for op in ops for name in op.writes}
     fp32_tensors = set[str]() if stream_in_16_bits else {*stream}  # in fp32
     sizes = dict.fromkeys(stream, local.stream_bytes)  # as listed

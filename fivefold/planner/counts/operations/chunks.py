@@ -25,7 +25,7 @@ class ChunkedGeometry(Protocol):
 
 
 def split_sequence(local: Local, net: ChunkedGeometry, *, fused: bool) -> list[int]:
-    """Return the tokens of each group of chunks of a sequence; ``net``: of this rank of tp.
+    """Return the tokens of each group of chunks of a sequence; ``net``: the geometry on one rank of tp.
 
     PyTorch's operations compute many chunks at once; ``fused`` kernels hold one chunk's temporaries.
     """
@@ -79,7 +79,7 @@ def list_distinct_groups(groups: Sequence[int], size: int) -> Iterator[ChunkGrou
 def sum_flops(
     groups: Sequence[int], size: int, count_flops: Callable[[ChunkGroup], tuple[int, int]]
 ) -> tuple[int, int]:
-    """Return the FLOPs of a sequence, forward and backward; ``count_flops``: those of one group of chunks."""
+    """Return the FLOPs of a sequence, forward and backward; ``count_flops`` returns those of one group of chunks."""
     forward = backward = 0
     for group in list_distinct_groups(groups, size):
         of_forward, of_backward = count_flops(group)

@@ -292,6 +292,7 @@ def _list_grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list
     entry = LinearInput(local, source, in_features=model.width, rows=rows, needs_all_rows=False)
 
     def to_grouped(op: Op) -> Op:
+        """Return one expert's operation as the grouped operation of all experts of this rank."""
         first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.merged_projections
         op = add_casts(op._replace(batch=1), local, first=first, experts=local_experts)
         # weights of experts that give tokens back are not used, and have gradients of zeros

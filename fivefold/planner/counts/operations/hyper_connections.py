@@ -82,6 +82,7 @@ def collapse(local: Local, source: str, out: str) -> Op:
 
 
 def _get(local: Local) -> HyperConnections:
+    """Return the model's hyper-connections, which it is known to have."""
     assert local.model.hyper_connections is not None
     return local.model.hyper_connections
 

@@ -104,7 +104,7 @@ def count_launches(mixer: MixerName, groups: Sequence[int], size: int, *, fused:
 def count_launched_bytes(mixer: MixerName, groups: Sequence[int], sizes: Mapping[str, int]) -> tuple[int, int]:
     """Return the bytes that kernels other than matmuls read and write, of temporaries of these sizes in bytes.
 
-    ``groups``: the tokens of each group of chunks of a sequence; ``sizes``: of all of them together.
+    ``groups``: the tokens of each group of chunks of a sequence; ``sizes``: bytes of all chunks together.
     """
     forward, backward, states = (
         sum(passes[index] * sizes[name] for name, passes in PASSES[mixer].items()) for index in range(3)

@@ -75,7 +75,7 @@ class Local:
         self.stream_width = model.width // part.tp_inner
         self.stream_bytes = self.stream_rows * self.stream_width * self.width
         self.autocast_loss = job.precision.autocasts and self.facts.supports_autocast
-        # frozen weights, and so the stream, are in the dtype of the activations; adapters and the loss alone are cast
+        # frozen weights, and so the stream, are in the dtype of the activations; only adapters and the loss are cast
         self.autocast = self.autocast_loss and job.adapter is None
         self.has_fp32_stream = self.autocast and has_fp32_stream(model, job)
         several = model.hyper_connections or model.altup

@@ -23,6 +23,7 @@ def apply_low_precision(local: Local, ops: Sequence[Op]) -> Sequence[Op]:
 
 
 def _apply_low_precision(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
+    """Yield the operations, those in ``stack.low_precision_saved`` with 8-bit copies of the tensors that they save."""
     kept_groups, sizes = local.job.stack.low_precision_saved, dict[str, int]()
     for op in ops:
         sizes |= op.writes

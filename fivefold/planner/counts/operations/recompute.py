@@ -33,6 +33,7 @@ def list_groups(op: Op) -> frozenset[str]:
 
 @cache
 def _parse_groups(name: str, kind: str) -> frozenset[str]:
+    """Return the groups of ``ac=`` to which an operation belongs, by its name and kind."""
     first, _, second = name.partition(".")
     op_groups = {"layer"}
     if kind == "norm":
@@ -82,7 +83,7 @@ class _Marks(NamedTuple):
 
 
 class _Structure:
-    """The names and tensors of operations without their sizes, on which alone depends what is recomputed."""
+    """The names and tensors of operations without their sizes, which decide what is recomputed."""
 
     def __init__(self, ops: Sequence[Op]) -> None:
         self.ops = ops
@@ -152,13 +153,13 @@ def is_linear(op: Op) -> bool:
 
 
 def is_fused_with(op: Op, first: Op) -> bool:
-    """Return True if our engine runs ``op`` in one operation with ``first``; latent attention's query runs alone."""
+    """Return True if our engine runs ``op`` in one operation with ``first``; the query of MLA runs by itself."""
     runs_alone = first.name == "attention.q" and op.name == "attention.kv_down"
     return is_linear(op) and is_linear(first) and op.reads == first.reads and not runs_alone
 
 
 def _group_linears(ops: Sequence[Op]) -> Iterator[list[Op]]:
-    """Yield ``ops`` in order, as lists: fused linear layers together, every other operation alone."""
+    """Yield ``ops`` in order, as lists: fused linear layers together, every other operation by itself."""
     fused_ops: list[Op] = []
     for op in ops:
         if fused_ops and not is_fused_with(op, fused_ops[0]):

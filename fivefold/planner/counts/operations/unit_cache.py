@@ -75,6 +75,7 @@ class UnitCache:
         return self._heads[part]
 
     def _build_unit(self, part: LocalDegrees, name: Kind | str) -> UnitOperations:
+        """Build the operations of a block (a ``Kind``), of the embedding or of the head."""
         if isinstance(name, Kind):
             ops = self._build_block(part, name, layer=self.example[name])
             local = self.get_local(part, name.frozen)

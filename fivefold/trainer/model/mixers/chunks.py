@@ -2,7 +2,7 @@
 
     out[g], S[g + 1] = compute(inputs[g], factors, S[g])
 
-A group's chunks are computed at once (``fivefold/model/mixers/chunk_groups.py``). A scan saves its inputs alone. Its
+A group's chunks are computed at once (``fivefold/model/mixers/chunk_groups.py``). A scan saves only its inputs. Its
 backward first computes the states again, then each group with autograd, from the last to the first.
 """
 
@@ -22,8 +22,8 @@ from fivefold.trainer.model.operation import exclude_from_graphs
 class GroupFunction(Protocol):
     """Computes one group of chunks.
 
-    ``inputs``: of each [B, tokens of the group, columns], then the factors, which are the same for all tokens.
-    ``state``: after the group before; None: zero. It returns the outputs [B, tokens, columns], and the state after the
+    ``inputs``: each [B, tokens of the group, columns], then the factors, which are the same for all tokens. ``state``:
+    the state after the previous group; None: zero. It returns the outputs [B, tokens, columns], and the state after the
     group unless it ``is_last``. ``only_state``: the outputs are not used.
     """
 
@@ -132,8 +132,8 @@ def hand_on_states(
 
         S[c + 1] = added[c] + e^log_decay[c] S[c]
 
-    ``added`` [B, chunks, heads, state, parts · dims]; ``log_decay`` [B or 1, chunks, heads, parts]; ``state``: before
-    the group, without chunks. The states are sums over earlier chunks, decayed: one matmul for all.
+    ``added`` [B, chunks, heads, state, parts · dims]; ``log_decay`` [B or 1, chunks, heads, parts]; ``state``: the
+    state before the group, without a chunk dim. The states are sums over earlier chunks, decayed: one matmul for all.
     """
     chunks, parts = log_decay.shape[1], log_decay.shape[3]
     if chunks == 1:
@@ -159,8 +159,8 @@ def hand_on_states(
 def accumulate(driven: Tensor, decay: Tensor, state: Tensor | None, *, size: int) -> Tensor:
     """Return S[t] = decay[t] S[t − 1] + driven[t] of all tokens of a group, all [B, tokens, ...].
 
-    ``driven`` is overwritten; ``state`` [B, ...]: before the group, None: zero. ``size``: tokens of a chunk. All chunks
-    are added up at once, token after token; then what each leaves to those after it, chunk after chunk.
+    ``driven`` is overwritten; ``state`` [B, ...]: the state before the group; None: zero. ``size``: tokens of a chunk.
+    All chunks are added up at once, token after token; then what each leaves to those after it, chunk after chunk.
     """
     states: Tensor = _Accumulate.apply(driven, decay, state, size)  # type: ignore[no-untyped-call]
     return states

@@ -1,6 +1,6 @@
-"""The causal depthwise convolution of token mixers, alone and with SiLU: y[t] = Σ_k w[k] · x[t + k + 1 − taps] + b.
+"""The causal depthwise convolution of token mixers, with and without SiLU: y[t] = Σ_k w[k] · x[t + k + 1 − taps] + b.
 
-It saves its input alone; the backward convolves again. Sums are in fp32.
+It saves only its input; the backward computes the convolution again. Sums are in fp32.
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ class Halo(Protocol):
         """Return [B, taps − 1, D] of the tokens before this rank's, zeros at the first rank; ``last``: its own last."""
 
     def return_before(self, gradient: Tensor) -> Tensor:
-        """Return the gradient of ``last`` that the rank after this one has; ``gradient``: that of ``get_before``."""
+        """Return the gradient of ``last`` that the rank after this one has.
+
+        ``gradient``: gradient of what ``get_before`` returned.
+        """
 
 
 def convolve(x_BTD: Tensor, weight_DK: Tensor, bias_D: Tensor | None, before: Tensor | None = None) -> Tensor:

@@ -45,9 +45,9 @@ def apply_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """Return the outputs [B, tokens, heads · value dim] of a group, and the state after it, None if it is the last.
 
-    ``lefts``: β k, and queries unless the state alone is asked for, [chunks, B, heads, T, dim]; ``products``: of each
-    with the decayed keys before it, [chunks, B, heads, T, T]. ``beta`` [chunks, B, heads, T, 1]; ``decay``: its log
-    since the start of the chunk, [chunks, B, heads, T, dim], or 1 instead of dim.
+    ``lefts``: β k, and queries unless only the state is computed, [chunks, B, heads, T, dim]; ``products``: products of
+    each with the decayed keys before it, [chunks, B, heads, T, T]. ``beta`` [chunks, B, heads, T, 1]; ``decay``: its
+    log since the start of the chunk, [chunks, B, heads, T, dim], or 1 instead of dim.
     """
     inverse, corrected = invert_unit_lower(products[0]), v * beta
     from_start, last = decay.exp(), decay[..., -1:, :]

@@ -1,9 +1,9 @@
 """Scans by the Triton kernels of flash-linear-attention (github.com/fla-org/flash-linear-attention).
 
 Each function scans complete sequences, with the inputs of the functions that compute chunks with PyTorch's operations.
-A scan so keeps its inputs alone, and its backward runs the kernels' forward again.
-Mamba-2 and lightning attention are gated linear attention with one decay per head (``simple_gla``).
-``tests/third_party/test_fused_scans.py`` compares them with PyTorch's operations.
+So a scan keeps only its inputs, and its backward runs the kernels' forward again. Mamba-2 and lightning attention are
+gated linear attention with one decay per head (``simple_gla``). ``tests/third_party/test_fused_scans.py`` compares them
+with PyTorch's operations.
 """
 
 from __future__ import annotations

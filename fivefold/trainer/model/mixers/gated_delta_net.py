@@ -2,7 +2,7 @@
 
     q, k, v, z, b, a = h W        q, k, v ← silu(conv(·))        o = scan(q, k, v, b, a)        out(norm(o) · silu(z))
 
-The scan applies the delta rule (``delta_rule.py``) with one decay of each head and token. It saves its inputs alone
+The scan applies the delta rule (``delta_rule.py``) with one decay of each head and token. It saves only its inputs
 (``chunks.py``), and is in fp32. Same formulas as transformers 5.23, ``torch_chunk_gated_delta_rule``.
 """
 

@@ -2,7 +2,7 @@
 
     q, k, v, b, f, z = h W        q, k, v ← silu(conv(·))        o = scan(q, k, v, f, b)        out(norm(o) · σ(z))
 
-The scan applies the delta rule (``delta_rule.py``) with a decay of each key dim and token. It saves its inputs alone
+The scan applies the delta rule (``delta_rule.py``) with a decay of each key dim and token. It saves only its inputs
 (``chunks.py``), and is in fp32. Same formulas as transformers 5.23, ``chunk_kimi_delta_attention``.
 """
 

@@ -2,7 +2,7 @@
 
     q, k, v = act(h W)        o = scan(q, k, v)        out(norm(o) · σ(h W_gate))
 
-The columns of q, k and v of a head lie side by side. The scan (``chunks.py``) saves its inputs alone and is in fp32.
+The columns of q, k and v of a head lie side by side. The scan (``chunks.py``) saves only its inputs and is in fp32.
 Same formulas as transformers 5.23, ``MiniMaxLightningAttention``.
 """
 
@@ -31,7 +31,7 @@ from fivefold.trainer.model.rotary import RowInputs
 class LightningMixer(nn.Module):
     """The token mixer of a layer that is lightning attention.
 
-    ``decay_rates``: of the heads that this rank of tensor parallelism holds.
+    ``decay_rates``: one for each head that this rank of tensor parallelism holds.
     """
 
     def __init__(self, model: Model, *, layer: int) -> None:

@@ -107,8 +107,8 @@ def core(
 ) -> Tensor:
     """Return the gated outputs [R, I] of ``xz`` [R, 2I]; ``weight`` and ``bias`` are those of the convolution.
 
-    ``sums_over_ranks``: sum what is selected from the channels of all ranks, and its gradient. ``share``: of the
-    channels that all ranks of cp have.
+    ``sums_over_ranks``: sum what is selected from the channels of all ranks, and its gradient. ``share``: this rank's
+    share of the channels that all ranks of cp have.
     """
     norms = dt_norm, b_norm, c_norm
     factors = select, step, step_bias, a_log, d, *norms

@@ -117,7 +117,7 @@ def core(
 ) -> Tensor:
     """Return the gated outputs [R, heads · head dim] of ``projected``: z, x, B, C and dt [R, ·].
 
-    ``weight``, ``bias``: of the convolution, of which the heads have a ``share``; ``norm``: weight of the norm.
+    ``weight``, ``bias``: those of the convolution; ``share``: the heads' share of them; ``norm``: weight of the norm.
     """
     factors, settings = (a_log, dt_bias, d, norm), (shape, tokens, epsilon, share, fused, temporary_bytes)
     out: Tensor = _Mamba2Core.apply(projected, weight, bias, *factors, *settings)  # type: ignore[no-untyped-call]

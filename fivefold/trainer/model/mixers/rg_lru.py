@@ -98,7 +98,7 @@ def core(
     activation: ActivationFunction,
     temporary_bytes: int = GPU_TEMPORARY_BYTES,
 ) -> Tensor:
-    """Return the gated states [R, I] of ``x`` and ``y`` [R, I]; ``weight`` and ``bias``: of the convolution."""
+    """Return the gated states [R, I] of ``x`` and ``y`` [R, I]; ``weight`` and ``bias``: bias of the convolution."""
     factors = weight, bias, input_weight, input_bias, rate_weight, rate_bias, rate
     out: Tensor = _Core.apply(x, y, *factors, tokens, activation, temporary_bytes)  # type: ignore[no-untyped-call]
     return out

@@ -1,7 +1,7 @@
 """Gated short convolution (LFM2) on rows [R, D]: B, C, x = project(h);  y = C · conv(B · x);  out(y).
 
 The convolution is causal and depthwise: each channel is the weighted sum of its last few tokens. The core saves its
-input [R, 3D] alone, and under context parallelism the tokens before it; the backward convolves again.
+input [R, 3D], and under context parallelism the tokens before it; the backward computes the convolution again.
 """
 
 from __future__ import annotations

@@ -45,6 +45,7 @@ def count_complete(tokens: int, rate: int, *, most: int | None = None) -> int:
 
 
 def _list_operations(local: Local, net: CompressedAttention, source: str) -> list[Op]:
+    """Return the operations of compressed attention: projections, compressed keys, their selection, and the core."""
     model, rows, width = local.model, local.rows, local.width
     entry = LinearInput(local, source, in_features=model.width, rows=rows)
     q_ops = [
@@ -91,7 +92,7 @@ def _list_operations(local: Local, net: CompressedAttention, source: str) -> lis
 
 
 def _count_keys(local: Local, net: CompressedAttention) -> int:
-    """Return the compressed keys of all sequences: of complete groups of tokens alone."""
+    """Return the compressed keys of all sequences: only of complete groups of tokens."""
     assert net.rate is not None
     return local.part.sequences * (local.job.sequence // net.rate)
 

@@ -16,7 +16,9 @@ from fivefold.planner.counts.operations.chunks import ChunkGroup
 
 
 def count_flops(group: ChunkGroup, *, pairs: int, key_dim: int, value_dim: int) -> tuple[int, int]:
-    """Return the FLOPs of a group of chunks and a head, forward and backward; ``pairs``: of one product of a chunk.
+    """Return the FLOPs of a group of chunks and a head, forward and backward.
+
+    ``pairs``: FLOPs of one product over the pairs of tokens of a chunk.
 
     The backward computes the states again, then each group, then twice the FLOPs of its matmuls; the inverse of a
     triangle of C tokens takes C³, and its backward 4C³.

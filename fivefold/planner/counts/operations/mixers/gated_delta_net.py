@@ -164,8 +164,8 @@ def _scan(local: Local, net: GatedDeltaNet) -> Op:
 def _count_sizes(net: GatedDeltaNet, sequences: int, tokens: int) -> dict[str, int]:
     """Return the bytes of temporaries in fp32 of ``tokens`` of each sequence.
 
-    ``pairs``: of tokens in a chunk, of all heads; ``keys``, ``values``: of all value heads; ``shared_keys``: of the key
-    heads; ``states``: of the chunks.
+    ``pairs``: pairs of tokens in a chunk, over all heads; ``keys``, ``values``: keys and values of all value heads;
+    ``shared_keys``: keys of the key heads; ``states``: states of the chunks.
     """
     size, numbers = min(net.chunk, tokens), 4 * sequences * tokens
     return {

@@ -95,7 +95,8 @@ def _scan(local: Local, net: KimiDelta) -> Op:
 def _count_sizes(net: KimiDelta, sequences: int, tokens: int) -> dict[str, int]:
     """Return the bytes of temporaries in fp32 of ``tokens`` of each sequence.
 
-    ``pairs``: of tokens in a chunk, of all heads; ``dims``: of queries, keys or values; ``states``: of the chunks.
+    ``pairs``: pairs of tokens in a chunk, over all heads; ``dims``: elements of queries, keys or values; ``states``:
+    states of the chunks.
     """
     size, numbers = min(net.chunk, tokens), 4 * sequences * tokens
     return {

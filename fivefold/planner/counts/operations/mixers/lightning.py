@@ -114,8 +114,8 @@ def count_scan_scratch(net: Lightning, sequences: int, groups: Sequence[int], *,
     """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them.
 
     ``pairs``, ``dims``: bytes in fp32 of a group's pairs of tokens in a chunk, and of its queries, keys or values;
-    ``decays``: of the decays of the pairs, which all chunks share; ``state``: of a state, ``states``: of all states
-    between the chunks of a group.
+    ``decays``: bytes of the decays of the pairs, which all chunks share; ``state``: bytes of one state; ``states``:
+    bytes of all states between the chunks of a group.
     """
     size, tokens = min(net.chunk, groups[0]), groups[0]
     chunks = tokens // size

@@ -110,7 +110,7 @@ def _build_core(local: Local, net: Mamba2) -> Op:
 
 
 def _count_launches(net: Mamba2, groups: Sequence[int], *, fused: bool) -> tuple[int, int]:
-    """Return the kernels of the core, forward and backward; those of a fused scan stand alone."""
+    """Return the kernels of the core, forward and backward; those of a fused scan run by themselves."""
     launches = count_launches("mamba2", groups, net.chunk, fused=fused)
     if not fused:
         return launches
@@ -154,8 +154,8 @@ def count_scan_scratch(net: Mamba2, sequences: int, groups: Sequence[int], *, is
     """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them.
 
     ``pairs``, ``dims``, ``shared_pairs``, ``shared_dims``: bytes in fp32 of a group's pairs of tokens in a chunk, of
-    its heads' dims, of the pairs, and of B or C, that heads share; ``state``: of a state, ``states``: of all states
-    between the chunks of a group.
+    its heads' dims, of the pairs, and of B or C, that heads share; ``state``: bytes of one state; ``states``: bytes of
+    all states between the chunks of a group.
     """
     size, tokens = min(net.chunk, groups[0]), groups[0]
     chunks = tokens // size

@@ -1,6 +1,6 @@
 """The operations of a gated short convolution: project → core → out.
 
-The core, C · conv(B · x), keeps its input [R, 3D] alone and computes the convolution again in its backward
+The core, C · conv(B · x), keeps only its input [R, 3D] and computes the convolution again in its backward
 (``trainer/model/mixers/short_conv.py``). A depthwise convolution of a few taps is memory-bound; as with norms and
 activations, its 2 · R · D · taps FLOPs are not counted. Under cp each rank sends the B · x of the last taps − 1 tokens
 of each sequence to the rank after it, which keeps them, and gets their gradients back.
