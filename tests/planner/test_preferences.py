@@ -95,6 +95,13 @@ def test_a_sum_of_rewards_over_the_ranks_that_share_sequences_is_the_only_furthe
     assert sft["all_reduce", 4 * 2] == 0
 
 
+def test_rewards_are_summed_over_ranks_under_autocast_too() -> None:
+    job = DPO.replace(stack="fsdp2", precision="bf16-autocast")
+    counts = Planner(model=MODEL, machine=MACHINE, job=Job.model_validate(dict(job))).counts
+    messages = list_messages(counts, Layout.parse("dp2 cp2 zero3 mbs2 ac=full"))
+    assert sum(message.times for message in messages if (message.axis, message.payload) == ("cp", 4 * 2)) == 8
+
+
 def test_the_reference_model_of_dpo_runs_before_the_policy() -> None:
     planner = Planner(model=MODEL, machine=MACHINE, job=DPO)
     (row,) = build_spans(planner, Layout.parse("dp4 zero0 mbs2"))

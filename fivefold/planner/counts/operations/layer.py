@@ -425,8 +425,8 @@ def list_head(local: Local) -> list[Op]:
         )
     if facts.chunked:
         return apply_autocast(local, [*entry_ops, *_list_chunked_loss(local, hidden)])
-    rewards = [_sum_rewards(sequences)] if ranks_pairs and part.cp > 1 else []
-    return apply_autocast(local, [*entry_ops, *norm_output.ops, project, *norm_output.sums, *rewards, loss])
+    ops = apply_autocast(local, [*entry_ops, *norm_output.ops, project, *norm_output.sums, loss])
+    return [*ops[:-1], _sum_rewards(sequences), ops[-1]] if ranks_pairs and part.cp > 1 else ops
 
 
 def _sum_rewards(sequences: int) -> Op:
