@@ -138,7 +138,7 @@ def test_units_of_the_grid_predict_the_units_of_other_models(ranks, seed):
         assert abs(curves.compute / right.compute - 1) > 0.1
 
 
-def test_without_step_factors_predictions_use_the_curves_alone():
+def test_without_step_factors_predictions_use_only_the_curves():
     layout = Layout.parse("dp2 zero1 mbs2")
     plain, factored = with_curves(), with_curves(steps=drawn_factors(random.Random(1), 1))
     counts = get_planner(EXPERTS, plain, JOB).counts

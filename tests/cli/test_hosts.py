@@ -53,7 +53,7 @@ def test_no_interface_is_chosen_for_one_host_or_if_the_user_chose_one(network: d
     assert choose(MASTER_ADDR="unknown.invalid") is None
 
 
-def test_a_store_that_torchrun_keeps_is_seen() -> None:
+def test_a_store_that_torchrun_keeps_is_detected() -> None:
     kept = MANY | {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": "3"}
     assert keeps_store(kept)
     assert not keeps_store(kept | {"LOCAL_WORLD_SIZE": "4"})

@@ -56,21 +56,21 @@ def step() -> dict[str, Any]:
         lambda step: step.update(mfu={name: 1.01 * share for name, share in step["mfu"].items()}),
     ],
 )
-def test_a_planted_fault_is_seen(plant: Callable[[dict[str, Any]], None], step: dict[str, Any]) -> None:
+def test_a_planted_fault_is_detected(plant: Callable[[dict[str, Any]], None], step: dict[str, Any]) -> None:
     assert list(check_step(QUESTION, step)) == []
     changed: dict[str, Any] = json.loads(json.dumps(step))
     plant(changed)
     assert list(check_step(QUESTION, changed))
 
 
-def test_another_figure_in_the_text_is_seen(step: dict[str, Any]) -> None:
+def test_a_wrong_figure_in_the_text_is_detected(step: dict[str, Any]) -> None:
     with isolate():
         assert list(check_text(QUESTION, step)) == []
         changed = step | {"memory": step["memory"] | {"peak_bytes": 2**40}}
         assert list(check_text(QUESTION, changed))
 
 
-def test_a_risk_that_grows_with_the_memory_is_seen(step: dict[str, Any]) -> None:
+def test_a_risk_that_rises_with_more_gpu_memory_is_detected(step: dict[str, Any]) -> None:
     words = [*WORDS[:3], "dp4 zero1 mbs2", *WORDS[4:-1], "16"]
     question = QUESTION._replace(words=words, layout=words[3], job=words[4:])
     with isolate():
@@ -81,7 +81,7 @@ def test_a_risk_that_grows_with_the_memory_is_seen(step: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("planted", [{"risk": 0.04}, {"verdict": "tight"}, {"fits": False}])
-def test_another_verdict_than_that_of_predict_is_seen(planted: dict[str, Any], step: dict[str, Any]) -> None:
+def test_a_verdict_that_differs_from_predict_is_detected(planted: dict[str, Any], step: dict[str, Any]) -> None:
     with isolate():
         assert list(compare_with_predict(QUESTION, step)) == []
         assert list(compare_with_predict(QUESTION, step | {"memory": step["memory"] | planted}))

@@ -61,7 +61,7 @@ def test_a_norm_has_the_bias_of_its_record(name: NormName) -> None:
     assert not [w for w in list_weights(model.replace(norm_bias=False)) if w.name.endswith("norm1.bias")]
 
 
-def test_other_software_names_known_activations_alone() -> None:
+def test_other_software_names_only_known_activations() -> None:
     assert set(MEGATRON.values()) | BRIDGE.keys() <= ACTIVATIONS.keys()
 
 

@@ -121,7 +121,7 @@ def test_sliding_layers_have_heads_dims_and_position_tables_of_their_own() -> No
 
 
 @pytest.mark.parametrize(("tp", "divides"), [(1, True), (2, True), (4, False), (8, False)])
-def test_tensor_parallelism_does_not_replicate_kv_heads_of_sliding_layers_alone(tp: int, divides: bool) -> None:
+def test_tensor_parallelism_does_not_replicate_kv_heads_of_sliding_layers_only(tp: int, divides: bool) -> None:
     assert is_divisible_by_tp(SLIDING, tp) == divides
 
 

@@ -28,7 +28,7 @@ def render(run: RunEstimate) -> RenderableType:
     return render_sections(run_estimate.list_sections(run))
 
 
-def test_the_page_of_a_run_adds_up() -> None:
+def test_the_parts_on_the_page_of_a_run_sum_to_the_step() -> None:
     text = to_text(render(RUN), width=120)
     assert "11.0 days (50 % interval 10.5 days to 15.0 days), 1,000 steps of 14 min 24 s\n" in text
     parts = ("training", "evaluation  ", "checkpoints", "restarts", "repeated")

@@ -61,7 +61,7 @@ def test_bars_are_as_long_as_their_shares(small: Step) -> None:
     assert lines["parameters"] == pytest.approx(0.136 * table.BAR_WIDTH, abs=1)
 
 
-def test_fields_known_to_runs_only_are_printed_for_runs(small: Step) -> None:
+def test_fields_that_only_measured_runs_have_are_printed_only_for_them(small: Step) -> None:
     assert {"data", "host"}.isdisjoint(to_text(table.step(small)).split())
     run = small.replace(time=small.time.replace(data_seconds=0.1, host_seconds=0.2))
     assert {"data", "host"} <= set(to_text(table.step(run)).split())

@@ -127,7 +127,7 @@ def test_recomputations_that_a_config_can_express(ac: str, experts: bool, told: 
     assert SupportedLayouts().can_express(ac, experts=experts)
 
 
-def test_groups_that_a_config_recomputes_together_are_not_recomputed_alone() -> None:
+def test_groups_that_a_config_recomputes_together_are_not_recomputed_one_by_one() -> None:
     software = SupportedLayouts(recomputes=("full", "norm+rope+act"))
     assert software.list_joint_recomputes() == ["norm+rope+act"]
     known = [ac for ac in ("norm+rope+act", "norm", "norm+act", "full/2") if software.can_express(ac, experts=False)]

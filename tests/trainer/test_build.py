@@ -43,7 +43,7 @@ def findings(text: str = "tp2") -> tuple[str, ...]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("text", mark_share(3, ["dp2 zero3 ep2", "tp2", "pp2 dualpipe zero0"]))
-def test_a_model_with_the_weights_of_its_table_is_built(text: str) -> None:
+def test_the_parameter_check_accepts_a_model_whose_weights_match_the_table(text: str) -> None:
     assert findings(text) == ()
 
 

@@ -267,7 +267,7 @@ def test_a_user_error_is_a_one_line_error(client: TestClient, query: dict[str, A
 
 
 @pytest.mark.usefixtures("disable_garbage_collection")
-def test_brackets_without_end_are_no_config(client: TestClient) -> None:
+def test_unclosed_brackets_are_not_read_as_a_config(client: TestClient) -> None:
     answer = client.post("/api/predict", json={"config": "[" * 50_000})
     assert (answer.status_code, answer.json()["detail"][:25]) == (422, "the pasted config is not ")
 

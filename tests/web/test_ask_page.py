@@ -101,7 +101,7 @@ def test_an_answer_that_cannot_be_shown_is_one_line_and_a_traceback(tmp_path: Pa
     assert read[-1] == format_event("mistake", FAILED)
 
 
-def test_a_question_is_chosen_and_asked(page: Any) -> None:
+def test_a_chosen_question_is_answered(page: Any) -> None:
     from playwright.sync_api import expect
 
     from tests.web.browser import is_within_window, list_violations

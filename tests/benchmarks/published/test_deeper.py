@@ -62,7 +62,7 @@ def test_models_of_composer_have_the_printed_parameters(source: str) -> None:
     assert [row for row, case in cases(source).items() if case.model.parameters != printed[row]] == []
 
 
-def test_reinforcement_learning_is_scored_by_its_memory_alone() -> None:
+def test_reinforcement_learning_is_scored_only_by_memory() -> None:
     result = cases("prime_rl")
     tuned, learnt = result["prime_rl-0062"], result["prime_rl-0045"]
     assert (tuned.memory, tuned.memory_bytes, tuned.left_out) == ("reserved", 54.6 * GIB, ())

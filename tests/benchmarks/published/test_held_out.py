@@ -27,7 +27,7 @@ def has_empty_end(case: Case) -> bool:
 
 
 @pytest.mark.parametrize("source", HALVED)
-def test_the_half_of_a_row_depends_on_the_row_alone(source: str) -> None:
+def test_the_half_of_a_row_depends_only_on_the_row(source: str) -> None:
     """CRC-32 of the row's id, even: whatever the row says, about as many on either side; and all read late."""
     results = [item for item in reader(source)() if not isinstance(item, Excluded)]
     assert results

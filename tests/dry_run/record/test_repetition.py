@@ -132,7 +132,7 @@ def test_micro_batches_that_differ_are_all_executed(monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_a_micro_batch_with_another_operation_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_micro_batch_with_another_operation_is_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     """The third micro-batch multiplies once more than the second, so that no period may be copied."""
     layout, model = Layout.parse("dp2 zero3"), MODELS["dense"].replace(layers=2)
     job = Job(sequence=64, global_batch=12, precision=get_recipe("bf16"))

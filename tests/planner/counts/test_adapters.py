@@ -460,7 +460,7 @@ def test_blocks_in_fp8_take_the_bytes_of_the_published_checkpoint() -> None:
     assert counted < DEEPSEEK_V3_BYTES < counted + 13e6
 
 
-def test_a_base_in_fp8_is_dequantized_for_the_backward_alone() -> None:
+def test_a_base_in_fp8_is_dequantized_only_for_the_backward() -> None:
     """As FP8LinearFunction of transformers does: y by a kernel that reads fp8, dx by a copy in 16 bits."""
     ops, plain = (
         {

@@ -155,7 +155,7 @@ def test_ranks_hold_all_weights_and_do_all_work_together(x: int, y: int) -> None
     assert sum(op.flops for op in two) * x * y == sum(op.flops for op in plain)
 
 
-def test_norms_are_summed_over_the_outer_ranks_alone() -> None:
+def test_norms_are_summed_only_over_the_outer_ranks() -> None:
     """Their gradients, once a step; sums of their rows go over the inner ranks, forward and backward."""
     job, layout = Job(sequence=T, global_batch=2), Layout(dp=2, tp=4, tp_inner=2, zero=1)
     result = Counter[tuple[str, int]]()

@@ -224,7 +224,7 @@ def test_predicted_times_of_copies_and_elementwise_kernels_are_near_the_measured
         assert 0.93 * min(measured) < sustained < 1.08 * max(measured), name
 
 
-def test_best_measured_matmuls_are_not_beaten():
+def test_predicted_matmuls_are_no_faster_than_the_best_measured_ones():
     """A step sustains less than the best that anyone measured in a sweep of shapes."""
     for name in list_names():
         for dtype, best in ROWS[name].efficiency.best.items():

@@ -187,7 +187,7 @@ def test_prepared_shards_are_reused_until_something_changes(texts: Path, tmp_pat
 
 
 @pytest.mark.parametrize("stranger", ["notes.txt", "pytorch_model.bin", "train-00000.bin"])
-def test_a_folder_of_other_things_is_left_alone(stranger: str, texts: Path, tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_changed(stranger: str, texts: Path, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / stranger).touch()
     with pytest.raises(UserError, match=f"out holds '{stranger}', which is not a shard; choose another folder"):

@@ -87,7 +87,7 @@ def test_completions_are_read_from_named_fields_with_byte_tokens() -> None:
     assert trained_text(sample, ByteTokenizer()) == [" ja\0"]
 
 
-def test_loss_on_all_leaves_out_the_first_token_alone(folder: Path) -> None:
+def test_loss_on_all_leaves_out_only_the_first_token(folder: Path) -> None:
     for kind, record in (
         ("messages", {"messages": MESSAGES}),
         ("completions", {"prompt": "a b, c d", "completion": "e"}),

@@ -59,7 +59,7 @@ def test_groups_of_chunks_compute_the_same(chunks: int, groups: list[int]) -> No
     compare_with_recurrence(107, torch.float64, 1e-11, limit)
 
 
-def test_the_flops_of_two_chunks() -> None:
+def test_lightning_flops_of_two_chunks_equal_the_sum_of_their_products() -> None:
     """Pairs of tokens, then the state, made and read by both; the states between them have no gradient of decays."""
     pairs, state, handed_on = 4 * 16 * 16 * 4, 2 * 2 * 16 * 4 * 4, 2 * 2**2 * 4 * 4
     products = 2 * pairs + 2 * state

@@ -106,7 +106,7 @@ def test_dtensors_loss_in_eager_holds_four_logits(compiled: bool, logits: int) -
     ) == 2 * segment(wide)
 
 
-def test_the_driver_shows_context_and_communicators() -> None:
+def test_driver_memory_includes_the_cuda_context_and_nccl_buffers() -> None:
     model = Model(name="m", layers=2, width=64, heads=2, kv_heads=2, head_dim=32, ffn=128, vocab=300)
     counts = Counts(model, Job(sequence=64, global_batch=8))
     axes = (

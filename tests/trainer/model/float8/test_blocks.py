@@ -90,7 +90,7 @@ def test_ties_of_nvfp4_go_to_the_even_code_and_large_values_to_six() -> None:
 
 
 @pytest.mark.parametrize("caster", [cast_mxfp8, cast_nvfp4])
-def test_zeros_stay_zeros_and_what_is_not_finite_is_seen(caster: object) -> None:
+def test_zeros_stay_zeros_and_values_that_are_not_finite_are_reported(caster: object) -> None:
     assert callable(caster)
     x = draw_inputs(4, 64)
     x[1] = 0.0
