@@ -24,11 +24,11 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
-from fivefold.model.huggingface.peft import count_expert_adapters
 from fivefold.model.weights import count_adapters, list_targets
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from tests.interop.draws import Range, check_round_trip, plans
+from tests.planner.counts.expert_adapters import count_expert_adapters
 
 # huggingface/alignment-handbook@19f0345:recipes/zephyr-7b-beta/sft/config_full.yaml
 ZEPHYR = """

@@ -15,7 +15,7 @@ from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.model.huggingface.families import FAMILIES
-from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, NAMED_W1, count_expert_adapters
+from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, NAMED_W1
 from fivefold.planner.counts.operations.adapters import _quantize_to_int8
 from fivefold.planner.counts.operations.op import matmul
 from fivefold.record import UserError
@@ -34,6 +34,7 @@ from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, sequence_keys
 from fivefold.trainer.model.nf4 import Nf4Weight
+from tests.planner.counts.expert_adapters import count_expert_adapters
 from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, ignore_progress, text_tokens, train_and_save
 
 peft = pytest.importorskip("peft")

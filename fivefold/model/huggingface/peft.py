@@ -19,9 +19,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from fivefold.adapter import Adapter
-from fivefold.model.spec import Model
-
 EXPERT_LAYERS = ("gate_proj", "up_proj", "down_proj")
 # whose experts' layers had these names
 NAMED_AS_MLPS = frozenset((
@@ -30,19 +27,6 @@ NAMED_AS_MLPS = frozenset((
     "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "solar_open",
 ))  # fmt: skip
 NAMED_W1 = frozenset(("minimax", "minimax_m2", "mixtral"))  # w1, w2 and w3
-
-
-def count_expert_adapters(model: Model, adapter: Adapter) -> int:
-    """Return the parameters of adapters that peft adds to all routed experts of ``model``, routers not included.
-
-    Gate and up share a factor A of twice the rank.
-    """
-    moe = model.moe
-    assert moe is not None
-    layers = sum(model.is_moe(layer) for layer in range(model.layers))
-    gate_up = 2 * adapter.rank * (model.width + 2 * moe.ffn)
-    down = adapter.rank * (moe.ffn + model.width)
-    return layers * moe.experts * (gate_up + down)
 
 
 PATTERN_LENGTH, PATTERN_REPEATS = 500, 3

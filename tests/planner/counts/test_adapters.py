@@ -22,7 +22,6 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.model.huggingface.peft import count_expert_adapters
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import count_adapters, list_weights
@@ -39,6 +38,7 @@ from fivefold.planner.run_estimate import count_checkpoint_bytes
 from fivefold.record import UserError
 from fivefold.requests.job import load_job
 from fivefold.units import GIB
+from tests.planner.counts.expert_adapters import count_expert_adapters
 
 GATE_UP = "experts.gate_up_proj"
 LLAMA = build_model("llama3-8b")
