@@ -10,6 +10,7 @@ from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.planner.counts.operations.mixers.gated_delta_net import scan_flops
 from fivefold.trainer.model.mixers.gated_delta_net import scan
+from tests.trainer.model.recurrence import check_recurrence
 
 SEQUENCES, KEY_HEADS, VALUE_HEADS, KEY_DIM, VALUE_DIM = 2, 2, 4, 6, 5
 SHAPE = GatedDeltaNet(key_heads=KEY_HEADS, value_heads=VALUE_HEADS, key_dim=KEY_DIM, value_dim=VALUE_DIM)
@@ -57,10 +58,7 @@ def compare_with_recurrence(
     (ours, grad), (exact, exact_grad) = draw(tokens, dtype), draw(tokens, torch.float64)
     out = scan(*ours, tokens, SHAPE.replace(negative_eigenvalues=doubles), temporary_bytes=limit)
     expected = recur(*exact, tokens, doubles=doubles)
-    assert (out - expected).norm() <= bound * expected.norm()
-    gradients = torch.autograd.grad(out, ours, grad)
-    for gradient, wanted in zip(gradients, torch.autograd.grad(expected, exact, exact_grad), strict=True):
-        assert (gradient - wanted).norm() <= bound * wanted.norm()
+    check_recurrence((out, ours, grad), (expected, exact, exact_grad), bound=bound)
 
 
 @pytest.mark.parametrize(("chunks", "groups"), [(1, [64] * 4 + [44]), (2, [128] * 2 + [44]), (4, [256, 44])])

@@ -11,6 +11,7 @@ from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.planner.counts.operations.mixers.kimi_delta import scan_flops
 from fivefold.trainer.model.mixers.kimi_delta import scan
+from tests.trainer.model.recurrence import check_recurrence
 
 SEQUENCES, HEADS, DIM = 2, 3, 5
 SHAPE = KimiDelta(heads=HEADS, dim=DIM)
@@ -57,10 +58,7 @@ def compare_with_recurrence(
     (ours, grad), (exact, exact_grad) = draw(tokens, dtype), draw(tokens, torch.float64)
     out = scan(*ours, tokens, SHAPE.replace(lower_bound=bound), temporary_bytes=limit)
     expected = recur(*exact, tokens=tokens, bound=bound)
-    assert (out - expected).norm() <= error * expected.norm()
-    gradients = torch.autograd.grad(out, ours, grad)
-    for gradient, wanted in zip(gradients, torch.autograd.grad(expected, exact, exact_grad), strict=True):
-        assert (gradient - wanted).norm() <= error * wanted.norm()
+    check_recurrence((out, ours, grad), (expected, exact, exact_grad), bound=error)
 
 
 def test_decays_to_zero_have_finite_outputs_and_gradients() -> None:

@@ -12,6 +12,7 @@ from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.planner.counts.operations.mixers.lightning import scan_flops
 from fivefold.trainer.model.mixers.lightning import scan
+from tests.trainer.model.recurrence import check_recurrence
 
 SEQUENCES, SHAPE = 2, Lightning(heads=3, dim=4, chunk=16)
 RATES = SHAPE.list_decay_rates(1, layers=4)
@@ -40,10 +41,7 @@ def compare_with_recurrence(tokens: int, dtype: torch.dtype, bound: float, limit
     exact_grad = torch.randn(SEQUENCES * tokens, SHAPE.inner_width, generator=generator, dtype=torch.float64)
     ours, exact = exact.to(dtype).requires_grad_(), exact.requires_grad_()
     out, expected = scan(ours, RATES, tokens, SHAPE, temporary_bytes=limit), recur(exact, tokens=tokens)
-    assert (out - expected).norm() <= bound * expected.norm()
-    (gradient,) = torch.autograd.grad(out, ours, exact_grad.to(dtype))
-    (wanted,) = torch.autograd.grad(expected, exact, exact_grad)
-    assert (gradient - wanted).norm() <= bound * wanted.norm()
+    check_recurrence((out, [ours], exact_grad.to(dtype)), (expected, [exact], exact_grad), bound=bound)
 
 
 def test_decays_fall_with_the_head_and_with_the_layer() -> None:

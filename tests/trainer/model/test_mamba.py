@@ -13,6 +13,7 @@ from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.planner.counts.operations.mixers.mamba import scan_flops
 from fivefold.trainer.model.mixers.mamba import core
+from tests.trainer.model.recurrence import check_recurrence
 
 SEQUENCES, EPSILON = 2, 1e-2
 SHAPE = Mamba(inner=10, state=6, rank=3, taps=3)
@@ -72,11 +73,7 @@ def compare_with_recurrence(
     (ours, grad), (exact, exact_grad) = draw(tokens, norms, dtype), draw(tokens, norms, torch.float64)
     out = core(*ours, *[None] * (3 * (norms != "weighted")), shape, tokens, EPSILON, temporary_bytes=limit)
     expected = recur(*exact, shape=shape, tokens=tokens)
-    assert (out - expected).norm() <= bound * expected.norm()
-    gradients = torch.autograd.grad(out, ours, grad)
-    wanted_gradients = torch.autograd.grad(expected, exact, exact_grad, materialize_grads=True)
-    for gradient, wanted in zip(gradients, wanted_gradients, strict=True):
-        assert (gradient - wanted).norm() <= bound * wanted.norm()
+    check_recurrence((out, ours, grad), (expected, exact, exact_grad), bound=bound)
 
 
 @pytest.mark.parametrize(("chunks", "groups"), [(1, [16] * 6 + [11]), (2, [32] * 3 + [11]), (4, [64, 32, 11])])

@@ -13,6 +13,7 @@ from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.planner.counts.operations.mixers.mamba2 import scan_flops
 from fivefold.trainer.model.mixers.mamba2 import core
+from tests.trainer.model.recurrence import check_recurrence
 
 SEQUENCES, EPSILON = 2, 1e-5
 SHAPE = Mamba2(heads=4, head_dim=5, state=6, groups=2, taps=3, chunk=16, min_step=0.2, max_step=1.5)
@@ -76,10 +77,7 @@ def compare_with_recurrence(
         ours, exact = ours[:-1], exact[:-1]
     out = core(*ours, *[None] * (norm == "none"), shape, tokens, EPSILON, temporary_bytes=limit)
     expected = recur(*exact, *[torch.empty(0)] * (norm == "none"), shape, tokens)
-    assert (out - expected).norm() <= bound * expected.norm()
-    gradients = torch.autograd.grad(out, ours, grad)
-    for gradient, wanted in zip(gradients, torch.autograd.grad(expected, exact, exact_grad), strict=True):
-        assert (gradient - wanted).norm() <= bound * wanted.norm()
+    check_recurrence((out, ours, grad), (expected, exact, exact_grad), bound=bound)
 
 
 @pytest.mark.parametrize(("chunks", "groups"), [(1, [16] * 6 + [11]), (2, [32] * 3 + [11]), (4, [64, 32, 11])])

@@ -12,6 +12,7 @@ from fivefold.model.mixers.rg_lru import RGLRU, split_tokens
 from fivefold.planner.counts.operations.mixers.rg_lru import count_gate_flops
 from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.mixers.rg_lru import core
+from tests.trainer.model.recurrence import check_recurrence
 
 SEQUENCES, BLOCKS, WIDTH, TAPS = 2, 3, 4, 3
 
@@ -54,11 +55,7 @@ def compare_with_recurrence(tokens: int, dtype: torch.dtype, bound: float, limit
     (ours, grad), (exact, exact_grad) = draw(tokens, dtype), draw(tokens, torch.float64)
     out = core(*ours, tokens, FUNCTIONS["gelu_tanh"], temporary_bytes=limit)
     expected = recur(*exact, tokens=tokens)
-    assert (out - expected).norm() <= bound * expected.norm()
-    gradients = torch.autograd.grad(out, ours, grad)
-    wanted_gradients = torch.autograd.grad(expected, exact, exact_grad, materialize_grads=True)
-    for gradient, wanted in zip(gradients, wanted_gradients, strict=True):
-        assert (gradient - wanted).norm() <= bound * wanted.norm()
+    check_recurrence((out, ours, grad), (expected, exact, exact_grad), bound=bound)
 
 
 @pytest.mark.parametrize(("chunks", "groups"), [(1, [64, 64, 22]), (2, [128, 22])])

@@ -126,12 +126,6 @@ def test_a_compressed_key_keeps_what_transformers_saves(layer: int, build: Any, 
     assert sum(sizes[name] for name in ops["mixer.compress.pool"].keeps) == sum(saved.values())
 
 
-def test_indexer_flops_grow_with_the_square_of_the_sequence_and_attention_linearly() -> None:
-    short, long = (list_ops(2, tokens=tokens) for tokens in (2048, 4096))
-    ratios = [long[name].causal_flops / short[name].causal_flops for name in ("mixer.indexer.choice", "mixer.core")]
-    assert ratios == pytest.approx([4, 2], rel=1e-2)
-
-
 @pytest.mark.parametrize("layout", ["pp3", "dp3 zero3", "dp3 ac=full", "dp3 ac=selective", "dp3 ac=norm"])
 @pytest.mark.parametrize("streams", [None, HyperConnections(streams=2)], ids=["one stream", "two streams"])
 def test_predict_warns_that_the_loss_of_the_indexer_is_not_counted(

@@ -76,20 +76,6 @@ def test_the_indexer_saves_only_indices_and_has_no_backward() -> None:
     assert core.differentiates == ("qr", "lk")
 
 
-def test_indexer_flops_grow_with_the_square_of_the_sequence_and_attention_linearly() -> None:
-    def causal_flops(tokens: int) -> list[int]:
-        ops = list_ops() | {op.name: op for op in list_block(_make_local(tokens), layer=0)}
-        return [ops[name].causal_flops for name in ("attention.indexer.choice", "attention.core")]
-
-    (short_choice, short_core), (long_choice, long_core) = causal_flops(2048), causal_flops(4096)
-    assert long_choice / short_choice == pytest.approx(4, rel=1e-3)
-    assert long_core / short_core == pytest.approx(2, rel=1e-2)
-
-
-def _make_local(tokens: int) -> Local:
-    return Local(SPARSE, Job(sequence=tokens, global_batch=1), get_local_degrees(Layout()))
-
-
 def test_layers_with_and_without_an_indexer_are_counted_separately() -> None:
     job = Job(sequence=64, global_batch=1)
     every, half = (
