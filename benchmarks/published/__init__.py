@@ -60,6 +60,8 @@ SOURCES = (  # a module each, with ``cases()``
     "nemo_automodel",
     "mosaicgpt",
     "fms_acceleration",
+    "aleph_alpha",
+    "mlperf",
     "nccl_logs",
     "nccl_efa",
 )

@@ -15,12 +15,14 @@ from typing import Literal, NamedTuple
 
 from benchmarks.published.convert import ADAPTERS
 from benchmarks.published.readers import (
+    aleph_alpha,
     dgxc_benchmarking,
     finetune_memory,
     kempnerforge,
     megatron_bridge_perf,
     megatron_moe_zoo,
     misc_throughput,
+    mlperf,
     paddlenlp,
     prime_rl,
     torchtitan,
@@ -36,6 +38,7 @@ OTHER = (
     misc_throughput.TPU,
 )
 WORDS = (
+    aleph_alpha.SEPARATE_SOFTMAX,
     dgxc_benchmarking.UNKNOWN_MODEL["LLAMA4"],
     finetune_memory.EARLY_UPDATE,
     finetune_memory.FLAT_GRADIENTS,
@@ -45,6 +48,7 @@ WORDS = (
     megatron_bridge_perf.OFFLOADED,
     megatron_moe_zoo.FSDP,
     megatron_moe_zoo.OFFLOADED,
+    mlperf.BRIDGED,
     paddlenlp.ALIBI,
     prime_rl.OFFLOADED,
     torchtitan.OP_WISE,

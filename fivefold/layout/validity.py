@@ -629,7 +629,7 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
         (model.hyper_connections is not None, f"hyper-connections of {model.name}", "a model with one residual stream"),
         (model.per_layer_inputs is not None, f"per-layer inputs of {model.name}", "a model without them"),
         (model.shared_kv_layers > 0, f"keys that layers of {model.name} share", "a model without them"),
-        (recipe.is_low_precision, f"precision {recipe.name}", "bf16"),
+        (recipe.is_low_precision and not _freezes_low_precision(model, job), f"precision {recipe.name}", "bf16"),
         (not find_cost(job.optimizer.kind).elementwise, f"optimizer {job.optimizer.kind}", "adamw"),
         (stack.merged_projections, f"merged projections of the stack {stack.name}", "merged_projections=false"),
         (
@@ -641,6 +641,14 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
         if is_present:
             yield f"{what} not modelled with {feature}; use {fix}"
     yield from _freeze_mismatches(model, job) if adapter is None else _check_adapters(model, job, adapter)
+
+
+def _freezes_low_precision(model: Model, job: Job) -> bool:
+    """Tell whether frozen weights are modelled in fp8 or fp4: under LoRA, where casts are kept (Transformer Engine)."""
+    adapter, keeps_casts = job.adapter, job.stack.kernel_facts.keeps_casts and job.precision.scaling != "rowwise"
+    if adapter is None or adapter.base not in (None, "bf16", "fp32") or adapter.has_magnitudes:
+        return False
+    return keeps_casts and model.moe is None
 
 
 def _freeze_mismatches(model: Model, job: Job) -> Iterator[str]:

@@ -307,7 +307,8 @@ class Prices:
     def _price_linear(self, op: Op) -> OpTime:
         """Return the seconds of a linear layer, or of the experts' grouped one (``op.batch`` > 1), with its casts."""
         m, n, k = op.shape
-        low_precision = self.job.precision.is_low_precision and op.name not in ("head.out", "moe.router")
+        in_16_bits = op.name in ("head.out", "moe.router") or ".lora_" in op.name
+        low_precision = self.job.precision.is_low_precision and not in_16_bits
         dtype = self.dtype if low_precision else self.high_precision_dtype
         aligned = self._get_alignment(n, k)  # the number of tokens is never a row length
         forward = self.matmul(m, n, k, dtype=dtype, batch=op.batch, aligned=aligned)

@@ -79,6 +79,8 @@ BOUNDS = {
     ("llama3_table4", "time, held out"): 4.0,
     ("deepseek_v3", "time, held out"): 17.0,  # 15.6 until its tokens were limited to 4 of 8 nodes
     ("mosaicgpt", "time, held out"): 10.5,
+    ("aleph_alpha", "time, held out"): 8.0,
+    ("mlperf", "time, held out"): 14.0,  # LoRA in fp8 15 %, pretraining 7 %
     ("nanotron_bench", "peak"): 1.0,
     ("nanotron_bench", "peak, held out"): 1.0,
     ("nanotron_bench", "reserved"): 4.5,
@@ -119,7 +121,7 @@ def list_unsteady_runs(report: Report) -> set[tuple[str, str]]:
 def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> None:
     """By constants set without the source, all of its runs together; the mean over sources."""
     means, biases = summarize_left_out(report.scores)
-    assert fmean(means.values()) <= 0.097
+    assert fmean(means.values()) <= 0.0975
     assert abs(fmean(biases.values())) <= 0.037
     assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
 
@@ -129,7 +131,7 @@ def test_the_error_of_left_out_sources_without_the_unsteady_network_is_within_it
     unsteady = list_unsteady_runs(report)
     means, biases = summarize_left_out(score for score in report.scores if (score.source, score.row) not in unsteady)
     assert len(unsteady) == 9
-    assert fmean(means.values()) <= 0.091
+    assert fmean(means.values()) <= 0.0915
     assert abs(fmean(biases.values())) <= 0.03
     assert max(means.values()) <= 0.185
 
@@ -209,15 +211,16 @@ def test_the_uncertainty_that_compare_prints_is_that_of_this_commit(report: Repo
 def test_errors_of_predicted_ratios_are_smaller_than_errors_of_times(report: Report) -> None:
     """What two runs share cancels; the order of clearly different runs is the measured one."""
     kinds = {row.kind: row for row in report.ratios}
-    most = {"layout": 0.107, "recomputation": 0.03, "precision": 0.045, "ranks": 0.085, "chip": 0.08}
+    # chip: MLPerf's LoRA on GPUs of NVIDIA and AMD, of which the former are predicted too slow and MI300X too fast
+    most = {"layout": 0.103, "recomputation": 0.03, "precision": 0.046, "ranks": 0.085, "chip": 0.125}
     for kind, mean in most.items():
         assert kinds[kind].mean <= mean
-    for kind, sign in (("layout", 0.85), ("micro-batch", 0.9), ("precision", 0.97), ("chip", 0.99)):
+    for kind, sign in (("layout", 0.85), ("micro-batch", 0.89), ("precision", 0.97), ("chip", 0.84)):
         assert kinds[kind].right_sign is not None
         assert kinds[kind].right_sign >= sign
     covered = [(row.half, row.most) for row in report.ratios if row.sources > 2]
     assert 0.45 <= fmean(half for half, _ in covered if half is not None) <= 0.75
-    assert fmean(most for _, most in covered if most is not None) >= 0.8
+    assert fmean(most for _, most in covered if most is not None) >= 0.78  # 0.8 without MLPerf's LoRA
 
 
 def test_errors_of_ratios_without_the_unsteady_network_are_those_on_the_page(report: Report) -> None:
@@ -231,8 +234,8 @@ def test_errors_of_ratios_without_the_unsteady_network_are_those_on_the_page(rep
     assert f"{len(report.pairs) - len(pairs)} pairs have a run of nanotron's sweep over several nodes" in text
     assert f"the mean error of layout is {kinds['layout']:.3f}, that of micro-batch {kinds['micro-batch']:.3f}" in text
     assert f"one pair only, {kinds['ranks']:.3f}." in text
-    assert kinds["layout"] <= 0.085
-    assert kinds["ranks"] <= 0.035
+    assert kinds["layout"] <= 0.083
+    assert kinds["ranks"] <= 0.04
 
 
 def test_the_page_states_the_share_of_complete_rows_that_is_scored(report: Report) -> None:

@@ -71,6 +71,31 @@ def test_trainable_parameters_are_those_that_peft_prints(adapter: dict[str, obje
     assert (step.trainable_parameters, step.parameters) == (count, LLAMA.parameters)
 
 
+def test_factors_over_a_base_in_fp8_multiply_and_keep_16_bits() -> None:
+    """As Transformer Engine: the base's products read casts, which nothing keeps, as its weights have no gradient."""
+    (wide,), (narrow,) = (ranks("dp1", stack="torchtitan", precision=name) for name in ("bf16", "fp8"))
+    assert narrow.activations_bytes == wide.activations_bytes
+    steps = [
+        predict(
+            model=LLAMA,
+            machine=resolve("h100:1", local=Path()),
+            layout=Layout.parse("dp1 ac=full"),
+            job=job(stack="torchtitan", precision=name, sequence=8192, global_batch=1),
+        )
+        for name in ("bf16", "fp8")
+    ]
+    slow, quick = (step.time.parts for step in steps)
+    factors = [name for name in slow if ".lora_" in name]
+    assert factors
+    assert all(quick[name] == pytest.approx(slow[name]) for name in factors)
+    assert quick["mlp.gate forward"] < 0.7 * slow["mlp.gate forward"]
+
+
+def test_factors_over_a_base_in_fp8_that_our_engine_casts_again_are_refused() -> None:
+    (reason,) = list_reasons(Layout.parse("dp1"), model=SMALL, job=job(precision="fp8"), machine=None)
+    assert reason == "adapters are not modelled with precision fp8; use bf16"
+
+
 def test_magnitudes_are_trained_and_sums_kept() -> None:
     """DoRA's magnitudes are one number for each output; the sum of both products is kept, with a norm for each row."""
     outputs = {"q": 256, "k": 128, "v": 128, "out": 256, "gate": 640, "up": 640, "down": 256}

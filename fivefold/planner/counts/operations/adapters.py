@@ -21,7 +21,8 @@ transformers@5.23.0:src/transformers/integrations/finegrained_fp8.py, FP8LinearF
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from types import MappingProxyType
 
 from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, Adapter, count_mxfp4_bytes, count_nf4_bytes, count_nf4_scale_bytes
 from fivefold.job import Job
@@ -41,7 +42,8 @@ def apply_frozen_weights(ops: Sequence[Op], local: Local, *, input_gradient: boo
     if not local.frozen and input_gradient:
         return list(ops)
     if adapter is not None:
-        changed = [added for op in ops for added in _list_with_adapter(op, local, adapter)]
+        uncast = {op.name: op.reads[0] for op in ops if op.kind == "cast" and op.name in op.writes}
+        changed = [added for op in ops for added in _list_with_adapter(op, local, adapter, uncast=uncast)]
     else:
         changed = [op if local.trains(op.name) else _freeze(op, local, adapter) for op in ops]
     entry = {name for op in changed for name in op.reads} if input_gradient else set()
@@ -58,8 +60,13 @@ def is_per_step(op: Op) -> bool:
     return ".lora_norm" in op.name or ".lora_merge" in op.name
 
 
-def _list_with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
-    """Yield an operation with frozen weights, followed by those of its adapter if it has one."""
+def _list_with_adapter(
+    op: Op, local: Local, adapter: Adapter, *, uncast: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Op]:
+    """Yield an operation with frozen weights, followed by those of its adapter if it has one.
+
+    ``uncast``: the tensors of which casts to fp8 or fp4 are made; factors multiply in 16 bits, and so keep those.
+    """
     if local.trains(op.name):
         yield op
         return
@@ -84,7 +91,8 @@ def _list_with_adapter(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     (rows, out_features, in_features), (source, *_) = op.shape, op.reads
     base, low, high, scaled = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b", "lora"))
     yield _freeze(op, local, adapter)._replace(writes={base: size})
-    keeps = op.keeps
+    source = uncast.get(source, source)
+    keeps = tuple(uncast.get(name, name) for name in op.keeps)
     scratch = op.backward_scratch
     regathered = op.regathered_bytes
     held = tuple[str, ...]()
@@ -470,7 +478,7 @@ def _cast(name: str, source: str, out: str, *, size: int) -> Op:
 
 def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
     """Return an operation whose weights are not trained."""
-    op = op._replace(parameters=0, wgrad_numels=(), bias_wgrad_numel=0)
+    op = op._replace(parameters=0, wgrad_numels=(), bias_wgrad_numel=0, wgrad_operand_bytes=0)
     if op.kind == "norm":  # x̂ is kept for the gradient of the weight alone
         keeps = tuple(name for name in op.keeps if not name.endswith(".normal"))
         scratch = 0 if local.job.stack.kernels == "triton" else op.backward_scratch

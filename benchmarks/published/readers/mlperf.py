@@ -1,0 +1,88 @@
+"""MLPerf Training v4.0 to v5.1: seconds of a step that submitters logged, on 4 to 5,120 GPUs of NVIDIA and AMD.
+
+mlcommons/training_results_v4.0 to v5.1: Llama 2 70B with LoRA, GPT-3 175B, Llama 3.1 405B and 8B. ``step_s`` is the
+median of the logged ``train_step_time`` (or of the seconds between evaluations) over three runs; layout and precision
+are those of the submitter's configuration of that number of nodes, where one fits the logged batch. Implementations:
+NVIDIA's NeMo (llama31_405b/implementations/eos-dfw_n64_ngc25.01_nemo/pretrain.py@0fdc28f: grad_reduce_in_fp32 off,
+embedding and head count as layers of the pipeline) and AMD's on the same software; LoRA of rank 16 on q, k, v and the
+projection (llama2_70b_lora/implementations/nyx_n1_ngc25.04_nemo/train.py@0fdc28f), on full sequences of 8,192 tokens;
+its base in fp8 is read as bf16 that is cast, so its memory is not scored. ``max_memory_gb`` is PyTorch's largest
+allocation, in GiB (stable_diffusion/implementations/nyx_n1_ngc25.04_nemo/callbacks.py@0fdc28f). Attention in fp8
+(``fp8_attention``) is read as in bf16. Read after all constants were set, so all rows are held out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from benchmarks.published.case import Case, Excluded
+from benchmarks.published.cells import Row, degree, find_model, number, schedule, use_16bit_gradients
+from benchmarks.published.convert import case_of, cluster, layout_of_row, read
+from fivefold.adapter import Adapter
+from fivefold.job import Recipe
+from fivefold.layout.names import Axis
+from fivefold.stack.catalog import build_stack
+from fivefold.stack.spec import Stack
+from fivefold.units import GIB
+
+SOURCE = "mlperf"
+NO_LAYOUT = "no configuration of the system, or several, fit what its log prints"
+WEIGHTS_IN_FP8 = "weights are kept in fp8 alone (fp8_params), and a recipe keeps those of 16 bits too"
+BRIDGED = "H200 NVL: pairs and fours of cards with bridges, which our catalog has no node of"
+LORA = Adapter(rank=16, alpha=32, dropout=0.1, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
+
+
+def _rule(row: Row) -> str:
+    if not row["tp"]:
+        return NO_LAYOUT
+    return BRIDGED if row["hardware"] == "H200 NVL" else ""
+
+
+def _stack(row: Row) -> Stack:
+    overlap: tuple[Axis, ...] = ("dp", "cp", "pp", "tp") if row["tp_comm_overlap"] == "y" else ("dp", "cp", "pp")
+    graphs = "full" if row["cuda_graphs"] == "y" else "none"
+    stack = build_stack("nemo")
+    # Megatron's tp-cp-pp-dp is read as tp-pp-cp-dp: the replicas of these runs fill a segment of a rack, in any order.
+    return stack.replace(overlap=overlap, cuda_graphs=graphs, runs=stack.runs.replace(orders=True))
+
+
+def _recipe(row: Row) -> Recipe:
+    gathers_fp8 = row["fp8_param_gather"] == "y" and row["precision"] == "fp8"
+    return use_16bit_gradients("fp8-wire" if gathers_fp8 else row["precision"])
+
+
+def _case(row: Row) -> Case:
+    model = find_model(row["model"])
+    tp, pp = degree(row, "tp"), degree(row, "pp")
+    stages: tuple[int, ...] = ()
+    if row["benchmark"] == "llama31_405b":
+        count = pp * schedule(row).v
+        inner = (model.layers + 2) // count
+        stages = (inner - 1, *[inner] * (count - 2), inner - 1)
+    layout = layout_of_row(row, zero=1, sp=row["sp"] == "y" or tp == 1, stages=stages)
+    if row["tp_pp_dp"] == "y" and pp > 1:
+        layout = layout.replace(order=("tp", "pp", "cp", "dp"))
+    case = case_of(
+        SOURCE,
+        row,
+        stack=_stack(row),
+        model=model,
+        machine=cluster(row),
+        layout=layout,
+        recipe=_recipe(row),
+        seconds=number(row, "step_s"),
+    )._replace(held_out=True)
+    is_adapter = row["benchmark"] == "llama2_70b_lora"
+    if row["max_memory_gb"] and (is_adapter or row["fp8_param_gather"] == "y"):
+        case = case._replace(left_out=(("peak", WEIGHTS_IN_FP8),))
+    elif row["max_memory_gb"]:
+        case = case._replace(memory_bytes=number(row, "max_memory_gb") * GIB)
+    if not is_adapter:
+        return case
+    stack = case.job.stack.replace(merged_projections=False, wgrad_accumulation="separate")  # of the factors alone
+    return case._replace(job=case.job.replace(adapter=LORA, stack=stack))
+
+
+def cases() -> Iterator[Case | Excluded]:
+    """Yield one case, or one exclusion, per measured row."""
+    return read(SOURCE, rule=_rule, case=_case)
