@@ -34,7 +34,6 @@ def list_remarks(
     ``recipes``: precisions that are tried in addition to the job's.
     """
     remarks = (
-        _describe_small_batch(job, machine) if is_searched else (),
         _describe_idle(layout, machine) if layout and not is_searched else (),
         _describe_number_formats(machine, (job.precision, *recipes)),
         _describe_attention(machine, job),
@@ -134,16 +133,6 @@ def _describe_unused_temporary_limit(model: Model, job: Job) -> Iterator[str]:
         yield f"scan_temporary_bytes={limit} changes nothing: model {model.name!r} has no scans"
     elif not any(job.stack.launches_scan(mixer) for mixer in CHUNKED_SCANS if mixer in model.non_attention_mixers):
         yield f"scan_temporary_bytes={limit} changes nothing: the scans of this job are fused kernels"
-
-
-def _describe_small_batch(job: Job, machine: Machine) -> Iterator[str]:
-    """Yield a warning if the batch has fewer sequences than the machine has ranks."""
-    batch = job.global_batch
-    if machine.ranks > batch:
-        yield (
-            f"a global batch of {batch:,} sequences is few for {machine.ranks:,} ranks; which layout is best depends "
-            f"on it: give that of your run, such as --gbs {2 * machine.ranks}"
-        )
 
 
 def _describe_uncounted(model: Model, job: Job) -> Iterator[str]:

@@ -210,14 +210,6 @@ def test_a_remark_names_idle_ranks_unless_the_search_left_them_out() -> None:
     assert list_remarks(NANO, NODE, JOB, Layout(dp=2), is_searched=True) == ()
 
 
-def test_a_remark_says_that_a_batch_is_small_where_a_search_depends_on_it() -> None:
-    many = NODE.replace(ranks=512)
-    (line,) = list_remarks(NANO, many, Job(), None, is_searched=True)
-    assert line.startswith("a global batch of 8 sequences is few for 512 ranks")
-    assert list_remarks(NANO, many, Job(global_batch=512), None, is_searched=True) == ()
-    assert list_remarks(NANO, many, Job(), Layout(dp=512)) == ()
-
-
 LAYOUT = "pp2 zb1p mbs1 ac=full"
 WINDOW_WORDS, FORMAT_WORDS = "does nothing in sequences of 64", "do not support the block scales"
 IDLE_WORDS, DEFERRED_WORDS = "uses 2 of the 4 ranks", "defers weight gradients"
