@@ -21,12 +21,51 @@ from fivefold.record import UsageWarning, UserError, join_names, locate, make_un
 # Endings of repositories whose config.json has the sizes of the model without them, as they are spelled.
 TUNED_ENDINGS = ("", "-hf", "-Base", "-Instruct", "-Chat", "-chat", "-it", "-pt", "-chat-hf")
 THINKING = ("Qwen3-VL-", "Qwen3-Next-")  # whose -Thinking has the config of -Instruct
-# Later versions whose config.json has the same values. A version with another value has an entry of its own.
-SAME_CONFIG = {
-    "deepseek-v3-0324": "deepseek-v3",
-    "deepseek-v3.1": "deepseek-v3",
-    "deepseek-r1": "deepseek-v3",
-    "deepseek-r1-0528": "deepseek-v3",
+
+
+class Version(NamedTuple):
+    """A repository with the config of a catalog model but for its positions, and these where they differ."""
+
+    model: str
+    positions: int | None = None
+
+
+VERSIONS = {
+    "deepseek-v3-0324": Version("deepseek-v3"),
+    "deepseek-v3.1": Version("deepseek-v3"),
+    "deepseek-r1": Version("deepseek-v3"),
+    "deepseek-r1-0528": Version("deepseek-v3"),
+    "deepseek-v3.2-exp": Version("deepseek-v3.2"),
+    "deepseek-r1-distill-llama-8b": Version("llama3.1-8b"),
+    "deepseek-r1-distill-llama-70b": Version("llama3.3-70b"),
+    "deepseek-r1-distill-qwen-1.5b": Version("qwen2.5-math-1.5b"),
+    "deepseek-r1-distill-qwen-7b": Version("qwen2.5-math-7b"),
+    "deepseek-r1-distill-qwen-14b": Version("qwen2.5-14b"),
+    "deepseek-r1-distill-qwen-32b": Version("qwen2.5-32b"),
+    "llama-3.1-nemotron-70b-instruct": Version("llama3.1-70b"),
+    "llama-4-scout-17b-16e": Version("llama4-scout"),
+    "llama-4-maverick-17b-128e": Version("llama4-maverick"),
+    "qwen2.5-coder-0.5b": Version("qwen2.5-0.5b", 32_768),
+    "qwen2.5-coder-1.5b": Version("qwen2.5-1.5b", 32_768),
+    "qwen2.5-coder-3b": Version("qwen2.5-3b", 32_768),
+    "qwen2.5-coder-7b": Version("qwen2.5-7b", 32_768),
+    "qwen2.5-coder-14b": Version("qwen2.5-14b", 32_768),
+    "qwen2.5-coder-32b": Version("qwen2.5-32b", 32_768),
+    "qwq-32b": Version("qwen2.5-32b", 40_960),
+    "mistral-7b-instruct-v0.1": Version("mistral-7b"),
+    "mistral-7b-instruct-v0.3": Version("mistral-7b-v0.3"),
+    "mistral-nemo-instruct-2407": Version("mistral-nemo-12b"),
+    "mistral-large-instruct-2411": Version("mistral-large-123b"),
+    "mixtral-8x7b-instruct-v0.1": Version("mixtral-8x7b"),
+    "glm-4.6": Version("glm4.5", 202_752),
+    "olmo-3-7b": Version("olmo3-7b"),
+    "olmo-3-7b-think": Version("olmo3-7b"),
+    "olmo-3-32b-think": Version("olmo3-32b"),
+    "apertus-8b-instruct-2509": Version("apertus-8b"),
+    "apertus-70b-instruct-2509": Version("apertus-70b"),
+    "ernie-4.5-21b-a3b": Version("ernie4.5-21b-a3b"),
+    "nemotron-4-340b": Version("nemotron4-340b"),
+    "hunyuan-a13b-pretrain": Version("hunyuan-a13b"),
 }
 
 
@@ -111,8 +150,8 @@ def find_published(text: str) -> Model | None:
     if name is None:
         return None
     entry, model = CATALOG[name], build_model(name)
-    if version := next((version for version in SAME_CONFIG if tail.lower() in (version, f"{version}-base")), None):
-        model = model.replace(name=version)
+    if version := next((version for version in VERSIONS if tail.lower() in _list_versions(version)), None):
+        model = model.replace(name=version, positions=VERSIONS[version].positions or model.positions)
     repository = f"{owner}/{tail}" if owner else _list_spellings(name, entry)[tail.lower()]
     return model if repository.lower() == (entry.repository or "").lower() else model.replace(repository=repository)
 
@@ -136,6 +175,11 @@ def _is_repository(text: str) -> bool:
     return re.fullmatch(r"[\w.-]{1,96}/[\w.-]{1,96}", text) is not None and not text.startswith(".")
 
 
+def _list_versions(version: str) -> list[str]:
+    """Return the names of repositories of a version and of what was tuned from it."""
+    return [f"{version}{ending.lower()}" for ending in TUNED_ENDINGS]
+
+
 def _list_spellings(name: str, entry: CatalogEntry) -> dict[str, str]:
     """Return the names, in lower case and without an owner, of repositories with the config of a catalog model.
 
@@ -155,9 +199,9 @@ def _list_spellings(name: str, entry: CatalogEntry) -> dict[str, str]:
     for kind in ("Base", "Instruct", "Thinking"):  # such as Qwen3-4B-Instruct-2507
         dated = re.sub(r"-(Base|Instruct)-(?=\d)", f"-{kind}-", tail)
         spellings[dated.lower()] = f"{owner}/{dated}" if owner else ""
-    for version, first in SAME_CONFIG.items():
+    for version, (first, _) in VERSIONS.items():
         if first == name:
-            spellings |= {f"{version}{ending}": "" for ending in ("", "-base")}
+            spellings |= dict.fromkeys(_list_versions(version), "")
     return spellings | {tail.lower(): entry.repository or ""}
 
 
@@ -207,6 +251,47 @@ def _llama3_stretch(factor: float) -> dict[str, Any]:
     """Return the rope scaling since Llama 3.1: low frequencies divided by ``factor``, for 131 072 positions."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
     return {"max_position_embeddings": 131_072, "rope_scaling": {**scaling, "original_max_position_embeddings": 8192}}
+
+
+def _grouped(
+    family: str,
+    *,
+    layers: int,
+    width: int,
+    heads: int,
+    kv_heads: int,
+    ffn: int,
+    vocab: int,
+    positions: int,
+    **keys: Any,
+) -> dict[str, Any]:
+    """Return a model whose attention groups its heads; ``keys``: what else its config sets."""
+    shape = _shape(family, layers=layers, width=width, heads=heads, ffn=ffn, vocab=vocab, positions=positions)
+    return shape | {"num_key_value_heads": kv_heads} | keys
+
+
+def _llama(**shape: Any) -> dict[str, Any]:
+    return _grouped("llama", **shape)
+
+
+def _mistral(**shape: Any) -> dict[str, Any]:
+    return _grouped("mistral", **shape) | {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None}
+
+
+def _falcon(*, layers: int, width: int, heads: int, **keys: Any) -> dict[str, Any]:
+    shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "vocab_size": 65_024}
+    kind = {"model_type": "falcon", "multi_query": True, "parallel_attn": True, "alibi": False, "bias": False}
+    return kind | shape | keys
+
+
+def _mpt(*, layers: int, width: int, heads: int, positions: int) -> dict[str, Any]:
+    shape = {"n_layers": layers, "d_model": width, "n_heads": heads, "max_seq_len": positions, "vocab_size": 50_432}
+    return {"model_type": "mpt", "expansion_ratio": 4, "no_bias": True, "attn_config": {"alibi": True}} | shape
+
+
+def _opt(*, layers: int, width: int, heads: int) -> dict[str, Any]:
+    shape = {"hidden_size": width, "word_embed_proj_dim": width, "ffn_dim": 4 * width, "num_attention_heads": heads}
+    return {"model_type": "opt", "num_hidden_layers": layers} | shape
 
 
 def _qwen25(*, layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int = 152_064) -> dict[str, Any]:
@@ -750,6 +835,314 @@ CATALOG: dict[str, CatalogEntry] = {
         | {"num_key_value_heads": 32, "moe_intermediate_size": 1408, "n_routed_experts": 128}
         | {"num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5}
         | {"rope_theta": 1e7, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
+    ),
+    # Keys recalled from the repositories, and held against the published numbers of parameters (tests/model).
+    "llama-7b": CatalogEntry(
+        "huggyllama/llama-7b",
+        _llama(layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008, vocab=32_000, positions=2048),
+    ),
+    "llama-13b": CatalogEntry(
+        "huggyllama/llama-13b",
+        _llama(layers=40, width=5120, heads=40, kv_heads=40, ffn=13_824, vocab=32_000, positions=2048),
+    ),
+    "llama-30b": CatalogEntry(
+        "huggyllama/llama-30b",
+        _llama(layers=60, width=6656, heads=52, kv_heads=52, ffn=17_920, vocab=32_000, positions=2048),
+    ),
+    "llama-65b": CatalogEntry(
+        "huggyllama/llama-65b",
+        _llama(layers=80, width=8192, heads=64, kv_heads=64, ffn=22_016, vocab=32_000, positions=2048),
+    ),
+    "llama4-maverick": CatalogEntry(
+        "meta-llama/Llama-4-Maverick-17B-128E",
+        _grouped(
+            "llama4_text", layers=48, width=5120, heads=40, kv_heads=8, ffn=8192, vocab=202_048, positions=1_048_576
+        )
+        | {"head_dim": 128, "intermediate_size_mlp": 16_384, "num_local_experts": 128, "num_experts_per_tok": 1}
+        | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "rope_theta": 5e5},
+    ),
+    "tinyllama-1.1b": CatalogEntry(
+        "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
+        _llama(layers=22, width=2048, heads=32, kv_heads=4, ffn=5632, vocab=32_000, positions=2048, rms_norm_eps=1e-5),
+    ),
+    "yi-6b": CatalogEntry(
+        "01-ai/Yi-6B",
+        _llama(layers=32, width=4096, heads=32, kv_heads=4, ffn=11_008, vocab=64_000, positions=4096, rope_theta=5e6),
+    ),
+    "yi-1.5-9b": CatalogEntry(
+        "01-ai/Yi-1.5-9B",
+        _llama(layers=48, width=4096, heads=32, kv_heads=4, ffn=11_008, vocab=64_000, positions=4096, rope_theta=5e6),
+    ),
+    "yi-34b": CatalogEntry(
+        "01-ai/Yi-34B",
+        _llama(layers=60, width=7168, heads=56, kv_heads=8, ffn=20_480, vocab=64_000, positions=4096, rope_theta=5e6),
+    ),
+    "deepseek-llm-7b": CatalogEntry(
+        "deepseek-ai/deepseek-llm-7b-base",
+        _llama(layers=30, width=4096, heads=32, kv_heads=32, ffn=11_008, vocab=102_400, positions=4096),
+    ),
+    "deepseek-llm-67b": CatalogEntry(
+        "deepseek-ai/deepseek-llm-67b-base",
+        _llama(layers=95, width=8192, heads=64, kv_heads=8, ffn=22_016, vocab=102_400, positions=4096),
+    ),
+    "deepseek-coder-6.7b": CatalogEntry(
+        "deepseek-ai/deepseek-coder-6.7b-base",
+        _llama(layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008, vocab=32_256, positions=16_384)
+        | {"rope_theta": 1e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
+    ),
+    "smollm2-135m": CatalogEntry(
+        "HuggingFaceTB/SmolLM2-135M",
+        _llama(layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49_152, positions=8192, rope_theta=1e5)
+        | _TIED,
+    ),
+    "smollm2-360m": CatalogEntry(
+        "HuggingFaceTB/SmolLM2-360M",
+        _llama(layers=32, width=960, heads=15, kv_heads=5, ffn=2560, vocab=49_152, positions=8192, rope_theta=1e5)
+        | _TIED,
+    ),
+    "smollm2-1.7b": CatalogEntry(
+        "HuggingFaceTB/SmolLM2-1.7B",
+        _llama(layers=24, width=2048, heads=32, kv_heads=32, ffn=8192, vocab=49_152, positions=8192, rope_theta=1.3e5)
+        | _TIED,
+    ),
+    "mistral-7b-v0.3": CatalogEntry(
+        "mistralai/Mistral-7B-v0.3",
+        _mistral(layers=32, width=4096, heads=32, kv_heads=8, ffn=14_336, vocab=32_768, positions=32_768),
+    ),
+    "mistral-nemo-12b": CatalogEntry(
+        "mistralai/Mistral-Nemo-Base-2407",
+        _mistral(
+            layers=40, width=5120, heads=32, kv_heads=8, ffn=14_336, vocab=131_072, positions=131_072, head_dim=128
+        ),
+    ),
+    "mistral-large-123b": CatalogEntry(
+        "mistralai/Mistral-Large-Instruct-2407",
+        _mistral(layers=88, width=12_288, heads=96, kv_heads=8, ffn=28_672, vocab=32_768, positions=131_072),
+    ),
+    "mixtral-8x22b": CatalogEntry(
+        "mistralai/Mixtral-8x22B-v0.1",
+        _grouped("mixtral", layers=56, width=6144, heads=48, kv_heads=8, ffn=16_384, vocab=32_000, positions=65_536)
+        | {"num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+    ),
+    "gemma-2b": CatalogEntry(
+        "google/gemma-2b",
+        _grouped(
+            "gemma", layers=18, width=2048, heads=8, kv_heads=1, ffn=16_384, vocab=256_000, positions=8192, head_dim=256
+        ),
+    ),
+    "gemma-7b": CatalogEntry(
+        "google/gemma-7b",
+        _grouped(
+            "gemma",
+            layers=28,
+            width=3072,
+            heads=16,
+            kv_heads=16,
+            ffn=24_576,
+            vocab=256_000,
+            positions=8192,
+            head_dim=256,
+        ),
+    ),
+    "gemma2-2b": CatalogEntry(
+        "google/gemma-2-2b",
+        _grouped(
+            "gemma2", layers=26, width=2304, heads=8, kv_heads=4, ffn=9216, vocab=256_000, positions=8192, head_dim=256
+        ),
+    ),
+    "gemma2-27b": CatalogEntry(
+        "google/gemma-2-27b",
+        _grouped("gemma2", layers=46, width=4608, heads=32, kv_heads=16, ffn=36_864, vocab=256_000, positions=8192)
+        | {"head_dim": 128, "query_pre_attn_scalar": 144},
+    ),
+    "phi2": CatalogEntry(
+        "microsoft/phi-2",
+        _grouped(
+            "phi",
+            layers=32,
+            width=2560,
+            heads=32,
+            kv_heads=32,
+            ffn=10_240,
+            vocab=51_200,
+            positions=2048,
+            partial_rotary_factor=0.4,
+        ),
+    ),
+    "phi4": CatalogEntry(
+        "microsoft/phi-4",
+        _grouped(
+            "phi3",
+            layers=40,
+            width=5120,
+            heads=40,
+            kv_heads=10,
+            ffn=17_920,
+            vocab=100_352,
+            positions=16_384,
+            rope_theta=2.5e5,
+        ),
+    ),
+    "gpt2-medium": CatalogEntry(
+        "openai-community/gpt2-medium",
+        _shape("gpt2", layers=24, width=1024, heads=16, ffn=4096, vocab=50_257, positions=1024),
+    ),
+    "gpt2-large": CatalogEntry(
+        "openai-community/gpt2-large",
+        _shape("gpt2", layers=36, width=1280, heads=20, ffn=5120, vocab=50_257, positions=1024),
+    ),
+    "gpt2-xl": CatalogEntry(
+        "openai-community/gpt2-xl",
+        _shape("gpt2", layers=48, width=1600, heads=25, ffn=6400, vocab=50_257, positions=1024),
+    ),
+    "pythia-1.4b": CatalogEntry(
+        "EleutherAI/pythia-1.4b",
+        _shape("gpt_neox", layers=24, width=2048, heads=16, ffn=8192, vocab=50_304, positions=2048),
+    ),
+    "pythia-6.9b": CatalogEntry(
+        "EleutherAI/pythia-6.9b",
+        _shape("gpt_neox", layers=32, width=4096, heads=32, ffn=16_384, vocab=50_432, positions=2048),
+    ),
+    "pythia-12b": CatalogEntry(
+        "EleutherAI/pythia-12b",
+        _shape("gpt_neox", layers=36, width=5120, heads=40, ffn=20_480, vocab=50_688, positions=2048),
+    ),
+    "gpt-j-6b": CatalogEntry(
+        "EleutherAI/gpt-j-6b",
+        {
+            "model_type": "gptj",
+            "n_layer": 28,
+            "n_embd": 4096,
+            "n_head": 16,
+            "rotary_dim": 64,
+            "vocab_size": 50_400,
+            "n_positions": 2048,
+        },
+    ),
+    "bloom-7b1": CatalogEntry(
+        "bigscience/bloom-7b1",
+        {"model_type": "bloom", "n_layer": 30, "hidden_size": 4096, "n_head": 32, "vocab_size": 250_880},
+    ),
+    "bloom-176b": CatalogEntry(
+        "bigscience/bloom",
+        {"model_type": "bloom", "n_layer": 70, "hidden_size": 14_336, "n_head": 112, "vocab_size": 250_880},
+    ),
+    "falcon-7b": CatalogEntry(
+        "tiiuae/falcon-7b", _falcon(layers=32, width=4544, heads=71, new_decoder_architecture=False)
+    ),
+    "falcon-40b": CatalogEntry(
+        "tiiuae/falcon-40b", _falcon(layers=60, width=8192, heads=128, num_kv_heads=8, new_decoder_architecture=True)
+    ),
+    "falcon-180b": CatalogEntry(
+        "tiiuae/falcon-180B", _falcon(layers=80, width=14_848, heads=232, num_kv_heads=8, new_decoder_architecture=True)
+    ),
+    "mpt-7b": CatalogEntry("mosaicml/mpt-7b", _mpt(layers=32, width=4096, heads=32, positions=2048)),
+    "mpt-30b": CatalogEntry("mosaicml/mpt-30b", _mpt(layers=48, width=7168, heads=64, positions=8192)),
+    "opt-1.3b": CatalogEntry("facebook/opt-1.3b", _opt(layers=24, width=2048, heads=32)),
+    "opt-6.7b": CatalogEntry("facebook/opt-6.7b", _opt(layers=32, width=4096, heads=32)),
+    "opt-13b": CatalogEntry("facebook/opt-13b", _opt(layers=40, width=5120, heads=40)),
+    "opt-30b": CatalogEntry("facebook/opt-30b", _opt(layers=48, width=7168, heads=56)),
+    "opt-66b": CatalogEntry("facebook/opt-66b", _opt(layers=64, width=9216, heads=72)),
+    "opt-175b": CatalogEntry("Zhang et al. 2022, arXiv:2205.01068, table 1", _opt(layers=96, width=12_288, heads=96)),
+    "olmo3-7b": CatalogEntry(
+        "allenai/Olmo-3-1025-7B",
+        _grouped("olmo3", layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008, vocab=100_278, positions=65_536)
+        | {"rope_theta": 5e5, "sliding_window": 4096},
+    ),
+    "olmo3-32b": CatalogEntry(
+        "allenai/Olmo-3-1125-32B",
+        _grouped("olmo3", layers=64, width=5120, heads=40, kv_heads=8, ffn=27_648, vocab=100_278, positions=65_536)
+        | {"rope_theta": 5e5, "sliding_window": 4096},
+    ),
+    "olmoe-1b-7b": CatalogEntry(
+        "allenai/OLMoE-1B-7B-0924",
+        _grouped("olmoe", layers=16, width=2048, heads=16, kv_heads=16, ffn=1024, vocab=50_304, positions=4096)
+        | {"num_experts": 64, "num_experts_per_tok": 8},
+    ),
+    "granite3.3-8b": CatalogEntry(
+        "ibm-granite/granite-3.3-8b-base",
+        _grouped("granite", layers=40, width=4096, heads=32, kv_heads=8, ffn=12_800, vocab=49_152, positions=131_072)
+        | {"embedding_multiplier": 12.0, "attention_multiplier": 1 / 128, "residual_multiplier": 0.22}
+        | {"logits_scaling": 16.0, "rope_theta": 1e7}
+        | _TIED,
+    ),
+    "apertus-8b": CatalogEntry(
+        "swiss-ai/Apertus-8B-2509",
+        _grouped("apertus", layers=32, width=4096, heads=32, kv_heads=8, ffn=21_504, vocab=131_072, positions=65_536)
+        | {"hidden_act": "xielu", "rope_theta": 1.2e7},
+    ),
+    "apertus-70b": CatalogEntry(
+        "swiss-ai/Apertus-70B-2509",
+        _grouped("apertus", layers=80, width=8192, heads=64, kv_heads=8, ffn=43_008, vocab=131_072, positions=65_536)
+        | {"hidden_act": "xielu", "rope_theta": 1.2e7},
+    ),
+    "command-r-35b": CatalogEntry(
+        "CohereLabs/c4ai-command-r-v01",
+        _grouped("cohere", layers=40, width=8192, heads=64, kv_heads=64, ffn=22_528, vocab=256_000, positions=131_072)
+        | {"rope_theta": 8e6, "logit_scale": 0.0625},
+    ),
+    "command-a-111b": CatalogEntry(
+        "CohereLabs/c4ai-command-a-03-2025",
+        _grouped("cohere2", layers=64, width=12_288, heads=96, kv_heads=8, ffn=36_864, vocab=256_000, positions=131_072)
+        | {"rope_theta": 5e4, "logit_scale": 0.25, "sliding_window": 4096},
+    ),
+    "dbrx-132b": CatalogEntry(
+        "databricks/dbrx-base",
+        {
+            "model_type": "dbrx",
+            "d_model": 6144,
+            "n_heads": 48,
+            "n_layers": 40,
+            "max_seq_len": 32_768,
+            "vocab_size": 100_352,
+            "rope_theta": 5e5,  # transformers 5 does not read that of attn_config
+        }
+        | {"attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 5e5}}
+        | {"ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4}},
+    ),
+    "glm4-9b": CatalogEntry(
+        "zai-org/GLM-4-9B-0414",
+        _grouped("glm4", layers=40, width=4096, heads=32, kv_heads=2, ffn=13_696, vocab=151_552, positions=32_768)
+        | {"head_dim": 128, "attention_bias": True},
+    ),
+    "glm4-32b": CatalogEntry(
+        "zai-org/GLM-4-32B-0414",
+        _grouped(
+            "glm4",
+            layers=61,
+            width=6144,
+            heads=48,
+            kv_heads=2,
+            ffn=23_040,
+            vocab=151_552,
+            positions=32_768,
+            head_dim=128,
+        ),
+    ),
+    "hunyuan-a13b": CatalogEntry(
+        "tencent/Hunyuan-A13B-Instruct",
+        _grouped(
+            "hunyuan_v1_moe", layers=32, width=4096, heads=32, kv_heads=8, ffn=3072, vocab=128_167, positions=32_768
+        )
+        | {"head_dim": 128, "num_experts": 64, "moe_topk": 8}
+        | _TIED,
+    ),
+    "minimax-text-01": CatalogEntry(
+        "MiniMaxAI/MiniMax-Text-01",
+        _grouped("minimax", layers=80, width=6144, heads=64, kv_heads=8, ffn=9216, vocab=200_064, positions=10_240_000)
+        | {"head_dim": 128, "rotary_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 2, "rope_theta": 1e7}
+        | {"layer_types": [*["linear_attention"] * 7, "full_attention"] * 10},
+    ),
+    "qwen2.5-math-1.5b": CatalogEntry(
+        "Qwen/Qwen2.5-Math-1.5B",
+        _qwen25(layers=28, width=1536, heads=12, kv_heads=2, ffn=8960, vocab=151_936) | {"rope_theta": 1e4},
+    ),
+    "qwen2.5-math-7b": CatalogEntry(
+        "Qwen/Qwen2.5-Math-7B", _qwen25(layers=28, width=3584, heads=28, kv_heads=4, ffn=18_944) | {"rope_theta": 1e4}
+    ),
+    "qwen3-coder-30b-a3b": CatalogEntry(
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct",
+        _qwen3_2507(_qwen3_moe(layers=48, width=2048, heads=32, ffn=5472, expert_ffn=768), 1e7),
     ),
     **_list_defaults(),
 }

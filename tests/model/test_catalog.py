@@ -63,6 +63,58 @@ PUBLISHED = {
     "glm4.5-air": 106_852_251_264 - 45 * 128,
     "glm4.5": 352_797_829_024 - 89 * 160,
     "seed-oss-36b": 36_151_104_512,
+    "llama-7b": 6_738_415_616,
+    "llama-13b": 13_015_864_320,
+    "llama-30b": 32_528_943_616,
+    "llama-65b": 65_285_660_672,
+    "tinyllama-1.1b": 1_100_048_384,
+    "yi-6b": 6_061_035_520,
+    "yi-1.5-9b": 8_829_407_232,
+    "yi-34b": 34_388_917_248,
+    "deepseek-llm-7b": 6_910_365_696,
+    "deepseek-coder-6.7b": 6_740_512_768,
+    "smollm2-135m": 134_515_008,
+    "smollm2-360m": 361_821_120,
+    "smollm2-1.7b": 1_711_376_384,
+    "mistral-7b-v0.3": 7_248_023_552,
+    "mistral-nemo-12b": 12_247_782_400,
+    "mistral-large-123b": 122_610_069_504,
+    "mixtral-8x22b": 140_620_634_112,
+    "gemma-2b": 2_506_172_416,
+    "gemma-7b": 8_537_680_896,
+    "gemma2-2b": 2_614_341_888,
+    "gemma2-27b": 27_227_128_320,
+    "phi2": 2_779_683_840,
+    "phi4": 14_659_507_200,
+    "gpt2-medium": 354_823_168,
+    "gpt2-large": 774_030_080,
+    "gpt2-xl": 1_557_611_200,
+    "pythia-1.4b": 1_414_647_808,
+    "pythia-6.9b": 6_857_302_016,
+    "pythia-12b": 11_846_072_320,
+    "gpt-j-6b": 6_050_882_784,
+    "bloom-7b1": 7_069_016_064,
+    "bloom-176b": 176_247_271_424,
+    "falcon-7b": 6_921_720_704,
+    "falcon-40b": 41_303_293_952,
+    "mpt-7b": 6_649_286_656,
+    "opt-1.3b": 1_315_758_080,
+    "opt-6.7b": 6_658_473_984,
+    "opt-13b": 12_853_473_280,
+    "opt-30b": 29_974_540_288,
+    "olmo3-7b": 7_298_011_136,
+    "olmo3-32b": 32_233_522_176,
+    "olmoe-1b-7b": 6_919_161_856,
+    "apertus-8b": 8_053_338_176,
+    "command-r-35b": 34_980_831_232,
+    "command-a-111b": 111_057_580_032,
+    "dbrx-132b": 131_596_523_520,
+    "glm4-9b": 9_400_279_040,
+    "hunyuan-a13b": 80_393_183_232,
+    "qwen3-coder-30b-a3b": 30_532_122_624,
+    "qwen2.5-math-1.5b": 1_777_088_000,
+    "qwen2.5-math-7b": 7_615_616_512,
+    "minimax-text-01": 456_089_655_296,
 }
 
 # With the vision tower and its projector, by the safetensors metadata of the repository.
@@ -100,6 +152,20 @@ ROUNDED = {
     "mistral-small-4": (119, 6.6),
     "hy3-295b-a21b": (295, 21),
     "mellum2-12b-a2.5b": (12.15, 2.44),
+    "deepseek-llm-67b": (67.4, 67.4),
+    "falcon-180b": (178.6, 178.6),
+    "mpt-30b": (29.96, 29.96),
+    "opt-66b": (65.7, 65.7),
+    "opt-175b": (174.6, 174.6),
+    "granite3.3-8b": (8.17, 8.17),
+    "apertus-70b": (70.6, 70.6),
+    "glm4-32b": (32.57, 32.57),
+    "llama4-maverick": (400.7, 17.2),  # the text model of 402 billion parameters
+    "mixtral-8x22b": (140.6, 39.1),
+    "dbrx-132b": (131.6, 36.5),
+    "olmoe-1b-7b": (6.92, 1.28),
+    "hunyuan-a13b": (80.4, 12.75),  # 13 billion in its report
+    "minimax-text-01": (456, 48.4),  # 45.9 in arXiv:2501.08313, without 2.46 of embedding and head
     "dots1": (142.5, 14.0),  # 142 is cut, not rounded: the middle of 142 to 143
 }
 
@@ -283,7 +349,7 @@ REPOSITORIES = """
     meta-llama/Llama-3.2-1B-Instruct llama3.2-1b
     meta-llama/Llama-3.2-3B llama3.2-3b
     meta-llama/Llama-3.3-70B-Instruct llama3.3-70b
-    meta-llama/Llama-4-Maverick-17B-128E None
+    meta-llama/Llama-4-Maverick-17B-128E llama4-maverick
     Qwen/Qwen1.5-7B None
     Qwen/Qwen2-7B qwen2-7b
     Qwen/Qwen2-7B-Instruct qwen2-7b
@@ -291,8 +357,8 @@ REPOSITORIES = """
     Qwen/Qwen2.5-0.5B-Instruct qwen2.5-0.5b
     Qwen/Qwen2.5-7B qwen2.5-7b
     Qwen/Qwen2.5-7B-Instruct qwen2.5-7b
-    Qwen/Qwen2.5-Coder-7B-Instruct None
-    Qwen/Qwen2.5-Math-7B None
+    Qwen/Qwen2.5-Coder-7B-Instruct qwen2.5-7b
+    Qwen/Qwen2.5-Math-7B qwen2.5-math-7b
     Qwen/Qwen2.5-32B-Instruct qwen2.5-32b
     Qwen/Qwen2.5-VL-7B-Instruct qwen2.5-vl-7b
     Qwen/Qwen3-4B qwen3-4b
@@ -302,21 +368,21 @@ REPOSITORIES = """
     Qwen/Qwen3-8B-Base qwen3-8b
     Qwen/Qwen3-30B-A3B qwen3-30b-a3b
     Qwen/Qwen3-30B-A3B-Instruct-2507 qwen3-30b-a3b-2507
-    Qwen/Qwen3-Coder-30B-A3B-Instruct None
+    Qwen/Qwen3-Coder-30B-A3B-Instruct qwen3-coder-30b-a3b
     Qwen/Qwen3-235B-A22B-Thinking-2507 qwen3-235b-a22b-2507
     Qwen/Qwen3-VL-8B-Thinking qwen3-vl-8b
     Qwen/Qwen3-Next-80B-A3B-Thinking qwen3-next-80b-a3b
     mistralai/Mistral-7B-v0.1 mistral-7b
-    mistralai/Mistral-7B-v0.3 None
+    mistralai/Mistral-7B-v0.3 mistral-7b-v0.3
     mistralai/Mistral-7B-Instruct-v0.2 None
-    mistralai/Mistral-Nemo-Base-2407 None
+    mistralai/Mistral-Nemo-Base-2407 mistral-nemo-12b
     mistralai/Mistral-Small-24B-Instruct-2501 mistral-small-24b
     mistralai/Mistral-Small-3.1-24B-Base-2503 None
     mistralai/Mixtral-8x7B-v0.1 mixtral-8x7b
-    mistralai/Mixtral-8x22B-v0.1 None
-    google/gemma-7b None
+    mistralai/Mixtral-8x22B-v0.1 mixtral-8x22b
+    google/gemma-7b gemma-7b
     google/gemma-2-9b-it gemma2-9b
-    google/gemma-2-27b None
+    google/gemma-2-27b gemma2-27b
     google/gemma-3-4b-it gemma3-4b
     google/gemma-3-27b-it gemma3-27b
     google/gemma-3n-E4B None
@@ -327,24 +393,24 @@ REPOSITORIES = """
     deepseek-ai/DeepSeek-Coder-V2-Lite-Base None
     deepseek-ai/DeepSeek-V3 deepseek-v3
     deepseek-ai/DeepSeek-V3-Base deepseek-v3
-    deepseek-ai/DeepSeek-R1-Distill-Llama-8B None
-    deepseek-ai/DeepSeek-R1-Distill-Qwen-7B None
-    deepseek-ai/DeepSeek-V3.2-Exp None
-    microsoft/phi-2 None
+    deepseek-ai/DeepSeek-R1-Distill-Llama-8B llama3.1-8b
+    deepseek-ai/DeepSeek-R1-Distill-Qwen-7B qwen2.5-math-7b
+    deepseek-ai/DeepSeek-V3.2-Exp deepseek-v3.2
+    microsoft/phi-2 phi2
     microsoft/Phi-3-mini-4k-instruct phi3-mini
     microsoft/Phi-3-mini-128k-instruct None
     microsoft/Phi-3.5-mini-instruct None
-    microsoft/phi-4 None
+    microsoft/phi-4 phi4
     moonshotai/Kimi-K2-Instruct kimi-k2
     moonshotai/Kimi-K2-Thinking None
     moonshotai/Kimi-K2-Instruct-0905 None
     zai-org/GLM-4.5-Air glm4.5-air
-    zai-org/GLM-4.6 None
+    zai-org/GLM-4.6 glm4.5
     allenai/OLMo-2-1124-7B-Instruct olmo2-7b
     allenai/OLMo-7B None
     openai/gpt-oss-20b gpt-oss-20b
     HuggingFaceTB/SmolLM3-3B smollm3-3b
-    HuggingFaceTB/SmolLM2-1.7B None
+    HuggingFaceTB/SmolLM2-1.7B smollm2-1.7b
 """
 
 
@@ -359,7 +425,7 @@ def test_a_repository_is_never_read_as_another_generation(
             resolve(repository)
         return
     named, published = resolve(repository), build_model(name)
-    assert named.replace(repository="") == published
+    assert named.replace(repository="", name=name, positions=published.positions) == published
     assert (named.repository or CATALOG[name].repository or "").lower() == repository.lower()
     assert locate_model(repository, named_in=tmp_path / "run.toml") == repository
 
@@ -411,7 +477,7 @@ def test_a_folder_comes_before_a_repository_of_that_name(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("repository", "similar"),
     [
-        ("mistralai/Mistral-7B-v0.3", "(similar: mistral-7b and mixtral-8x7b)"),
+        ("mistralai/Mistral-7B-v0.4", "(similar: mistral-7b"),
         ("meta-llama/Llama-3.3-8B", "(similar: llama3"),
         ("foo/bar", "catalog, and Fivefold downloads nothing."),
     ],

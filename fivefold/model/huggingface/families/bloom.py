@@ -24,12 +24,13 @@ def _build_bloom(config: Config) -> Model:
 def _build_mpt(config: Config) -> Model:
     """Build MPT: neither biases nor weights of norms besides their factors, and one rate of dropout."""
     config = config.replace(intermediate_size=4 * config.hidden_size, hidden_dropout=config.attention_dropout)
+    scale, usual = config.attention_multiplier, (config.hidden_size // config.num_attention_heads) ** -0.5
     return build_model(
         config,
         **FIELDS,
         norm_bias=False,
         qkv_clip=config.qkv_clip,
-        attention_scale=config.attention_multiplier,
+        attention_scale=None if scale == usual else scale,
     )
 
 
