@@ -681,7 +681,7 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "num_shared_experts": (0, 1, 3),
     "moe_num_experts": (8,),
     "moe_k": (1, 3),
-    "moe_topk": (1, 3),
+    "moe_topk": (1, 3, [2, 2, 2, 2]),
     "moe_num_shared_experts": (0, 3),
     "moe_layer_start_index": (0, 1, 2),
     "moe_layer_end_index": (0, 1, -1),

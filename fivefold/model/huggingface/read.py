@@ -31,6 +31,7 @@ _SHAPE = """
     qk_rope_head_dim v_head_dim
 """
 SHAPE_FIELDS = frozenset(_SHAPE.split())
+MAX_NAME_LENGTH = 100  # of a class or a model type that an error quotes: longer ones are cut
 
 
 def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model:
@@ -124,7 +125,7 @@ def find_text_model(config: dict[str, Any], *, name: str) -> Text:
         missing = f", which needs {LACKS[model_type]}" if model_type in LACKS else ""
         supported = "any supported family" if wrapper.any_text else wrapper.text
         raise UserError(
-            f"{name}: the text model {reprlib.repr(model_type)}{missing} is not supported; the text model of "
+            f"{name}: the text model {model_type[:MAX_NAME_LENGTH]!r}{missing} is not supported; the text model of "
             f"{wrapper.architecture} may be {supported}"
         )
     tied = config.get("tie_word_embeddings", wrapper.tied)  # only the outer key is read, except in old files
@@ -152,9 +153,9 @@ def _find_model_type(config: dict[str, Any], *, name: str) -> str:
     if family is None:
         known = list(_list_names(by_class=by_class))
         raise UserError(
-            f"{name}: architecture {reprlib.repr(wanted)} is not one of the {len(FAMILIES) + len(WRAPPERS)} supported "
-            f"ones;{_suggest_architecture(wanted, known)} `fivefold models --families` lists all; or describe the "
-            "model as in examples/models/mixture.toml"
+            f"{name}: architecture {wanted[:MAX_NAME_LENGTH]!r} is not one of the {len(FAMILIES) + len(WRAPPERS)} "
+            f"supported ones;{_suggest_architecture(wanted, known)} `fivefold models --families` lists all; or "
+            "describe the model as in examples/models/mixture.toml"
         )
     of_given, of_family = _find_record(str(given)), _find_record(family)
     assert of_family is not None
@@ -162,8 +163,8 @@ def _find_model_type(config: dict[str, Any], *, name: str) -> str:
         return str(given or family)
     if str(given) in MODEL_TYPES or of_given is not None or family in WRAPPERS:
         raise UserError(
-            f"{name}: architectures says {wanted}, but model_type {reprlib.repr(given)} is another's, and transformers "
-            f"follows model_type; for a {wanted}, set model_type to {family!r}"
+            f"{name}: architectures says {wanted}, but model_type {str(given)[:MAX_NAME_LENGTH]!r} is another's, and "
+            f"transformers follows model_type; for a {wanted}, set model_type to {family!r}"
         )
     return family
 

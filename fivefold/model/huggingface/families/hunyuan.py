@@ -55,8 +55,18 @@ def _build_vl(config: Config) -> Model:
 
 
 def _build_v1_moe(config: Config) -> Model:
-    """Build Hunyuan 1 with experts in every layer, and a shared one of the same width."""
-    moe = read_experts(config) | {"shared_experts": 1, "balance": "none"}
+    """Build Hunyuan 1 with experts in every layer, and a shared one of the same width.
+
+    Published files give ``moe_topk`` for each layer.
+    """
+    layers, given = config.num_hidden_layers, config.topk_of_layers
+    topks = (given or 1,) * layers if isinstance(given, int | None) else given
+    if len(topks) < layers or len(set(topks[:layers])) > 1:
+        raise config.mistake(
+            f"moe_topk={list(topks)!r} has {len(topks)} entries for {layers} layers, which may not differ: give one "
+            "number"
+        )
+    moe = read_experts(config) | {"topk": topks[0], "shared_experts": 1, "balance": "none"}
     return _build_v1(config, moe=moe)
 
 
@@ -82,13 +92,14 @@ HUNYUAN_MOE = Family(
     architecture="HunYuanMoEV1ForCausalLM",
     keys=V1_KEYS
     | {
-        "num_experts_per_tok": "num_experts_per_tok",
-        "moe_topk": "num_experts_per_tok",
+        "num_experts_per_tok": "topk_of_layers",
+        "moe_topk": "topk_of_layers",
         "num_local_experts": "num_experts",
         "num_experts": "num_experts",
     },
-    defaults={**V1_DEFAULTS, "num_experts": 1, "num_experts_per_tok": 1},
+    defaults={**V1_DEFAULTS, "num_experts": 1, "topk_of_layers": 1},
     to_model=_build_v1_moe,
+    write=lambda model: {"moe_topk": model.moe.topk if model.moe else 1},
     tensors=decoder.EXPERT_TENSORS | V1_NORMS | SHARED_TENSORS | {"moe.router": "mlp.gate.wg"},
     stacked_tensors=decoder.name_stacked_experts(router="gate.wg"),
 )
