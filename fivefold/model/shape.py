@@ -108,6 +108,9 @@ class MoE(Record):
     hashed_layers: int = Field(0, ge=0, le=2**12)  # first layers, whose experts a table of token ids names
     clamp: Positive | None = None  # limit in routed experts: gate at most this, up within ± this; None: no limit
     joins_mlp: bool = False  # layers that route have an MLP too, whose output is added to that of the experts
+    # of experts next to an MLP: norms of their input and output, of the MLP's output and of the router's input, and a
+    # factor on the routing weights of each expert (Gemma 4)
+    joined_norms: bool = False
     post_norm: bool = False  # the output of the layer's experts, shared ones too, is normed (A.X K1)
     pattern: tuple[bool, ...] = ()  # per layer, repeated: True routes; empty: all from ``dense_layers`` on
     router_weight_on: Literal["outputs", "inputs"] = (
@@ -118,6 +121,8 @@ class MoE(Record):
     def _check_fields(self) -> Self:
         if self.shared_gate and not self.shared_experts:
             raise ValueError("shared_gate is given, but shared_experts=0: leave it out, or give shared_experts")
+        if self.joined_norms and (not self.joins_mlp or self.shared_experts):
+            raise ValueError("joined_norms needs joins_mlp and no shared_experts: leave it out, or change them")
         if self.identity_experts and (self.groups > 1 or self.capacity is not None or self.expert_bias):
             raise ValueError("identity_experts is not supported with groups, capacity or expert_bias: leave one out")
         if self.topk > self.experts:
@@ -411,6 +416,11 @@ class ModelShape(Record):
         self._check_per_layer_inputs()
         if self.moe is not None and self.moe.post_norm and self.block in ("post", "sandwich", "post_sum"):
             raise ValueError(f"block={self.block!r} norms what experts add: leave moe.post_norm out")
+        if self.moe is not None and self.moe.joined_norms and (self.block != "sandwich" or not self.norm_weight):
+            raise ValueError(
+                f"moe.joined_norms with block={self.block!r} and norm_weight={self.norm_weight} is not supported: take "
+                "block='sandwich' and norms with weights"
+            )
         if self.moe is not None and ACTIVATIONS[self.activation].parameters:
             raise ValueError(
                 f"experts with activation={self.activation!r}, which has trained parameters, are not supported: use "

@@ -452,6 +452,11 @@ def _list_experts(model: ModelShape) -> Iterator[Weight]:
         yield Weight("moe.experts.down_bias", (moe.experts, width), "expert_row")
     if moe.output_bias:
         yield Weight("moe.bias_out", (width,), "router")
+    if moe.joined_norms:
+        for name in ("moe.mlp_norm", "moe.input_norm", "moe.output_norm"):
+            yield from _list_norm(model, name, width)
+        yield Weight("moe.router.norm.weight", (width,), "norm")
+        yield Weight("moe.router.expert_scale", (moe.choices,), "router", initial="ones")
     if moe.shared_experts:
         if moe.shared_gate:
             yield Weight("moe.shared_gate.weight", (1, width), "router")

@@ -109,7 +109,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_moe": EXPERTS | {"num_experts": 4, "mlp_only_layers": [0], "sliding_window": 6},
     "gemma2": GEMMA,
     "gemma3_text": GEMMA | {"sliding_window_pattern": 2},
-    "gemma4_text": GEMMA4 | {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 131},
+    "gemma4_text": GEMMA4 | {
+        "hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 131, "num_experts": 4, "top_k_experts": 2,
+        "moe_intermediate_size": 24,
+    },
     "gemma4_unified_text": GEMMA4,
     "gemma3n_text": PLAIN | {
         "sliding_window": 6, "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
@@ -789,6 +792,7 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "activation_sparsity_pattern": (None, [0.0, 0.5, 0.0]),
     "hidden_size_per_layer_input": (6, 0),
     "enable_moe_block": (True, False),
+    "top_k_experts": (2, 1),
 }  # fmt: skip
 
 

@@ -180,6 +180,7 @@ class Config(Record):
     sublayers: Layer | None = None  # layers of all blocks, in a family whose blocks are two layers
     use_routing_bias: bool = True
     num_experts_per_tok: Experts | None = None
+    enable_moe_block: bool = False  # experts next to the MLP of each layer
     topk_of_layers: Experts | tuple[Experts, ...] | None = None  # experts per token of all layers, or of each
     moe_intermediate_size: Ffn | None = None
     router_aux_loss_coef: Scalar = 0.0

@@ -105,6 +105,11 @@ class Family:
         return "num_experts" in self.keys.values()
 
     @property
+    def may_lack_experts(self) -> bool:
+        """Tell whether models of a family with experts may have none."""
+        return "enable_moe_block" in self.keys.values()
+
+    @property
     def has_latent_attention(self) -> bool:
         """Tell whether models of the family have latent attention."""
         return "kv_lora_rank" in self.keys.values()

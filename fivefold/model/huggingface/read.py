@@ -28,7 +28,7 @@ _SHAPE = """
     use_parallel_residual use_qk_norm new_decoder_architecture multi_query parallel_attn num_ln_in_parallel_attn
     num_experts num_experts_per_tok moe_intermediate_size mlp_only_layers moe_layers interleave_moe_layer_step
     first_k_dense_replace n_shared_experts num_nextn_predict_layers q_lora_rank kv_lora_rank qk_nope_head_dim
-    qk_rope_head_dim v_head_dim
+    qk_rope_head_dim v_head_dim topk_of_layers
 """
 SHAPE_FIELDS = frozenset(_SHAPE.split())
 MAX_NAME_LENGTH = 100  # of a class or a model type that an error quotes: longer ones are cut

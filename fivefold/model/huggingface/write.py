@@ -51,7 +51,8 @@ def _list_candidates(model: Model) -> Iterator[Family]:
     for model_type in dict.fromkeys((*COMMON, *FAMILIES)):
         family = FAMILIES[model_type]
         latent, routed = model.mla is not None, model.moe is not None
-        if not family.is_part and family.has_latent_attention == latent and (family.has_experts == routed or latent):
+        may_route = family.has_experts == routed or latent or (family.may_lack_experts and not routed)
+        if not family.is_part and family.has_latent_attention == latent and may_route:
             yield family
 
 

@@ -24,7 +24,10 @@ BARE: list[tuple[dict[str, Any], str]] = [
         f"architecture 'BertModel' is not one of the {len(FAMILIES) + len(WRAPPERS)} supported ones",
     ),
     ({}, "architecture 'None' is not one of"),
-    ({"architectures": ["Step3VLForConditionalGeneration"]}, "architecture 'Step3VLForConditionalGeneration' is not one"),
+    (
+        {"architectures": ["Step3VLForConditionalGeneration"]},
+        "architecture 'Step3VLForConditionalGeneration' is not one",
+    ),
     ({"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": [2] * 31 + [1]}, "32 layers, which may not differ"),
     ({"model_type": "hunyuan_v1_moe", "num_experts": 8, "moe_topk": [2]}, "moe_topk=[2] has 1 entries for 32 layers"),
     (

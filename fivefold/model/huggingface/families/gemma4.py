@@ -1,4 +1,7 @@
-"""Gemma 4: other heads in full layers, whose values may be keys, normed values, shared keys, inputs of each layer."""
+"""Gemma 4: other heads in full layers, whose values may be keys, normed values, shared keys, inputs of each layer.
+
+The 26B has experts next to the MLP of each layer, which are planned alone.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.families.gemma import GEMMA3_TEXT, TENSORS
-from fivefold.model.huggingface.family import Supported, Wrapper
+from fivefold.model.huggingface.family import FusedTensor, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     list_sliding_layers,
@@ -44,10 +47,12 @@ def _build_gemma4(config: Config) -> Model:
         rope.setdefault("rope_theta_sliding", rope["rope_theta"])
     if kv_heads != sliding_kv_heads:
         sliding_fields["kv_heads"] = sliding_kv_heads
+    moe = _read_joined_experts(config) if config.enable_moe_block else {}
     return build_model(
         config,
         **rope,
         **windows,
+        **moe,
         head_dim=head_dim,
         kv_heads=kv_heads,
         sliding=(sliding_fields or None) if any(slides) else None,
@@ -55,6 +60,20 @@ def _build_gemma4(config: Config) -> Model:
         tied_values=config.ties_values,
         shared_kv_ffn=2 * (config.intermediate_size or 0) if shared and config.use_double_wide_mlp else None,
     )
+
+
+def _read_joined_experts(config: Config) -> dict[str, Any]:
+    """Return the experts next to the MLP of each layer, with norms of their own."""
+    return {
+        "moe": {
+            "experts": config.num_experts,
+            "topk": config.num_experts_per_tok,
+            "ffn": config.moe_intermediate_size,
+            "balance": "none",
+            "joins_mlp": True,
+            "joined_norms": True,
+        }
+    }
 
 
 def read_common_fields(config: Config) -> dict[str, Any]:
@@ -115,7 +134,8 @@ def _write_gemma4(model: Model) -> dict[str, Any]:
 def _write_gemma4_text(model: Model) -> dict[str, Any]:
     inputs = model.per_layer_inputs
     table = {"vocab_size_per_layer_input": inputs.vocab} if inputs else {}
-    return _write_gemma4(model) | {"hidden_size_per_layer_input": inputs.width if inputs else 0} | table
+    width = {"hidden_size_per_layer_input": inputs.width if inputs else 0}
+    return _write_gemma4(model) | width | table | {"enable_moe_block": model.moe is not None}
 
 
 GEMMA4_UNIFIED_TEXT = replace(
@@ -155,7 +175,12 @@ GEMMA4_TEXT = replace(
     model_type="gemma4_text",
     architecture="Gemma4ForCausalLM",
     keys=drop_keys(GEMMA4_UNIFIED_TEXT.keys)
-    | {"hidden_size_per_layer_input": "per_layer_width", "vocab_size_per_layer_input": "per_layer_vocab"},
+    | map_same_names("enable_moe_block num_experts moe_intermediate_size")
+    | {
+        "hidden_size_per_layer_input": "per_layer_width",
+        "vocab_size_per_layer_input": "per_layer_vocab",
+        "top_k_experts": "num_experts_per_tok",
+    },
     tensors=TENSORS
     | {
         "embed.per_layer": "model.embed_tokens_per_layer",
@@ -164,16 +189,20 @@ GEMMA4_TEXT = replace(
         "per_layer.gate": "per_layer_input_gate",
         "per_layer.project": "per_layer_projection",
         "per_layer.norm": "post_per_layer_input_norm",
+        "moe.mlp_norm": "post_feedforward_layernorm_1",
+        "moe.input_norm": "pre_feedforward_layernorm_2",
+        "moe.output_norm": "post_feedforward_layernorm_2",
+        "moe.router": "router.proj",
+        "moe.router.norm.weight": "router.scale",
+        "moe.router.expert_scale": "router.per_expert_scale",
+        **dict.fromkeys(decoder.EXPERT_GATE_UP, FusedTensor("experts.gate_up_proj", decoder.EXPERT_GATE_UP)),
+        "moe.experts.down": "experts.down_proj",
     },
     defaults={
         **GEMMA4_UNIFIED_TEXT.defaults,
         "max_position_embeddings": 131_072,
         "sliding_window": 512,
         "per_layer_width": 256,
-    },
-    supported={
-        **GEMMA4_UNIFIED_TEXT.supported,
-        "enable_moe_block": Supported((False,), "experts next to an MLP, each with a norm of its own"),
     },
     write=_write_gemma4_text,
 )

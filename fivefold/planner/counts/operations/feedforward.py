@@ -35,10 +35,11 @@ def list_mlp(local: Local, source: str, *, layer: int) -> list[Op]:
                 sparse=local.model.has_sparse_gates(layer))  # fmt: skip
 
 
-def list_experts(local: Local, source: str) -> list[Op]:
+def list_experts(local: Local, source: str, *, router_source: str | None = None) -> list[Op]:
     """List the operations of routed experts, ``topk`` for each token, from ``source`` to ``d``, both [stream rows, D].
 
-    Stream rows: the rows of the residual stream that this rank holds (``local_shapes.py``).
+    Stream rows: the rows of the residual stream that this rank holds (``local_shapes.py``). ``router_source``: what the
+    router reads; by default ``source``.
     """
     model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
@@ -54,7 +55,7 @@ def list_experts(local: Local, source: str) -> list[Op]:
         moved_bytes=2 * moe.computed_per_token * size,
         moved_backward_bytes=(moe.computed_per_token + 1) * size,
     )
-    ops = [*_list_router(local, source), gather]
+    ops = [*_list_router(local, router_source or source), gather]
     ungated = "shared.whole" if moe.shared_gate else "shared"
     shared = _list_mlp(local, source, ungated, name="moe.shared", ffn=moe.shared_width) if moe.shared_experts else []
     shared += [_gate_shared_experts(local, source, ungated)] if moe.shared_gate else []
@@ -128,6 +129,8 @@ def _list_router(local: Local, source: str) -> list[Op]:
         {"shares": 4 * (copies + rows)} if moe.normalized else {}
     )
     topk = elementwise("moe.topk", "activation", ("choices",), "weights", size=scores, keeps=("scores",))
+    if moe.joined_norms:
+        topk = topk._replace(parameters=moe.choices, wgrad_numels=(moe.choices,))
     permutation = {"permutation": 8 * (3 * copies + rows + moe.experts + 1)}
     return [
         router,

@@ -160,14 +160,10 @@ def list_feedforward_half(local: Local, *, layer: int) -> list[Op]:
     if model.has_mlp(layer):
         ops += list_mlp(local, source, layer=layer)
     if model.is_moe(layer):
-        routed = list_experts(local, source)
-        if model.has_mlp(layer):  # tensors of experts have the prefix "e."
-            routed = [
-                rename_tensors(op, {name: f"e.{name}" for name in list_tensors(op) if name != source}) for op in routed
-            ]
-            routed.append(elementwise("moe.join", "add", ("d", "e.d"), "de", size=local.stream_bytes))
-            branch = "de"
-        ops += routed
+        if model.has_mlp(layer):
+            ops, branch = [*ops, *_list_joined_experts(local, source, stream)], "de"
+        else:
+            ops += list_experts(local, source)
     if post:
         name = "norm2" if block_kind == "post" else "norm2_post"
         ops, branch = [*ops, _list_norm(local, name, branch)], f"{name}.out"
@@ -186,6 +182,30 @@ def list_feedforward_half(local: Local, *, layer: int) -> list[Op]:
     elif inputs is not None:
         ops += add_input(local, inputs, "z.mlp", "z")
     return _apply_software(local, ops, layer=layer)
+
+
+def _list_joined_experts(local: Local, source: str, stream: str) -> list[Op]:
+    """List the operations of experts next to an MLP, whose output is ``d``, and of the sum of both outputs: → de.
+
+    Tensors of the experts have the prefix "e.". They read ``source``, as the MLP does, or norms of ``stream``.
+    """
+    normed = local.model.moe is not None and local.model.moe.joined_norms
+    experts = list_experts(local, "x", router_source="r") if normed else list_experts(local, source)
+    ops = [
+        rename_tensors(op, {name: f"e.{name}" for name in list_tensors(op) if normed or name != source})
+        for op in experts
+    ]
+    join = elementwise("moe.join", "add", ("d", "e.d"), "de", size=local.stream_bytes)
+    if not normed:
+        return [*ops, join]
+    return [
+        _list_norm(local, "moe.mlp_norm", "d", out="d.n"),
+        _list_norm(local, "moe.router.norm", stream, out="e.r"),
+        _list_norm(local, "moe.input_norm", stream, out="e.x"),
+        *ops,
+        _list_norm(local, "moe.output_norm", "e.d", out="e.n"),
+        rename_tensors(join, {"d": "d.n", "e.d": "e.n"}),
+    ]
 
 
 def _join_mamba2(local: Local, ops: Sequence[Op], source: str) -> list[Op]:

@@ -29,9 +29,11 @@ OTHER_PRODUCTS = {
 }
 
 
-@pytest.mark.parametrize("kind", FAMILIES)
-def test_operations_use_every_weight_once(kind: str) -> None:
-    model = from_config({"model_type": kind, **FAMILIES[kind]}, name=kind)
+@pytest.mark.parametrize(
+    ("kind", "changed"), [*((kind, {}) for kind in FAMILIES), ("gemma4_text", {"enable_moe_block": True})]
+)
+def test_operations_use_every_weight_once(kind: str, changed: dict[str, bool]) -> None:
+    model = from_config({"model_type": kind, **FAMILIES[kind], **changed}, name=kind)
     local = Local(model, Job(sequence=16, global_batch=1), LocalDegrees(sequences=1))
     for layer in range(model.layers):
         ops, weights = list_block(local, layer=layer), list(list_block_weights(model, layer))
