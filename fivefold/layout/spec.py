@@ -136,7 +136,7 @@ class Layout(Record):
             return
         if not 0 < self.recompute_ranks < self.pp:
             raise ValueError(
-                f"ac={self.ac}: {self.recompute_ranks} of pp={self.pp} pipeline ranks; "
+                f"ac={self.ac} recomputes on {self.recompute_ranks} of pp={self.pp} pipeline ranks; "
                 f"use 1 to pp-1 of them, or ac={self.recomputation}"
             )
         if self.pipeline.enters_both_ends:

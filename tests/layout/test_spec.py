@@ -185,7 +185,7 @@ def check_one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
         ("pp2 interleaved", "interleaved needs virtual stages; write v2"),
         ("pp2 gpipe v2", "drop v2 or write interleaved"),
         ("pp3 dualpipe", "dualpipe needs an even pp, not 3; try pp4"),
-        ("pp2 ac=full@2", "2 of pp=2 pipeline ranks; use 1 to pp-1 of them, or ac=full"),
+        ("pp2 ac=full@2", "recomputes on 2 of pp=2 pipeline ranks; use 1 to pp-1 of them, or ac=full"),
         ("pp2 dualpipe ac=full@1", "dualpipe has each stage on two ranks; use ac=full"),
         ("pp2 ac=none@1", "unknown recomputation 'ac=none@1'"),
         ("cp=ulysses", "add cp2 or more"),

@@ -170,7 +170,7 @@ def _classify_sites(tape: Tape) -> Ints:
 
 
 def _split_pipeline_receives(tape: Tape, events: Ints, lives: Lifetimes) -> Lifetimes:
-    """Make payloads of pp messages temporary; give a received one a second row, from its WAIT, without category."""
+    """Count pipeline messages as temporary; count a received tensor from its WAIT on in a row of its own."""
     is_pipeline_message = np.array(
         [message.collective == "p2p" and message.axis == "pp" for message in tape.messages] or [False]
     )

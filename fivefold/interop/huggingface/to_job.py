@@ -199,7 +199,7 @@ def _read_model(values: Values, document: Document, overrides: Model | None) -> 
         return published, ()
     similar = f" (similar: {join_names(close, 'and')})" if (close := catalog.list_similar(str(model_name))) else ""
     advice = "name its config.json, or a model of the catalog, by --model NAME or before --from"
-    return None, (f"the model {model_name!r}, which is not of the catalog{similar}: {advice}",)
+    return None, (f"the model {model_name!r}, which is not in the catalog{similar}: {advice}",)
 
 
 def _read_degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:

@@ -339,9 +339,9 @@ class Bounds:
     ) -> Floats:
         """Return the exposed seconds [n, 3] at the ends of a step.
 
-        They are reductions after the last backward, and gathers before the first forward. Without
-        ``unit_seconds_are_exact`` units may take longer than ``estimate_unit_seconds`` and the step may not,
-        where passes are paired or wait for gathers; there the messages are assumed to overlap with everything.
+        They are the reductions after the last backward and the gathers before the first forward. Without
+        ``unit_seconds_are_exact``, the seconds of units may be too long for a bound where passes are paired or wait for
+        gathers. There, the messages are assumed to overlap with all compute.
         """
         gathers_after_update = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
         if self.planner.job.stack.zero2_shards == "separate":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does

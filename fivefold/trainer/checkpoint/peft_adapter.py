@@ -244,8 +244,8 @@ class AdapterFolder:
             value = None if key is None else patterns[key]
             if by_target.setdefault(target, value) != value:
                 raise UserError(
-                    f"{self.path}: {CONFIG} has {name} of {key}, which gives some blocks others; adapters of one rank "
-                    "and alpha in all blocks are read"
+                    f"{self.path}: {CONFIG} sets {name} of {target} in only some blocks; only adapters "
+                    "with the same rank and alpha in all blocks can be read"
                 )
         return {target: value for target, value in by_target.items() if value is not None}
 

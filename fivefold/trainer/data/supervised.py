@@ -154,8 +154,8 @@ def _extract_prompt(record: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping
     chosen, rejected = (_get_field(record, key) for key in keys[1:])
     if isinstance(chosen, str) or isinstance(rejected, str):
         raise SampleError(
-            f"has no key {keys[0]!r}; add it, as {keys[1]} and {keys[2]} are texts, and only lists of messages can "
-            "begin with the prompt"
+            f"has no key {keys[0]!r}; add it, because {keys[1]} and {keys[2]} are plain texts, which do not show "
+            "where the prompt ends"
         )
     both = read_messages(chosen), read_messages(rejected)
     common = next((at for at, (one, other) in enumerate(zip(*both, strict=False)) if one != other), min(map(len, both)))

@@ -55,7 +55,8 @@ def check_trainable(recipe: Recipe) -> None:
         raise UserError(f"precision {recipe.name!r} cannot be trained yet; use one of {', '.join(TRAINABLE)}")
     if recipe.weights_bytes == 1 and not recipe.holds_casts:
         raise UserError(
-            f"precision {recipe.name!r}: weights in 8 bits are all-gathered as they are; set gathers = 'fp8'"
+            f"precision {recipe.name!r}: weights stored in 8 bits must also be all-gathered in 8 bits; set gathers = "
+            "'fp8'"
         )
     known = RECIPES[recipe.name]
     fields = [field for field in type(known).model_fields if getattr(recipe, field) != getattr(known, field)]

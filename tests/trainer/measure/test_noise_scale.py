@@ -159,7 +159,7 @@ def test_the_log_states_the_noise_scale_in_tokens() -> None:
     assert (line["noise_scale"], line["gradient_square"], line["gradient_variance"]) == (96.0, 0.5, 48.0)
 
 
-def test_layouts_without_a_part_of_the_batch_are_rejected(tmp_path: Path) -> None:
+def test_the_noise_scale_rejects_layouts_whose_ranks_see_no_part_of_the_batch(tmp_path: Path) -> None:
     run = Run(noise_scale=True)
     for text, line in (("dp1 tp2", "with dp1 every gradient"), ("dp2 cp2", "under cp2 no rank has")):
         with pytest.raises(UserError, match=line):

@@ -40,7 +40,7 @@ def _build_v1(config: Config, **of_family: Any) -> Model:
     rotary, dim = read_table(config), read_head_dim(config)
     if rotary.kind == "dynamic" and rotary.alpha:
         if config.head_dim is None or dim <= 2:
-            raise config.mistake(f"head_dim={config.head_dim} has to be given and above 2 with rope_scaling.alpha")
+            raise config.mistake(f"head_dim={config.head_dim} must be more than 2 with rope_scaling.alpha; give it")
         theta = (rotary.rope_theta or config.rope_theta) * rotary.alpha ** (dim / (dim - 2))
         rope: dict[str, Any] = {"rope_theta": theta}
     else:

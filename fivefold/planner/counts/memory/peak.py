@@ -397,8 +397,8 @@ def _check_sizes(sizes: list[list[int]], layout: Layout, *, times: int = 1) -> l
     """Return ``sizes`` if ``times`` the sum of each row fits 64-bit integers; else raise a ``UserError``."""
     if (max_bytes := times * max(sum(map(abs, row)) for row in sizes)) > COUNTED_BYTES:
         raise UserError(
-            f"layout {str(layout)!r} would hold about {max_bytes:.0e} bytes on a rank, and more than "
-            f"{COUNTED_BYTES:.0e} are not counted; shorten the sequence, or lower mbs or the model"
+            f"layout {str(layout)!r} would hold about {max_bytes:.0e} bytes on a rank, more than the "
+            f"{COUNTED_BYTES:.0e} that can be counted; shorten the sequence, or lower mbs or the model"
         )
     return sizes
 

@@ -177,8 +177,8 @@ class PassColumns(NamedTuple):
     def select_undominated(self) -> PassColumns:
         """Return the passes that no other of their rank, stage and kind exceeds, ordered by these.
 
-        Reduced gradients count negative, as they are no larger than their sums; a first backward, which allocates its
-        sums, is exceeded by one that finds them allocated.
+        Reduced gradients are compared with the opposite sign, because the sums that they replace are larger. A first
+        backward, which allocates its sums, is dropped if a later one of its kind has them already.
         """
         n_stages = self.counts.shape[1] // GROUPS
         state_code = self.previous * 2 + self.is_gathered

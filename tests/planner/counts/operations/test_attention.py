@@ -96,7 +96,7 @@ def test_padding_is_held_and_not_kept() -> None:
     assert more == (2 * item, 4 * item)
 
 
-def test_values_are_kept_as_a_part_of_what_keys_and_values_are_made_in() -> None:
+def test_latent_attention_saves_values_as_a_view_of_the_up_projection() -> None:
     unit = Counts(LATENT, JOB).unit(get_local_degrees(Layout()), Kind(False, False))
     sizes = {name: size for op in unit.ops for name, size in op.writes.items()}
     core = next(op for op in unit.ops if op.name == "attention.core")

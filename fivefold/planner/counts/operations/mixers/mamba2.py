@@ -177,7 +177,7 @@ def count_scan_scratch(net: Mamba2, sequences: int, groups: Sequence[int], *, is
 
 
 def scan_flops(groups: Sequence[int], net: Mamba2) -> tuple[int, int]:
-    """Return the FLOPs of one sequence in groups of these tokens: of the forward, and of the backward.
+    """Return the FLOPs of the forward and of the backward of one sequence, in groups of these tokens.
 
     The backward computes the states again, then each group, then twice the FLOPs of its matmuls.
     """
