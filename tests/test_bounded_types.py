@@ -72,7 +72,7 @@ def test_sizes_that_are_too_large_only_together_are_errors() -> None:
     with pytest.raises(UserError, match=r"about 7e\+19 parameters are more than 1e\+17; make the model smaller"):
         Model.read({"name": "one", **ONE, "layers": 2**12, "width": 2**20, "moe": EXPERTS}, origin="one.toml")
     endless = Job(sequence=2**30, global_batch=2**20, attention="unfused")
-    with pytest.raises(UserError, match=r"would hold about \de\+\d\d bytes on a rank, more than the 1e\+18 that can be"):
+    with pytest.raises(UserError, match=r"would hold about \de\+\d\d bytes on a rank, more than the 1e\+18 that can"):
         predict(model=build_model("llama3-70b"), machine=CHIPS, layout=Layout(mbs=2**20), job=endless)
     with pytest.raises(UserError, match=r"ramp.step=1 makes 16777215 sizes"):
         Job.read({"global_batch": 2**24, "ramp": {"first": 1, "step": 1, "every": 1}}, origin="job")
