@@ -38,17 +38,21 @@ def is_reduced(path: str, text: str, value: Any) -> bool:
 
 
 def list_asked(words: list[str]) -> list[tuple[str, str | None]]:
-    """Return fields of the job and their values, as options and ``--set`` say them; None: cannot be told from here."""
-    results: list[tuple[str, str | None]] = []
+    """Return fields of the job and their values, as options and ``--set`` say them; None: cannot be told from here.
+
+    A field of ``--set`` goes before the option of its name.
+    """
+    options, results, changed = list[tuple[str, str | None]](), list[tuple[str, str | None]](), set[str]()
     for option, text in pairwise(words):
         if option in OPTIONS:
-            results.append((OPTIONS[option], text))
+            options.append((OPTIONS[option], text))
         elif option == "--set":
             path, _, value = text.partition("=")
             path = {"stack": "stack.name", "precision": "precision.name"}.get(path, path)
             path = f"stack.{path}" if path.split(".")[0] in FACTS else path
             results.append((path, None if value[:1] in ("[", "{") or path == "adapter" else value))
-    return results
+            changed.add(path)
+    return [item for item in options if item[0] not in changed] + results
 
 
 def value_at(values: Any, path: str) -> Any:

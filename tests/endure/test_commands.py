@@ -56,6 +56,8 @@ def test_an_answer_to_another_question_is_detected() -> None:
     assert find_ignored([*words, "--set", "loss=plain"], out) == "asked for stack.loss='plain', answered for 'chunked'"
     assert find_ignored([*words, "--set", "emulate=true"], out) == "asked for emulate='true', answered for False"
     assert find_ignored(["predict", "nano", "h100:8", "zero0 dp8", "--json"], out) == ""
+    words += ["--seq", "64", "--stack", "megatron-core", "--set", "stack.name=fivefold"]
+    assert find_ignored(words, out) == ""  # a field that is set goes before the option
     assert is_same(str(2**60 - 1), 2**60 - 1)  # which is no double
     assert not is_same(str(2**60 - 1), 2**60)
     assert "answered for 'dp8" in find_ignored(["predict", "nano", "h100:8", "dp4", "--json"], out)
