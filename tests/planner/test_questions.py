@@ -406,6 +406,17 @@ def test_fused_scans_are_a_change_of_models_with_scans(model: str, backend: str,
         assert change.faster > 1
 
 
+@pytest.mark.parametrize(
+    ("model", "layout", "left_out"), [("nano", "dp2 pp4 1f1b", "v2"), ("gpt-oss-20b", "dp8 ep8 zero1", "mbs2")]
+)
+def test_changes_to_a_layout_that_is_not_legal_are_left_out(model: str, layout: str, left_out: str) -> None:
+    """nano's two layers give no eight stages, and eight sequences no two for each of eight ranks."""
+    job = Job(sequence=512, global_batch=8)
+    changes = questions.list_changes(model=build_model(model), machine=NODE, job=job, layout=Layout.parse(layout))
+    assert len(changes) > 5
+    assert left_out not in {token for change in changes for token in change.layout.split()}
+
+
 def test_changes_are_relative_to_the_given_layout() -> None:
     layout = Layout.parse("dp8 zero3 mbs1 ac=full")
     result = questions.list_changes(model=LLAMA, machine=NODE, job=JOB, layout=layout)
