@@ -55,9 +55,11 @@ def test_a_second_run_is_rejected_and_the_lock_of_a_dead_one_is_taken(tmp_path: 
             check_held(folder)
         os.kill(pid, signal.SIGKILL)  # and it has not been waited for yet
         wait_for(lambda: Holder.from_pid(pid).started == "", seconds=5)
-        with hold(folder):
+        said: list[str] = []
+        with hold(folder, report=said.append):
             assert Holder.model_validate_json((folder / LOCK_FILE).read_text()).process == os.getpid()
             check_held(folder)
+        assert said == []  # at once: that it is dead can be seen from here
         assert not (folder / LOCK_FILE).exists()
 
 
