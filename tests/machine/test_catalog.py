@@ -83,6 +83,13 @@ def test_the_catalog_has_at_least_fourteen_chips_with_plausible_figures():
         assert 10 * 2**30 < result.chip.memory_bytes < 300 * 2**30
 
 
+def test_a_chip_of_the_same_die_with_less_power_is_not_faster():
+    """Also where its matmuls were not measured: their share of the peak is that of the chip that was."""
+    for slow, quick in (("mi350x", "mi355x"), ("h100-pcie", "h100"), ("h100-nvl", "h100"), ("h20", "h100")):
+        rates = [resolve(f"{name}:1", local=Path()).chip.sustained_flops("bf16") for name in (slow, quick)]
+        assert rates[0] < rates[1], slow
+
+
 def test_a_machine_name_is_one_node_and_a_count_that_many_ranks():
     assert machine("h100").ranks == 8
     assert machine("gb300").ranks == 72
