@@ -5,8 +5,9 @@ the printed MFU implies (6N + 12·L·H·S). Software: Aleph-Alpha/scaling@737f85
 pipeline_schedule/train.py is 1F1B. optimizer/optimizer.py reduces gradients at the end of a step, in fp32 and in
 buckets, and gathers the weights of ZeRO-1 after the update. parallel_module/activation_checkpointing.py runs full
 layers again, losses/cross_entropy.py widens logits to fp32, and pipeline_partitioning.py divides embedding, layers,
-norm and head evenly by their number. Attention as printed; "rms" is a fused norm. Read after all constants were set,
-so all rows are held out.
+norm and head evenly by their number. Its head gathers the logits over tp (layers/lm_head.py), so that every rank has
+all of them; no stack of ours does, so the last stage is predicted smaller and faster. Attention as printed; "rms" is a
+fused norm. Read after all constants were set, so all rows are held out.
 """
 
 from __future__ import annotations
