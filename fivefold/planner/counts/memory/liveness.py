@@ -238,7 +238,7 @@ def simulate_split_backward(
                 weights_peak = max(weights_peak, remaining)
             last_wgrad_bytes = remaining
             remaining -= backward.waiting_by_op[index]
-        if defers_wgrad(op):
+        if index in backward.deferred_by_op:  # not the matmuls of an indexer, which no gradient reaches
             elements = max(op.wgrad_numels) if op.accumulates_wgrads else sum(op.wgrad_numels)
             regathered = 0 if op.recomputed else op.regathered_bytes
             op_peak = remaining + regathered + elements * width + op.cast_scratch_bytes[1]

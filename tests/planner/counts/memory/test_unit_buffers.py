@@ -101,3 +101,14 @@ def test_a_copy_freed_when_experts_are_reduced_is_counted_once() -> None:
     assert (
         min(item.gradients_bytes for item in list_live_bytes(counts, layout) if item.cause.endswith("reduce")) >= block
     )
+
+
+def test_an_indexer_that_no_gradient_reaches_defers_none() -> None:
+    """Its matmuls have weights, but W has no operands of them, however gradients are accumulated."""
+    model, layout = build_model("glm5-744b-a40b"), Layout(pp=2, schedule="zb1p")
+    deferred_bytes = set()
+    for item in ("separate", "fused", "fused_dummy"):
+        counts = Counts(model, Job(sequence=64, global_batch=2, wgrad_accumulation=item))
+        block = counts.list_stage_groups(layout)[1][0].name
+        deferred_bytes.add(counts.profile_deferred_wgrad(get_local_degrees(layout), block).deferred_bytes)
+    assert len(deferred_bytes) == 1
