@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from transformers import TrainerCallback
 
 from fivefold.api.job_words import JobWords
-from fivefold.integrations.reporting import StepReport, load_machine_of_run, logger
+from fivefold.integrations.reporting import StepReport, hide_progress_bars, load_machine_of_run, logger
 from fivefold.record import UserError
 from fivefold.requests.configs import describe_notes, load_config
 from fivefold.requests.job import FIELDS
@@ -79,7 +79,8 @@ class PredictionCallback(TrainerCallback):
         try:
             self.predicted, machine = self.predict(args)
         except UserError as error:
-            logger.warning("no prediction: %s", _translate_line(str(error)))
+            with hide_progress_bars():
+                logger.warning("no prediction: %s", _translate_line(str(error)))
         self._hook = self.trainer.model.register_forward_pre_hook(self._note_length, with_kwargs=True)
         self._report = StepReport(
             model,
@@ -125,7 +126,7 @@ class PredictionCallback(TrainerCallback):
             return
         report, self._report = self._report, None
         self._hook.remove()
-        report.end()
+        report.end(tokens=self._count_seen_tokens(self.trainer.args))
         self.measured = report.measured
         if report.prints and self.predicted is not None and self.measured is not None:
             self._warn_of_lengths(self.predicted)
@@ -154,8 +155,11 @@ class PredictionCallback(TrainerCallback):
 
     def _count_tokens(self, args: Any) -> int:
         """Return the tokens of a step over all ranks; 0 if the sequence length is not known."""
-        sequences = int(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size)
-        return (self._find_sequence(args) or 0) * sequences
+        return (self._find_sequence(args) or 0) * _count_sequences(args)
+
+    def _count_seen_tokens(self, args: Any) -> int:
+        """Return the tokens of a step over all ranks, from its batches; 0 if their lengths differ."""
+        return max(self._lengths) * _count_sequences(args) if len(self._lengths) == 1 else 0
 
     def _find_sequence(self, args: Any) -> int | None:
         lengths = (getattr(args, key, None) for key in LENGTH_KEYS)
@@ -191,6 +195,11 @@ class PredictionCallback(TrainerCallback):
         for line in describe_notes(read.notes):
             logger.info("%s", _translate_line(line))
         return read.layout, read.job
+
+
+def _count_sequences(args: Any) -> int:
+    """Return the sequences of a step over all ranks."""
+    return int(args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size)
 
 
 def _translate_line(line: str) -> str:

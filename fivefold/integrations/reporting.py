@@ -11,7 +11,9 @@ The prediction is printed and logged at the beginning, predicted next to measure
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,11 +68,15 @@ class StepReport:
         )
         self._watched.__enter__()
 
-    def end(self) -> None:
-        """End the measurement once, print and log predicted next to measured; every rank of the run takes part."""
+    def end(self, *, tokens: int = 0) -> None:
+        """End the measurement once, print and log predicted next to measured; every rank of the run takes part.
+
+        ``tokens``: of a step over all ranks, if they were not known at the beginning.
+        """
         if self._watched is None:
             return
         watched, self._watched = self._watched, None
+        watched.tokens = watched.tokens or tokens
         watched.__exit__(None, None, None)
         try:
             self.measured = watched.step
@@ -153,23 +159,32 @@ def list_errors(predicted: Step | None, measured: Step | None) -> dict[str, floa
 
 def print_steps(predicted: Step | None, measured: Step | None = None) -> None:
     """Print one step, or predicted next to measured."""
-    from rich.console import Console
-
     from fivefold.rendering.compare import render_table
     from fivefold.rendering.table import step as page
     from fivefold.results.step_comparison import compare
 
     if predicted is not None and measured is not None:
-        Console().print(render_table(compare(predicted, measured)))
+        _print(render_table(compare(predicted, measured)))
     elif (step := predicted or measured) is not None:
-        Console().print(page(step))
+        _print(page(step))
 
 
 def print_advice(predicted: Step | None, measured: Step) -> None:
     """Print the advice on a measured step, if its time was measured."""
-    from rich.console import Console
-
     from fivefold.profiling.step_advice import advise_on_step
 
     if advice := advise_on_step(measured, predicted):
-        Console().print(f"\n{advice}", markup=False, highlight=False)
+        _print(f"\n{advice}", markup=False, highlight=False)
+
+
+def hide_progress_bars() -> AbstractContextManager[None]:
+    """Clear the progress bars of tqdm, which trainers show, while lines are printed, and draw them again after it."""
+    tqdm = sys.modules.get("tqdm.auto")
+    return tqdm.tqdm.external_write_mode() if tqdm else nullcontext()
+
+
+def _print(content: Any, **options: Any) -> None:
+    from rich.console import Console
+
+    with hide_progress_bars():
+        Console().print(content, **options)

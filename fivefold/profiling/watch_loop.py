@@ -324,7 +324,7 @@ def watch(
         described = {name: getattr(predicted, name) for name in ("model", "machine", "layout", "job", "stack")}
     else:
         name = type(model.module if isinstance(model, DistributedDataParallel) else model).__name__
-        where = machine.name if machine else "this one"
+        where = machine.name if machine else "this computer"
         layout = layout_name or f"dp{world}"
         described = {"model": name, "machine": where, "layout": layout, "job": {}, "stack": "own loop"}
     return Watched(

@@ -45,7 +45,9 @@ def describe_question(
 
 
 def describe_step(step: Step, *, open_fields: Collection[str] = (), stated: Collection[str] | None = None) -> str:
-    """Return the job of a step in one line."""
+    """Return the job of a step in one line; of a measured loop without a prediction only its software is known."""
+    if not step.job:
+        return f"software {step.stack}"
     return describe_job(Job.read(dict(step.job), origin="job"), open_fields=open_fields, stated=stated)
 
 

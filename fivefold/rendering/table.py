@@ -83,11 +83,16 @@ def show_headline(step: Step, *, stated: Collection[str] | None = None) -> Text:
         render_remarks(step.remarks),
         "\n",
         (f"step time {show_seconds(step.time.step_seconds)}", "bold cyan"),
-        f"  ·  {show_count(step.tokens_per_second_per_gpu)} tokens/s per GPU  ·  {_format_mfu(step)}\n",
+        f"  ·  {_format_speed(step)}  ·  {_format_mfu(step)}\n",
         _format_verdict(step.memory),
         render_intervals(step),
         overflow="fold",
     )
+
+
+def _format_speed(step: Step) -> str:
+    speed = step.tokens_per_second_per_gpu
+    return f"{show_count(speed)} tokens/s per GPU" if speed else "tokens/s not known"
 
 
 def _format_mfu(step: Step) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,11 @@ from fivefold.record import UserError
 from fivefold.results.step_comparison import compare, read_pair
 
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate: pip install accelerate")
+from tqdm.auto import tqdm
 from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainerCallback, TrainingArguments
 
 from fivefold.integrations.huggingface import PredictionCallback
+from fivefold.integrations.reporting import hide_progress_bars
 
 SEQUENCE = 32
 STEPS = 5
@@ -113,7 +117,7 @@ def test_training_with_the_callback_is_bitwise_equal_to_training_without(tmp_pat
 
 @pytest.mark.slow
 def test_a_step_that_cannot_be_predicted_is_measured_with_a_one_line_remark(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer = make_trainer(tmp_path, optim="lomo")
     with pytest.raises(UserError, match="lomo"):
@@ -128,6 +132,19 @@ def test_a_step_that_cannot_be_predicted_is_measured_with_a_one_line_remark(
     assert callback.measured is not None
     assert {name for name in figures(trainer) if "predicted" in name or "error" in name} == set()
     assert figures(trainer)["fivefold/measured_step_seconds"] == callback.measured.time.step_seconds
+    speed = 4 * SEQUENCE / callback.measured.time.step_seconds  # tokens of the batches
+    assert callback.measured.tokens_per_second_per_gpu == pytest.approx(speed)
+    printed = capsys.readouterr().out
+    assert "measured  LlamaForCausalLM on this computer, 1 rank\nsoftware own loop\n" in printed  # no default of a job
+    assert "defaults" not in printed
+
+
+def test_progress_bars_are_cleared_before_lines_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    with tqdm(total=2, file=sys.stderr), hide_progress_bars():
+        print("predicted", file=sys.stderr, flush=True)
+    bar, _, rest = capsys.readouterr().err.partition("predicted\n")
+    assert re.search(r"0/2 .*\r +\r$", bar)
+    assert "0/2" in rest
 
 
 @pytest.mark.slow

@@ -156,7 +156,7 @@ def test_a_saved_watched_run_is_read_by_show(tmp_path: Path) -> None:
         steps(module, optimizer, 4)
     watched.save(tmp_path / "alone")
     result = CliRunner().invoke(app, ["show", str(tmp_path / "alone")], catch_exceptions=False)
-    assert "measured  Sequential on this one" in result.stdout
+    assert "measured  Sequential on this computer" in result.stdout
     assert " ".join(str(watched.advice).split()) in " ".join(result.stdout.split())
     assert ff.predict("nano", "h100:1", "mbs1").world == 1
     with ff.watch(module, optimizer, against=("nano", "h100:1", "mbs1"), seq=128, gbs=4) as watched:
