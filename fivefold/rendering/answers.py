@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.rendering import lengths, run_estimate
 from fivefold.rendering.grid import Column, make_grid
-from fivefold.rendering.search import ANSWERS, BATCHES, CHANGES, FINE_TUNES, describe_fine_tunes
+from fivefold.rendering.search import ANSWERS, BATCH_LAYOUTS, BATCHES, CHANGES, FINE_TUNES, describe_fine_tunes
 from fivefold.rendering.sections import AnswerSection
 from fivefold.results.search_result import Change
 
@@ -22,11 +22,13 @@ def list_sections(question: str, replies: Sequence[Any]) -> list[AnswerSection]:
         return lengths.list_sections(replies[0])
     if question == "batch":
         remark = "micro-batches: of each pipeline; powers of two around what is recommended"
-        title = f"Global batches of {replies[0].layout}"
         if any(reply.recommended for reply in replies):
-            title = "Global batches, each with its fastest layout"
             remark += "; → nearest to the scaling laws, or to the measured noise scale"
-        return [AnswerSection((make_grid(BATCHES, replies),), title, remark)]
+            return [
+                AnswerSection((make_grid(BATCHES, replies),), "Global batches, each with its fastest layout", remark)
+            ]
+        table = make_grid(BATCHES, replies).drop_columns(BATCH_LAYOUTS)
+        return [AnswerSection((table,), f"Global batches of {replies[0].layout}", remark)]
     if question == "changes":
         return list_change_sections(replies)
     table = make_grid(COLUMNS.get(question, ANSWERS), replies)

@@ -18,7 +18,7 @@ from rich.text import Text
 from fivefold.rendering.palette import get_colour
 from fivefold.rendering.pipeline import draw_legend
 from fivefold.results.spans import Level
-from fivefold.units import choose_byte_unit, show_bytes, show_seconds
+from fivefold.units import choose_byte_unit, show_bytes, show_cause, show_seconds
 
 # part of a level, from the bottom up → its colour, and its character on terminals without colours
 LOOKS = {
@@ -85,7 +85,7 @@ class MemoryPicture:
             [(part, *look) for (part, look), occurs in zip(LOOKS.items(), occurs_list, strict=True) if occurs],
             plain=without_colours,
         )
-        cause = f" in {top.cause}" if top.cause else ""
+        cause = f" in {show_cause(top.cause)}" if top.cause else ""
         words = describe_peak(self.levels, rank=self.rank, capacity_bytes=self.capacity_bytes)
         yield Text(f"{words}{cause and ';'}{cause}", overflow="fold")
 

@@ -324,6 +324,7 @@ BATCHES: tuple[Column[Batch], ...] = (
     Column("micro-batches", attrgetter("micro_batches")),
     Column("steps", attrgetter("steps"), "{:,}".format),
 )
+BATCH_LAYOUTS = ("", "fastest layout", "step time")  # columns of BATCHES that are empty if a layout is given
 FINALISTS: tuple[Column[tuple[int, Finalist]], ...] = (
     Column("#", itemgetter(0)),
     Column("layout", lambda row: row[1].layout, is_text=True),

@@ -40,6 +40,7 @@ from fivefold.requests.fields import FrontLevels, LayoutText, Line, Lines, Machi
 from fivefold.requests.job import collect_fields, get_job_words, list_stated, load_job
 from fivefold.requests.offers import apply_prices
 from fivefold.requests.settings import AppliedSettings, UserSettings, load_settings, show_settings_file
+from fivefold.requests.words import TOKENS
 from fivefold.sweeps.spec import Sweep
 from fivefold.web.folder import ServedFolder
 
@@ -206,7 +207,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         values = {name: getattr(self, name) for name in fields}
         changed_fields = {name: value for name, value in values.items() if value != fields[name].default}
         entries = ((name, value if isinstance(value, tuple) else (value,)) for name, value in changed_fields.items())
-        return [(name, spell_value(entry)) for name, values in entries for entry in values]
+        return [(name, spell_field(name, entry)) for name, values in entries for entry in values]
 
     def url(self, path: str, **changes: Any) -> str:
         """Return the URL of this question at ``path``, with some fields changed; defaults are left out."""
@@ -224,7 +225,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         field = type(self).model_fields.get(name)
         if (value in (None, "", ()) and name not in NEEDED) or (field and field.default == value):
             return ""
-        spelled = spell_value(value) if isinstance(value, float) else value
+        spelled = spell_field(name, value) if isinstance(value, float) else value
         return urlencode({name: spelled}, doseq=True, quote_via=quote, safe=":=,/")
 
 
@@ -389,6 +390,15 @@ class SweepStart(JobQuestion):
 def spell_value(value: object) -> str:
     """Return a value as URLs and forms contain it."""
     return f"{value:.12g}".replace("e+", "e") if isinstance(value, float) else str(value)
+
+
+def spell_field(name: str, value: object) -> str:
+    """Return a field's value as URLs and forms contain it, a number of tokens as people write it: ``2T``, ``1.5B``."""
+    if name == "tokens" and isinstance(value, float):
+        for unit in ("T", "B", "M"):
+            if value >= TOKENS[unit]:
+                return f"{value / TOKENS[unit]:.12g}{unit}"
+    return spell_value(value)
 
 
 def _parse_table(text: str) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def read_log(folder: ServedFolder, name: str) -> list[dict[str, Any]]:
     """Return the lines of a run's log; raises ``UserError`` if ``name`` is no run."""
     path = folder.path(f"{name}/{LOG}")
     if not path.is_file():
-        raise UserError(f"{name} holds no {LOG}; name the folder of a run")
+        raise UserError(f"{name!r} holds no {LOG}; name the folder of a run")
     try:
         log_lines = read_lines(path)
     except (OSError, UnicodeDecodeError) as error:

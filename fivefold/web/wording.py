@@ -50,6 +50,7 @@ LABELS = {  # of the controls, by option
     "out": "file for the rows",
 }
 _AGAINST = re.compile(r"--against MODEL MACHINE LAYOUT")
+_FROM = re.compile(r"with --from FILE")
 _SETTING = re.compile(r"--set (?=[a-z_.]+=)")
 _OPTION = re.compile(rf"(?<![\w-])--({'|'.join(sorted(LABELS, key=len, reverse=True))})(?![\w-])")
 _COMMAND = re.compile(rf"`fivefold (ask )?({'|'.join([*QUESTIONS, *(path for path, _ in PAGES)])})`")
@@ -61,6 +62,7 @@ def use_page_words(message: object) -> str:
     if "--" not in message and "`" not in message:
         return message
     message = _AGAINST.sub("--against", message)
+    message = _FROM.sub("in a terminal with fivefold predict --from FILE", message)
     message = _SETTING.sub("", message)
     message = _OPTION.sub(lambda match: f"“{LABELS[match[1]]}”", message)
     return _COMMAND.sub(lambda match: _name_page(match[2]), message)

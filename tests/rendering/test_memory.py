@@ -37,7 +37,7 @@ def test_the_memory_picture_stacks_its_categories() -> None:
     assert all(line[-1] == " " for line in columns[:6])  # back to six
     assert lines[0].startswith("12 GiB │")
     assert lines[12].split() == ["0", "GiB", "└", "3.00", "s"]
-    words = "Rank 1 peaks at 12.00 GiB, which leaves 25% of 16.00 GiB; in head backward"
+    words = "Rank 1 peaks at 12.00 GiB, which leaves 25% of 16.00 GiB; in backward of head"
     assert " ".join(" ".join(lines[14:]).split()) == words
     assert "gathers" not in lines[13]
 
@@ -65,7 +65,7 @@ def test_the_memory_picture_shows_the_capacity_if_it_is_near_the_peak(large: Ste
     near, far = (drawing.draw_file(LEVELS, step=large, rank=0, capacity_bytes=n * GIB) for n in (16, 800))
     assert "chip 16.00 GiB" in near.to_svg()
     assert "chip" not in far.to_svg()
-    assert "in head backward" in near.to_svg()
+    assert "in backward of head" in near.to_svg()
     assert [name for _, name in near.looks] == ["states", "gradients", "activations", "temporary"]
 
 

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from starlette.testclient import TestClient
 
 pytest.importorskip("fastapi", reason="the page needs the extra web")
+
+from fivefold.web.question import spell_field
 
 SAID = "seq 512, global batch 16; defaults: bf16, AdamW, software fivefold"
 ASKED = {"model": "tiny", "machine": "h100:2", "seq": "512", "gbs": "16"}
@@ -29,6 +33,24 @@ def test_an_answer_on_a_page_begins_with_the_question(
 def test_idle_ranks_are_reported(client: TestClient, path: str, layout: list[str]) -> None:
     text = client.get(path, params={"model": "tiny", "machine": "h100:8", "layout": layout}).text
     assert text.count("uses 4 of the 8 ranks of h100; 4 stay idle") == 1
+
+
+def test_a_number_of_tokens_is_spelled_as_people_write_it(client: TestClient) -> None:
+    assert [spell_field("tokens", value) for value in (2e12, 1.5e9, 3e6, 512.0)] == ["2T", "1.5B", "3M", "512"]
+    assert spell_field("price", 2e12) == "2e12"
+    page = client.get("/search", params=ASKED | {"tokens": "1.5e9"}).text
+    assert 'name="tokens" type="text" value="1.5B"' in page
+    assert "tokens=1.5B" in page
+
+
+def test_a_page_that_does_not_exist_is_not_found(client: TestClient) -> None:
+    assert "<h1>Page not found</h1>" in client.get("/nothing").text
+    assert "<h1>This is not possible</h1>" in client.get("/ask", params={"tokens": "x"}).text
+
+
+def test_only_the_keyword_that_another_value_makes_valid_is_marked_as_wrong(client: TestClient) -> None:
+    text = client.get("/plan", params={"model": "llama3-8b", "machine": "h100:8", "layout": "dp7", "gbs": "64"}).text
+    assert re.findall(r'data-key="([^"]+)"[^>]* class="chosen wrong"', text) == ["dp 7"]
 
 
 def test_an_empty_model_field_is_an_error(client: TestClient) -> None:

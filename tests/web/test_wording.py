@@ -25,6 +25,7 @@ TEMPLATES = Path(__file__).parents[2] / "fivefold" / "web" / "templates"
         ("use more GPUs (`fivefold ask gpus`), or see `fivefold search`", "use more GPUs (Ask: Fewest GPUs with "
          "enough memory), or see Search"),
         ("in use; --against MODEL MACHINE LAYOUT says", "in use; “compare with the prediction of this layout” says"),
+        ("read its config with --from FILE", "read its config in a terminal with fivefold predict --from FILE"),
         ("set --overlap-grad-reduce and --seq-length 4096", "set --overlap-grad-reduce and --seq-length 4096"),
     ],
 )  # fmt: skip

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from math import isfinite
 from typing import NamedTuple
 
-from fivefold.rendering.drawing.plot import SIDE, choose_ticks, plot, show_tick
+from fivefold.rendering.drawing.plot import SIDE, choose_ticks, plot, show_ticks
 from fivefold.rendering.drawing.svg import build_element, format_percent, join_elements
 from fivefold.rendering.elements import Raw
 
@@ -40,6 +40,7 @@ def draw_lines(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_
     def place_point(point: tuple[float, float]) -> tuple[float, float]:
         return (point[0] - first) / (last - first), 1 - (point[1] - low) / (high - low)
 
+    y_ticks = choose_ticks(high, first=low)
     paths = (_draw_path([place_point(point) for point in curve.points], curve.look) for curve in curves)
     dots = (
         build_element("circle", cx=format_percent(x), cy=format_percent(y), r=3, class_=f"dot s-{curve.look}")
@@ -52,7 +53,7 @@ def draw_lines(curves: Sequence[Curve], *, label: str, x_title: str = "step", y_
         label=label,
         height=HEIGHT,
         x=[((item - first) / (last - first), f"{item:g}") for item in choose_ticks(last, first=first, about=6)],
-        y=[(1 - (item - low) / (high - low), show_tick(item)) for item in choose_ticks(high, first=low)],
+        y=[(1 - (tick - low) / (high - low), text) for tick, text in zip(y_ticks, show_ticks(y_ticks), strict=True)],
         x_title=x_title,
         y_title=y_title,
         over=join_elements(dots),

@@ -14,7 +14,7 @@ from fivefold.rendering.memory import LOOKS, describe_peak, find_peak, list_part
 from fivefold.rendering.question import count_ranks
 from fivefold.results.spans import Level
 from fivefold.step import Step
-from fivefold.units import choose_byte_unit, show_bytes, show_seconds
+from fivefold.units import choose_byte_unit, show_bytes, show_cause, show_seconds
 
 HEIGHT = 250
 MAX_TOOLTIP_INTERVALS = 240  # number of time intervals for which the mouse shows what is live
@@ -100,7 +100,11 @@ def _list_intervals(levels: Sequence[Level], *, last: float) -> Iterator[tuple[f
             f"{part}  {show_bytes(size)}" for part, size in zip(LOOKS, list_parts(level), strict=True) if size
         ]
         total_line = f"{show_bytes(level.live_bytes)} at {show_seconds(level.seconds)}"
-        yield start, end, "\n".join([total_line, *([level.cause] if level.cause else []), *reversed(part_lines)])
+        yield (
+            start,
+            end,
+            "\n".join([total_line, *([show_cause(level.cause)] if level.cause else []), *reversed(part_lines)]),
+        )
 
 
 def _draw_overlay(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None) -> Iterator[Raw]:
@@ -122,7 +126,7 @@ def _draw_overlay(top: Level, *, last: float, ceiling: float, capacity_bytes: in
     x, y = format_percent(top.seconds / last), format_percent(1 - top.live_bytes / ceiling)
     is_left = top.seconds < last / 2
     cause = (
-        build_element("tspan", f"\u00a0in {top.cause}", class_="wide") if top.cause else ""
+        build_element("tspan", f"\u00a0in {show_cause(top.cause)}", class_="wide") if top.cause else ""
     )  # hidden in narrow windows
     yield build_element("circle", cx=x, cy=y, r=4, class_="peak")
     yield build_element(

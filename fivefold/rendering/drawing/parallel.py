@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from fivefold.rendering.drawing.plot import SIDE, choose_ticks, plot
@@ -10,6 +11,7 @@ from fivefold.rendering.drawing.svg import build_element, format_percent, join_e
 from fivefold.rendering.elements import Raw
 
 HEIGHT = 300
+MIN_ROOM = 10  # letters between two axes
 
 
 class ParallelAxis(NamedTuple):
@@ -34,7 +36,7 @@ def draw_parallel_axes(axes: Sequence[ParallelAxis], lines: Sequence[ParallelLin
     if len(axes) < 3:
         return Raw("")
     scales = [_scale(axis) for axis in axes]
-    places = [place / (len(axes) - 1) for place in range(len(axes))]
+    places = _place_axes(scales)
     paths = []
     for index, line in reversed(list(enumerate(lines))):
         heights = [_place_value(axis.values[index], scale) for axis, scale in zip(axes, scales, strict=True)]
@@ -53,6 +55,16 @@ def draw_parallel_axes(axes: Sequence[ParallelAxis], lines: Sequence[ParallelLin
         kind="named parallel",
         role="group",
     )
+
+
+def _place_axes(scales: Sequence[Sequence[tuple[float | str, float]]]) -> list[float]:
+    """Return the place of each axis, as a share from the left; one with long texts gets more room to its right."""
+    rooms = [max(MIN_ROOM, *(len(_show_mark(value)) for value, _ in scale)) for scale in scales[:-1]]
+    return [place / sum(rooms) for place in accumulate(rooms, initial=0)]
+
+
+def _show_mark(value: float | str) -> str:
+    return f"{value:.3g}" if isinstance(value, int | float) else value
 
 
 def _scale(axis: ParallelAxis) -> list[tuple[float | str, float]]:
@@ -84,8 +96,13 @@ def _draw_marks(place: float, scale: Sequence[tuple[float | str, float]]) -> Ite
     last = 2.0
     for value, height in scale:
         if last - height >= 15 / HEIGHT:
-            text = f"{value:.3g}" if isinstance(value, int | float) else value
             yield build_element(
-                "text", text, x=format_percent(place), y=format_percent(height), dx=6, dy="0.35em", class_="mark-text"
+                "text",
+                _show_mark(value),
+                x=format_percent(place),
+                y=format_percent(height),
+                dx=6,
+                dy="0.35em",
+                class_="mark-text",
             )
             last = height

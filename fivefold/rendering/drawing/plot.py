@@ -26,12 +26,15 @@ def choose_ticks(last: float, *, first: float = 0.0, about: int = 5) -> list[flo
     return [factor * step for factor in range(ceil(first / step - 1e-9), floor(last / step + 1e-9) + 1)]
 
 
-def show_tick(value: float) -> str:
-    """Format the number of a tick: ``1500000`` → ``"1.5 M"``."""
-    if abs(value) < 1e4:
-        return f"{value:.6g}"
-    number, _, unit = show_count(value).partition(" ")
-    return f"{float(number):g} {unit}"
+def show_ticks(values: Sequence[float]) -> list[str]:
+    """Format the numbers of an axis alike: 0, 5000, 10000 → ``"0"``, ``"5 k"``, ``"10 k"``."""
+    has_units = max(map(abs, values), default=0.0) >= 1e4
+
+    def show(value: float) -> str:
+        number, _, unit = show_count(value).partition(" ") if has_units else (value, "", "")
+        return f"{float(number):.6g} {unit}".rstrip()
+
+    return [show(value) for value in values]
 
 
 def choose_label_class(names: Iterable[str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from fivefold.rendering.drawing.plot import SIDE, choose_ticks, plot, show_tick
+from fivefold.rendering.drawing.plot import SIDE, choose_ticks, plot, show_ticks
 from fivefold.rendering.drawing.svg import build_element, format_percent, join_elements
 from fivefold.rendering.elements import Raw
 
@@ -42,6 +42,7 @@ def draw_scatter(
         path = build_element(
             "path", d=f"M{corners[0][0] * SIDE:.1f} {corners[0][1] * SIDE:.1f}{steps}", class_="stairs"
         )
+    y_ticks = choose_ticks(last_y, first=first_y)
     return plot(
         path,
         label=label,
@@ -54,7 +55,8 @@ def draw_scatter(
             for tick in choose_ticks(last_x, first=first_x, about=6)
         ],
         y=[
-            (1 - (tick - first_y) / (last_y - first_y), show_tick(tick)) for tick in choose_ticks(last_y, first=first_y)
+            (1 - (tick - first_y) / (last_y - first_y), text)
+            for tick, text in zip(y_ticks, show_ticks(y_ticks), strict=True)
         ],
         over=join_elements(_draw_dot(point, x, y) for point, x, y in placed),
     )

@@ -18,10 +18,10 @@ from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.drawing.svg import draw_legend
 from fivefold.rendering.grid import Grid, find_tone, find_weight
 from fivefold.requests.settings import load_settings
-from fivefold.units import show_bytes, show_cause, show_count, show_seconds
+from fivefold.units import show_bytes, show_cause, show_count, show_risk, show_seconds
 from fivefold.web.controls import JOB_HELP, PART_LABELS, list_values
 from fivefold.web.copies import write_copies
-from fivefold.web.question import JobQuestion, spell_value
+from fivefold.web.question import JobQuestion, spell_field
 from fivefold.web.static_files import MODULES, STYLES
 from fivefold.web.wording import PAGES, use_page_words
 
@@ -59,10 +59,11 @@ environment.filters |= {
     "cause": show_cause,
     "count": show_count,
     "seconds": show_seconds,
+    "risk": show_risk,
     "percent": lambda share: f"{share:.1%}",
     "signed": lambda share: f"{share:+.1%}",
     "of_ranks": replace_ranks,
-    "spell_value": spell_value,
+    "spell_field": lambda value, name: spell_field(name, value),
     "tone": find_tone,
     "weight": find_weight,
     "look": _find_cell_class,
@@ -110,7 +111,7 @@ def render_page(
     is_change = request.headers.get("sec-fetch-dest") == "empty"  # which takes parts of the page
     styles = "" if is_change else Markup(STYLES)
     text = environment.get_template(template).render(
-        here=path, asked=asked, about=asked.to_shared(), mistake=mistake, styles=styles, **values
+        here=path, asked=asked, about=asked.to_shared(), mistake=mistake, code=code, styles=styles, **values
     )
     return HTMLResponse(text, status_code=code)
 
