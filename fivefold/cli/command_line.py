@@ -11,6 +11,7 @@ from keyword import iskeyword
 from typing import Annotated, Any, NoReturn
 
 import typer
+from typer import _completion_shared as completion_scripts
 from typer.completion import install_callback, show_callback
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
@@ -21,12 +22,23 @@ from fivefold.trainer.faults.signals import install_signal_handlers
 from fivefold.version import __version__
 
 COMPLETION = {"--install-completion": install_callback, "--show-completion": show_callback}
+ZSH_SCRIPT = """
+#compdef %(prog_name)s
+
+%(complete_func)s() {
+  eval $(env _TYPER_COMPLETE_ARGS="${words[1,$CURRENT]}" %(autocomplete_var)s=complete_zsh %(prog_name)s)
+}
+
+compdef %(complete_func)s %(prog_name)s
+[ "$funcstack[1]" = "_%(prog_name)s" ] && %(complete_func)s  # loaded by the first Tab, which it answers
+"""
 SHELLS = ["bash", "zsh", "fish", "powershell", "pwsh"]  # that typer has scripts for
 SETTINGS = {"read": {"ignore_unknown_options": True}}  # its arguments are launch commands of other software
 
 
 def build_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """Build the command line with the commands of ``names``, importing only their modules."""
+    completion_scripts._completion_scripts["zsh"] = ZSH_SCRIPT  # that of typer completes from the second Tab on
     commands = typer.Typer(name="fivefold", cls=PlainGroup, pretty_exceptions_enable=False)
     commands.callback()(read_global_options)
     for name in names:

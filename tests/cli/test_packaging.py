@@ -83,7 +83,11 @@ def test_shells_complete_names_of_the_catalog(shell: str) -> None:
     assert "llama3-70b" in complete(shell, "fivefold predict llama3-")
 
 
-SCRIPTS = {"bash": "COMPREPLY", "zsh": "#compdef fivefold", "fish": "complete --command fivefold"}
+SCRIPTS = {
+    "bash": "COMPREPLY",
+    "zsh": '[ "$funcstack[1]" = "_fivefold" ] && _fivefold_completion',
+    "fish": "complete --command fivefold",
+}
 
 
 def call_program(*words: str) -> subprocess.CompletedProcess[str]:
@@ -111,6 +115,21 @@ def test_bash_completes_with_the_script_that_is_installed() -> None:
     )
     ended = subprocess.run([bash, "-c", script], capture_output=True, text=True, check=False)
     assert "--precision" in ended.stdout.split(), ended.stderr
+
+
+def test_zsh_completes_at_the_first_tab(tmp_path: Path) -> None:
+    """The script is loaded by the first Tab as a function, which completes too."""
+    zsh = shutil.which("zsh")
+    if zsh is None:
+        pytest.skip("no zsh here")
+    (tmp_path / "_fivefold").write_text(call_program("--show-completion", "zsh").stdout)
+    program = Path(sys.executable).with_name("fivefold")
+    script = (
+        f'PATH="{program.parent}:$PATH"; fpath=({tmp_path} $fpath); compdef() {{ }}; _arguments() {{ print -r "$@" }}; '
+        "autoload -Uz _fivefold; words=(fivefold predict llama3-); CURRENT=3; _fivefold"
+    )
+    ended = subprocess.run([zsh, "-fc", script], capture_output=True, text=True, check=False)
+    assert "llama3-70b" in ended.stdout, ended.stderr
 
 
 @pytest.mark.skipif(shutil.which("groff") is None, reason="no groff here")

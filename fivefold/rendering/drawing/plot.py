@@ -27,7 +27,7 @@ def choose_ticks(last: float, *, first: float = 0.0, about: int = 5) -> list[flo
 
 
 def show_ticks(values: Sequence[float]) -> list[str]:
-    """Format the numbers of an axis alike: 0, 5000, 10000 → ``"0"``, ``"5 k"``, ``"10 k"``."""
+    """Format the numbers of an axis in one unit: 0, 5000, 10000 → ``"0"``, ``"5 k"``, ``"10 k"``."""
     has_units = max(map(abs, values), default=0.0) >= 1e4
 
     def show(value: float) -> str:
