@@ -305,7 +305,8 @@ class Bounds:
         reduces_often = self.estimates.reduces_often(candidates)[:, None]
         gathers = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
         gather = np.where(gathers, parallel[:, 0], 0.0)
-        gathers_again = np.ones(parallel.shape[2])
+        has_backward = self.planner.counts.has_backward
+        gathers_again = np.array([has_backward(run.name) for run in self.estimates.runs], float)
         gathers_again[:2] = 0
         gathers_again *= self.planner.job.stack.reshard == "forward"
         reductions = np.where(reduces_often, parallel[:, 1], 0.0)

@@ -310,13 +310,14 @@ class Estimates(Tables):
             bytes_between = bytes_at_update if is_reduced_at_once or keeps.gradients_stay else state.sums
             gathered = 0 if keeps.weights_stay or gathers_by_weight else state.gathered
             is_block = not isinstance(name, str)
+            is_prefetched = prefetches and is_block and self.counts.has_backward(name)
             rows[name] = (
                 resident_bytes,
                 bytes_between,
                 bytes_at_update,
                 gathered,
                 state.updated_numel,
-                self._count_prefetched_bytes(parts) if prefetches and is_block else 0,
+                self._count_prefetched_bytes(parts) if is_prefetched else 0,
                 _bound_reduced_bytes(parts) if reduces_often and is_block and not stack.reduce_bucket else 0,
                 self._bound_gradient_bytes(name, parts, reduces=not keeps.gradients_stay),
             )

@@ -22,7 +22,7 @@ from fivefold.layout.names import CONTEXT_PARALLELISMS, CP_KINDS, DEFAULT_ORDER,
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, list_divisors
-from fivefold.layout.stages import list_virtual_stages
+from fivefold.layout.stages import find_first_backward_stage, list_virtual_stages
 from fivefold.layout.validity import (
     are_neighbours,
     can_shard_tower,
@@ -37,7 +37,6 @@ from fivefold.layout.validity import (
 )
 from fivefold.layout.where import ANY, Where
 from fivefold.model.spec import Model
-from fivefold.model.weights import resolve_freeze
 from fivefold.planner.search.columns import (
     CandidateLayouts,
     Ints,
@@ -129,8 +128,6 @@ class Space:
         unsharded = set[str]() if all(mixer.context_parallel != "none" for mixer in mixers) else {"cp"}
         unsharded |= {axis for _, axes in list_unsharded(model) for axis in axes}
         unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted
-        if job.freeze and resolve_freeze(model, job.freeze).first_backward:
-            unsharded.add("pp")  # bounds take every stage for one with a backward
         unsharded |= {"tp"} if explain_unsharded_base(job, tp=2, zero=0, shards=1) else set()
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in config_axes and axis not in unsharded)
         self.where = where
@@ -148,6 +145,10 @@ class Space:
         # bounds of a stage without layers that trains nothing are not known
         self.most_stages = model.layers if job.freezes_text else count_max_stages(model, job)
         shapes = [shape for pp in range(1, self.most_stages + 1) if world % pp == 0 for shape in self._list_shapes(pp)]
+        if job.freezes_text and job.stack.name != "fivefold":  # its stages without a backward are not modelled
+            layouts = [Layout(schedule=schedule, pp=pp, v=v) for schedule, pp, v in shapes]
+            firsts = [find_first_backward_stage(model, layout, job) for layout in layouts]
+            shapes = [shape for shape, first in zip(shapes, firsts, strict=True) if first == 0]
         self.shapes = [s for s in shapes if where.is_allowed("schedule", s.schedule) and where.is_allowed("v", s.v)]
         self.pairs = any(s.pipeline.pairs_passes for s in self.shapes)
         self.shape_pp = np.array([shape.pp for shape in self.shapes])

@@ -301,3 +301,16 @@ def test_no_bound_of_time_exceeds_the_estimate_of_low_rank_adapters() -> None:
     bounds = list(compare_bounds(planner, space, seed=0, count=40))
     assert {bound.layout.zero for bound in bounds} == {2, 3}
     assert [bound for bound in bounds if bound.is_exceeded] == []
+
+
+@pytest.mark.parametrize("stack", ["fivefold", "llm-foundry"])
+def test_no_bound_exceeds_the_estimate_of_layers_without_a_backward(stack: str) -> None:
+    """ZeRO-3 gathers them once, and a block above them is not followed by their gathers in the backward."""
+    model, machine = build_model("tiny").replace(layers=6), resolve("l4:4", local=NOWHERE)
+    freeze = ("embed_tokens", "layers[:4]")
+    job = Job(sequence=1024, global_batch=16, freeze=freeze, stack=stack_named(stack))
+    planner = Planner(model=model, machine=machine, job=job)
+    space = Space(model, job, world=4)
+    bounds = list(compare_bounds(planner, space, seed=0, count=60))
+    assert (max(bound.layout.pp for bound in bounds) > 1) == (stack == "fivefold")
+    assert [bound for bound in bounds if bound.is_exceeded] == []

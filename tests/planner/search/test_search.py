@@ -113,7 +113,15 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int, only: dict[
 
 @pytest.mark.parametrize(
     "narrowed",
-    mark_share(2, [{"adapter": "lora:16"}, {"objective": "dpo"}, {"adapter": "qlora:16", "objective": "dpo"}]),
+    mark_share(
+        2,
+        [
+            {"adapter": "lora:16"},
+            {"objective": "dpo"},
+            {"adapter": "qlora:16", "objective": "dpo"},
+            {"freeze": ["embed_tokens", "layers[:2]"]},
+        ],
+    ),
     ids=str,
 )
 def test_the_best_of_fine_tuning_are_those_of_brute_force(narrowed: dict[str, Any]) -> None:

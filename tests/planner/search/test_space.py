@@ -46,6 +46,8 @@ JOBS_THAT_NARROW: list[dict[str, Any]] = [
     {"adapter": "qlora:16", "stack": "deepspeed"},
     {"objective": "dpo"},
     {"objective": "dpo", "adapter": "qlora:16"},
+    {"freeze": ["embed_tokens", "layers[:3]"]},
+    {"freeze": ["embed_tokens", "layers[0]"], "stack": "torchtitan"},  # stages without a backward are not modelled
 ]
 
 
