@@ -33,6 +33,9 @@ ALTUP = """altup = { streams = 3 }
 laurel_rank = 5
 gate_sparsity = [0.9, 0.0]
 """
+JOINED = """joins_mamba2 = true
+mamba2 = { heads = 4, head_dim = 8, state = 6, groups = 2, chunk = 16 }
+"""
 RUN = """
 model = "hybrid.toml"
 machine = "here.toml"
@@ -79,10 +82,12 @@ def test_a_small_hybrid_of_each_kind_trains_with_exact_counts(kind: str, layout:
         (INPUTS + ALTUP, "dp2 zero2"),
         pytest.param(INPUTS, "cp2 ac=full", marks=pytest.mark.long),
         pytest.param("shared_kv_layers = 1\n", "tp2", marks=pytest.mark.long),
+        pytest.param(JOINED, "dp2 zero3", marks=pytest.mark.long),
+        pytest.param("differential = true\n", "pp2", marks=pytest.mark.long),
     ],
-    ids=["altup", "inputs of layers", "shared keys"],
+    ids=["altup", "inputs of layers", "shared keys", "Mamba-2 next to attention", "differential"],
 )
-def test_a_model_whose_layers_pass_on_extra_tensors_trains_with_exact_counts(
+def test_a_model_with_other_layers_trains_with_exact_counts(
     fields: str, layout: str, tmp_path: Path
 ) -> None:
     train(MODEL + fields, layout, tmp_path)
