@@ -209,7 +209,7 @@ def test_layouts_that_differ_by_order_alone_and_cost_the_same_are_one_row() -> N
         for item in result.best
     ]
     assert len(set(rows)) == len(rows) == 12
-    assert any("by order= alone" in remark for remark in result.remarks)
+    assert any("only by order=" in remark for remark in result.remarks)
 
 
 def test_the_ranking_is_sorted_and_counts_all_layouts() -> None:
