@@ -87,9 +87,7 @@ def test_a_small_hybrid_of_each_kind_trains_with_exact_counts(kind: str, layout:
     ],
     ids=["altup", "inputs of layers", "shared keys", "Mamba-2 next to attention", "differential"],
 )
-def test_a_model_with_other_layers_trains_with_exact_counts(
-    fields: str, layout: str, tmp_path: Path
-) -> None:
+def test_a_model_with_other_layers_trains_with_exact_counts(fields: str, layout: str, tmp_path: Path) -> None:
     train(MODEL + fields, layout, tmp_path)
 
 

@@ -112,7 +112,7 @@ def test_memory_constants_in_the_table_equal_the_code() -> None:
     from fivefold.planner.counts.memory import allocator
     from fivefold.units import MIB
 
-    text = TABLE.read_text(encoding="utf-8").partition("## Of memory")[2]
+    text = TABLE.read_text(encoding="utf-8").partition("## Constants of memory")[2]
     shown = {name: cell.replace(" ", "") for name, cell in ROW.findall(text)}
     code = allocator.PUBLISHED._asdict()
     assert set(shown) == set(code)
