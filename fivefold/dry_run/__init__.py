@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from fivefold.dry_run import match, report
 from fivefold.dry_run.fake.world import has_uneven_cp_work, list_representatives
-from fivefold.dry_run.rank_processes import RankJob, run_ranks
+from fivefold.dry_run.rank_processes import RankJob, pause_garbage_collection, run_ranks
 from fivefold.dry_run.rank_tapes import RankTapes, describe_assumptions
 from fivefold.dry_run.report import DryRun, RankSummary
 from fivefold.dry_run.time.simulation import simulate
@@ -80,13 +80,15 @@ def dryrun(
         return DryRun(step=None, findings=(*findings, *mismatches), rank_summaries=tuple(rank_summaries))
     tapes = {rank: tapes[rank] for rank in sorted(kept_ranks)}
     steady = [tapes_of_rank.steady for tapes_of_rank in tapes.values()]
-    simulation = simulate(steady, machine=machine, job=job, world=layout.world)
+    with pause_garbage_collection():
+        simulation = simulate(steady, machine=machine, job=job, world=layout.world)
     step = report.build_dry_run_step(
         rank_summaries, steady[0], simulation, model=model, machine=machine, layout=layout, job=job
     )
     return DryRun(step, findings, tuple(rank_summaries), tapes, simulation, table, describe_assumptions(model, job))
 
 
+@pause_garbage_collection()
 def _find_message_errors(ranks: Sequence[RankTapes], *, streams: bool) -> list[str]:
     """Return mismatched messages and deadlocks of the first step, or else of the steady step."""
     first_step_findings = match.list_findings([rank.first for rank in ranks], streams=streams)

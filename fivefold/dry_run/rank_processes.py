@@ -11,6 +11,7 @@ ends when its input does, that is when its parent closes it or dies. An exceptio
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import pickle
@@ -54,6 +55,22 @@ WORTHWHILE_SECONDS = 12.0  # of the processor for the ranks that are left: twice
 MAX_WORKERS = 7  # each holds half a GiB
 
 
+@contextmanager
+def pause_garbage_collection() -> Iterator[None]:
+    """Collect no reference cycles within; usable as a decorator.
+
+    A dry run makes millions of small objects and hardly any cycle, and each full collection walks over all objects of
+    PyTorch, which took a quarter of the time. Reference counts free tensors as ever.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 class RankJob(NamedTuple):
     """The settings that all ranks of a dry run share; of ``kept_ranks`` all events are kept, of others messages."""
 
@@ -66,6 +83,7 @@ class RankJob(NamedTuple):
     replay: bool
     kept_ranks: frozenset[int]
 
+    @pause_garbage_collection()
     def run(self, rank: int) -> RankResult:
         """Run one rank: its tapes and their summary, or a finding if the job would fail."""
         try:

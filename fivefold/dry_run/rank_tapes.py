@@ -20,9 +20,12 @@ from fivefold.dry_run.record.repetition import ActionLog, NotRepeatable, insert_
 from fivefold.dry_run.record.replay import replay_equal_blocks
 from fivefold.dry_run.record.tape import Scope, Tape
 from fivefold.job import Job
+from fivefold.layout.mesh import group
+from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
+from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built, build, build_module
 from fivefold.trainer.engine import Engine
@@ -93,7 +96,14 @@ def _record_rank(
     kernels = "eager" if stack.is_compiled else stack.kernels
     job = job.replace(stack=stack.replace(compile=False, kernels=kernels), documents="joined")
     recorder = TapeRecorder(rank=rank, categories=CATEGORIES, skipped_files=SKIPPED_FILES)
-    module = build_module(model, job)  # outside of the modes, under which each of its weights would take far longer
+    if table is None:
+        table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
+    stage_layers = list_stage_layers(model.layers, layout)
+    rank_stages = table.rank_stages[group(layout, "pp").place(rank)]
+    # a router has counters on the device in every layer, those of other ranks too
+    layers = None if model.moe else {layer for stage in rank_stages for layer in stage_layers[stage]}
+    # outside of the modes, under which each of its weights would take far longer
+    module = build_module(model, job, layers=layers)
     with enter_fake_rank(layout, rank=rank), recorder:
         recorder.silent = True
         device = torch.device("cpu")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -149,16 +149,19 @@ def build(
     )
 
 
-def build_module(model: Model, job: Job) -> Transformer:
-    """Build the full model on the meta device, with the adapters of ``job``; ``build`` gives storage to this rank's."""
+def build_module(model: Model, job: Job, *, layers: Container[int] | None = None) -> Transformer:
+    """Build the model on the meta device, with the adapters of ``job``; ``build`` gives storage to this rank's part.
+
+    ``layers``: as for ``Transformer``.
+    """
     with torch.device("meta"):
-        module = Transformer(model)
+        module = Transformer(model, layers=layers)
         if job.adapter is not None:
             lora.attach(module.blocks, head=module.head.out, table=module.embed.tokens, adapter=job.adapter)
             for part in module.blocks.modules():
                 if isinstance(part, Experts):
                     expert_lora.attach_to_experts(part, job.adapter)
-    check_parameter_table(module, model=model, adapter=job.adapter)
+    check_parameter_table(module, model=model, adapter=job.adapter, layers=layers)
     return module
 
 
@@ -232,10 +235,19 @@ def _make_generator(weight: Weight, *, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(f"{seed} {weight.name}".encode()))  # seeds have 32 bits
 
 
-def check_parameter_table(module: Transformer, *, model: Model, adapter: Adapter | None = None) -> None:
-    """Raise ``RuntimeError`` unless ``module`` has exactly the weights of ``model`` and ``adapter``."""
+def check_parameter_table(
+    module: Transformer, *, model: Model, adapter: Adapter | None = None, layers: Container[int] | None = None
+) -> None:
+    """Raise ``RuntimeError`` unless ``module`` has exactly the weights of ``model`` and ``adapter``.
+
+    ``layers``: as for ``Transformer``.
+    """
     built = {name: tuple(parameter.shape) for name, parameter in module.named_parameters()}
-    listed = {weight.name: weight.shape for weight in list_weights(model, adapter)}
+    listed = {
+        weight.name: weight.shape
+        for weight in list_weights(model, adapter)
+        if layers is None or not weight.name.startswith("blocks.") or get_layer(model, weight.name) in layers
+    }
     for name in sorted(built.keys() | listed.keys()):
         ours, table = built.get(name, "missing"), listed.get(name, "missing")
         if ours != table:
@@ -254,13 +266,14 @@ def check_placement(
     device: torch.device,
 ) -> None:
     """Raise ``RuntimeError`` unless every tensor of this rank's ``stages`` is on ``device``, sharded as listed."""
+    shards = {shard.name: shard.weight for unit in units for shard in (*unit.shards, *unit.frozen)}
+    tensors = {name: module.get_parameter(name) for name in shards} | dict(_list_stage_tensors(module, layout, stages))
     vocab = pad_vocab(model, job, tp=layout.tp)
     local_shapes = {
         weight.name: shard_weight(weight, model=model, layout=layout, vocab=vocab).shape
         for weight in list_weights(model, job.adapter)
+        if weight.name in tensors
     }
-    shards = {shard.name: shard.weight for unit in units for shard in (*unit.shards, *unit.frozen)}
-    tensors = {name: module.get_parameter(name) for name in shards} | dict(_list_stage_tensors(module, layout, stages))
     for name, tensor in (*tensors.items(), *shards.items()):
         if tensor.device.type != device.type:
             where = f"on device {tensor.device} after the build, not {device}"

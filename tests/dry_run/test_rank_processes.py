@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import pickle
 from collections import deque
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from fivefold.dry_run import rank_processes
-from fivefold.dry_run.rank_processes import RankJob, RankWorker, Results, run_ranks, serve
+from fivefold.dry_run.rank_processes import RankJob, RankWorker, Results, pause_garbage_collection, run_ranks, serve
 from fivefold.dry_run.rank_tapes import RankTapes
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
@@ -97,3 +98,19 @@ def test_a_worker_answers_with_the_error_of_a_rank(monkeypatch: pytest.MonkeyPat
     assert isinstance(error, RunFailure)
     with pytest.raises(RunFailure, match="cannot be dry-run"):
         list(rank_processes._select_results([3], {3: error}))
+
+
+def test_collection_is_paused_and_resumed() -> None:
+    assert gc.isenabled()
+    with pause_garbage_collection():
+        assert not gc.isenabled()
+        with pause_garbage_collection():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_collection_is_resumed_after_an_error() -> None:
+    with pytest.raises(ValueError, match="failed"), pause_garbage_collection():
+        raise ValueError("failed")
+    assert gc.isenabled()

@@ -16,6 +16,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.model import weights as table
 from fivefold.model.shape import MLA, ModelShape, MoE
 from fivefold.model.spec import Model
+from fivefold.trainer.build import build_module
 from fivefold.trainer.parallel.placement import ShardPlacement
 from tests.selection import mark_share
 
@@ -39,6 +40,13 @@ def findings(text: str = "tp2") -> tuple[str, ...]:
     layout, job = Layout.parse(text), Job(sequence=8, global_batch=8)
     machine = resolve(f"h100:{layout.world}", local=Path("/nowhere"))
     return tuple(dryrun(model=MODEL, machine=machine, layout=layout, job=job).findings)
+
+
+def test_a_module_of_some_layers_has_their_weights_and_those_of_both_ends() -> None:
+    module, full = (build_module(MODEL, Job(sequence=8, global_batch=8), layers=layers) for layers in ([1], None))
+    names = [name for name, _ in full.named_parameters() if not name.startswith("blocks.0.")]
+    assert [name for name, _ in module.named_parameters()] == names
+    assert len(module.blocks) == MODEL.layers
 
 
 @pytest.mark.slow

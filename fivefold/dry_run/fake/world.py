@@ -25,6 +25,7 @@ from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.attention import get_window
+from fivefold.trainer.measure.meter import list_tensors
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.moe import Moe
@@ -62,8 +63,16 @@ VIEWS = frozenset(
     }
 )
 # Operations that write to tensors: one that they return, or lists.
-WRITES = frozenset({aten.copy_.default, aten.zero_.default})
-WRITES_LISTS = frozenset({aten._foreach_copy_.default, aten.split_with_sizes_copy.out})
+WRITES = frozenset({aten.add_.Tensor, aten.copy_.default, aten.zero_.default})
+WRITES_LISTS = frozenset(
+    {
+        aten._foreach_add_.Scalar,
+        aten._foreach_copy_.default,
+        aten._foreach_mul_.Tensor,
+        aten._fused_adamw_.default,
+        aten.split_with_sizes_copy.out,
+    }
+)
 
 
 @contextmanager
@@ -223,9 +232,7 @@ class DirectFakeTensorMode(FakeTensorMode):
                 self._run_on_meta(func, args, kwargs)
                 return args[0]
         elif func in WRITES_LISTS:
-            target = kwargs["out"] if "out" in kwargs else args[0]
-            read = args[1] if target is args[0] else args[:1]
-            if all(map(self._owns, (*target, *read))):
+            if all(map(self._owns, list_tensors((*args, *kwargs.values())))):
                 return self._run_on_meta(func, args, kwargs)
         elif func in VIEWS and self._owns(args[0]):
             views = self._run_on_meta(func, args, kwargs)

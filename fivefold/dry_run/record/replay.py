@@ -59,7 +59,8 @@ def replay_equal_blocks(built: Built, *, model: Model, layout: Layout, job: Job,
     kinds = list_kinds(model, job)
     # blocks that hand on more than the stream, or read more, are run
     is_replayable = model.per_layer_inputs is None and not model.shared_kv_layers
-    for layer, block in enumerate(built.module.blocks if is_replayable else ()):
+    for layer in built.module.layers if is_replayable else ():
+        block = built.module.blocks[layer]
         kind = kinds[layer], is_recomputed[layer]
         block.forward = BlockReplayer(
             block,

@@ -119,6 +119,7 @@ class Streams:
         streams: dict[Hashable, Endpoint] = {}
         endpoints: list[Endpoint] = []
         keys = [_build_matching_key(message, rank=tape.rank) for message in tape.messages]
+        n_expected = [self._count_expected_endpoints(message) for message in tape.messages]
         seconds = self.costs[tape_index].messages
         starts = np.flatnonzero(events[:, 0] == START)
         message_indices = events[starts, 2].tolist()
@@ -133,9 +134,7 @@ class Streams:
             endpoints.append(endpoint)
             exchange = self.exchanges.get((key, number))
             if exchange is None:
-                exchange = self.exchanges[key, number] = MatchedEndpoints(
-                    key, number, self._count_expected_endpoints(message)
-                )
+                exchange = self.exchanges[key, number] = MatchedEndpoints(key, number, n_expected[index])
             exchange.seconds = max(exchange.seconds, seconds[index])
             exchange.endpoints.append(endpoint)
             exchange.messages.append((tape_index, event, message))

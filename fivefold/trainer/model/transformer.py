@@ -7,6 +7,7 @@ The residual stream x_RD has a row per token, R = B · T, sequence after sequenc
 
 from __future__ import annotations
 
+from collections.abc import Container
 from functools import partial
 
 import torch
@@ -177,16 +178,19 @@ class Transformer(nn.Module):
     """The full decoder. Build it on the meta device and give the parameters storage before use.
 
     ``positions`` [T]: positions of this rank's tokens among the ``length`` tokens of a sequence (context parallelism);
-    None: all.
+    None: all. Of ``layers`` (None: of all) the blocks are built; the others have no weights and cannot run.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, layers: Container[int] | None = None) -> None:
         super().__init__()
         self.model = model
+        self.layers = [layer for layer in range(model.layers) if layers is None or layer in layers]
         self.positions: Tensor | None = None
         self.length: int | None = None
         self.embed = Embed(model)
-        self.blocks = nn.ModuleList(Block(model, layer=layer) for layer in range(model.layers))
+        self.blocks = nn.ModuleList(
+            Block(model, layer=layer) if layer in self.layers else nn.Module() for layer in range(model.layers)
+        )
         self.head = Head(model, embed=self.embed)
         self.tables: tuple[Tensor, ...] = ()  # result of ``list_tables``, computed at the first forward
 
