@@ -81,7 +81,7 @@ def shorten_model(model: Model) -> Model:
     needed = 1 + max(first_layers)
     moe = model.moe and model.moe.replace(
         dense_layers=min(model.moe.dense_layers, 1),
-        experts=model.moe.experts // (4 if model.moe.experts > MANY_EXPERTS else 1),
+        experts=model.moe.experts // (4 if model.moe.experts >= MANY_EXPERTS else 1),
     )
     return model.replace(layers=min(model.layers, max(2, needed)), moe=moe)
 

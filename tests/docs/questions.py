@@ -199,7 +199,10 @@ def search(asked: Asked) -> SearchResult:
 def compare_proposal(asked: Asked, proposal: str, text: str) -> Comparison:
     """What ``fivefold compare`` finds of the proposal, of which ``text`` was printed, and the published layout."""
     words = [asked.model, asked.machine, proposal, asked.published, *([asked.between] if asked.between else [])]
-    return compare(list_cases(words, job(asked, text), stacks="", precisions="", machine=_find_machine))
+    cases = list_cases(
+        words, job(asked, text), stacks="", precisions="", machine=_find_machine, stated={"global_batch"}
+    )
+    return compare(cases)
 
 
 def proposal_text(found: SearchResult) -> str:

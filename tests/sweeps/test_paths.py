@@ -54,7 +54,7 @@ def test_paths_in_a_run_file_are_relative_to_it_or_to_the_working_folder(folder:
     assert run.data.corpus == str(folder / "text")
     assert (run.data.tokenizer, run.folder) == ("bytes", Path("runs/mine"))
     assert run.schedule == Path("own.csv")  # there is none next to the file
-    (case,) = list_cases([str(folder / "run.toml")], Job(), stacks="", precisions="", machine=load_machine)
+    (case,) = list_cases([str(folder / "run.toml")], Job(), stacks="", precisions="", machine=load_machine, stated=())
     assert (case.model.layers, case.machine.ranks) == (3, 2)
 
 
