@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Mapping
-from contextlib import redirect_stderr, redirect_stdout
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple
@@ -43,6 +44,7 @@ INSTRUCTIONS = (
     "is one line that says how to fix it."
 )
 MAX_SHOWN = 50  # layouts in one answer
+TEXT_WIDTH = 160  # columns of a table as text
 AnswerForm = Annotated[
     Literal["text", "json"],
     Field(description="text: the tables that people read. json: all data, as `fivefold schema COMMAND` describes."),
@@ -185,7 +187,7 @@ def call_tool(name: str, arguments: Mapping[str, Any], *, folder: Path, writes: 
         wants_json = getattr(request, "answer", "") == "json"
         _get_command(name)(**_spell_values(name, request, folder=folder))
 
-    with redirect_stdout(printed), redirect_stderr(notes):
+    with redirect_stdout(printed), redirect_stderr(notes), _widen_tables():
         code = settle(answer)
     text, lines = printed.getvalue().strip(), notes.getvalue().strip()
     if code:
@@ -212,6 +214,20 @@ def _spell_values(name: str, request: Request, *, folder: Path) -> dict[str, Any
         separators = [mark.separator for mark in field.metadata if isinstance(mark, Option) and mark.separator]
         values[field_name] = separators[0].join(value) if separators else value
     return values | ({"as_json": wants_json} if "as_json" in values else {})
+
+
+@contextmanager
+def _widen_tables() -> Iterator[None]:
+    """Give tables room for all their columns: what they print is no terminal, where a narrow one leaves some out."""
+    before = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = str(TEXT_WIDTH)
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["COLUMNS"]
+        else:
+            os.environ["COLUMNS"] = before
 
 
 def _place_output(text: str, folder: Path) -> Path:

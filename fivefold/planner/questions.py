@@ -142,6 +142,11 @@ def list_fine_tunes(
     if not answers:
         raise next(iter(errors.values()))
     remarks += [f"no answer for {method}: {error}" for method, error in errors.items()]
+    if any(answer.longest_sequence > model.positions for answer in answers):
+        remarks.append(
+            f"sequences longer than {model.positions:,} tokens are beyond the model's positions: scale its rotary "
+            "embedding, train on longer text"
+        )
     if answers[0].method == "full" and not answers[0].micro_batch:
         remarks += _describe_full_remedy(model, machine, full, recomputed, risk=risk)
     return [answers[0].replace(remarks=tuple(dict.fromkeys(remarks))), *answers[1:]]
