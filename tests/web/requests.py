@@ -101,7 +101,7 @@ WORDS = {
     "file": ["own.toml", "x.csv", "../x.csv", "/etc/x.csv"],
     "where": ["tp<=8", "tp", "zero<<1"],
     "question": [*QUESTIONS],
-    "tokens": ["1e12", "2T", "x", "nan", "-1"],
+    "tokens": ["1e12", "2T", "1.5B", "x", "nan", "-1"],
     "price": ["2.2", "h100=2.2/h", "b200=1", "=", "x=y"],
     "assume": ["failures=1", "grid=france", "grid=nowhere", "pue"],
     "noise": ["4e6", "runs/a", "../..", "/etc", "nan"],
