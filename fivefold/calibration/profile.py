@@ -94,7 +94,7 @@ def add(machine: Machine, profiles: list[RankProfile], *, model: Model, layout: 
         ranks=ranks,
         elements=round(
             statistics.fmean(
-                memory_by_rank[_find_stage_rank(layout, rank_profile.rank)].updated_numel for rank_profile in profiles
+                memory_by_rank[group(layout, "pp").place(rank_profile.rank)].updated_numel for rank_profile in profiles
             )
         ),
         seconds=statistics.fmean(rank_profile.timed["update"].seconds for rank_profile in profiles),
@@ -160,10 +160,6 @@ def _select_measured_ranks(layout: Layout, n_parallel: int) -> list[int]:
     ranks = [stage * pp.stride for stage in range(pp.ranks)]
     other_ranks = [rank for rank in range(layout.world) if rank not in ranks]
     return ranks + other_ranks[: -len(ranks) % n_parallel]
-
-
-def _find_stage_rank(layout: Layout, rank: int) -> int:
-    return group(layout, "pp").place(rank)
 
 
 def _run(ranks: list[int], *, plans: Planner, model: Model, layout: Layout, job: Job, cores: int) -> list[RankProfile]:

@@ -179,7 +179,8 @@ def examine(
     report("fp32", 0, 2)
     reference = run(TensorProbe(), job=job.replace(precision=RECIPES["fp32"]))
     report(job.precision.name, 1, 2)
-    scale, probe = _find_first_scale(job), reference
+    scale = INITIAL_SCALE if job.precision.loss_scaling else 1.0
+    probe = reference
     while True:
         probe = run(TensorProbe(reference, scale=scale), job=job)
         gradients = [row for row in probe.rows() if row.kind == "weight"]
@@ -197,10 +198,6 @@ def examine(
         rows=probe.rows(),
         rerouted=probe.rerouted / probe.choices if probe.choices else None,
     )
-
-
-def _find_first_scale(job: Job) -> float:
-    return INITIAL_SCALE if job.precision.loss_scaling else 1.0
 
 
 def _run(
@@ -230,16 +227,15 @@ def _run(
         raise RunFailure(
             f"the loss in fp32 is {probe.loss}: these weights cannot be compared; use an earlier checkpoint"
         )
-    rows = [_get_gradient(shard.weight) for shard in built.shards]
+    rows = [
+        torch.zeros_like(weight) if weight.grad is None else weight.grad
+        for weight in (shard.weight for shard in built.shards)
+    ]
     for name, gradient in gather_full(built, rows).items():
         layer = int(name.split(".")[1]) if name.startswith("blocks.") else None
         short_name = name.removesuffix(".weight").removeprefix(f"blocks.{layer}.")
         probe.take(("weight", layer, short_name), 0, gradient)
     return probe
-
-
-def _get_gradient(weight: Tensor) -> Tensor:
-    return torch.zeros_like(weight) if weight.grad is None else weight.grad
 
 
 @torch.no_grad()

@@ -150,7 +150,7 @@ def record_steps(
 
     def on_action(action: Action) -> None:
         log.log_action_begin(len(recorder.tape))
-        recorder.enter_scope(_make_scope(action))
+        recorder.enter_scope(Scope(PHASES[action.kind], action.stage, action.micro_batch))
 
     def on_pass() -> None:
         assert log_pass_end is not None
@@ -200,7 +200,3 @@ def _record_step(engine: Engine, recorder: TapeRecorder) -> Tape:
     tape = recorder.finish_tape()
     engine.zero_grad()
     return tape
-
-
-def _make_scope(action: Action) -> Scope:
-    return Scope(PHASES[action.kind], action.stage, action.micro_batch)

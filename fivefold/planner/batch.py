@@ -39,7 +39,7 @@ TEAMS = (
 
 def apply_scaling_laws(model: Model, tokens: float) -> list[BatchAdvice]:
     """Return the batch size that each scaling law gives for a run of ``tokens``."""
-    compute = 6 * _count_active_parameters(model) * tokens
+    compute = 6 * max(1, model.active_parameters - model.vocab * model.width) * tokens
     return [
         BatchAdvice("DeepSeek LLM's law", 0.2920 * compute**0.3271, "arXiv:2401.02954 §3.1"),
         BatchAdvice("Step Law", 0.58 * tokens**0.571, "arXiv:2503.04715"),
@@ -61,7 +61,3 @@ def find_nearby_advice(size: float, *, model: Model, tokens: float) -> Iterator[
         is_similar_run = law.run is None or abs(log2(law.run / tokens)) <= 2
         if is_similar_run and abs(log2(law.tokens / size)) < 0.5:
             yield law
-
-
-def _count_active_parameters(model: Model) -> int:
-    return max(1, model.active_parameters - model.vocab * model.width)

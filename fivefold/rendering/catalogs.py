@@ -15,10 +15,6 @@ from fivefold.stack.spec import SupportedLayouts
 from fivefold.units import GIB, show_count, show_rate
 
 
-def _show_heads(model: CatalogModel) -> str:
-    return f"{model.heads} ({model.kv_heads})"
-
-
 def _show_experts(model: CatalogModel) -> str | None:
     return None if model.experts is None else f"{model.experts_per_token} of {model.experts}"
 
@@ -46,7 +42,7 @@ MODELS: tuple[Column[CatalogModel], ...] = (
     Column("parameters", attrgetter("parameters"), show_count),
     Column("active", attrgetter("active_parameters"), show_count),
     Column("layers", attrgetter("layers")),
-    Column("heads (KV)", _show_heads),
+    Column("heads (KV)", lambda model: f"{model.heads} ({model.kv_heads})"),
     Column("experts", _show_experts, missing=""),
     Column("width", attrgetter("width"), is_wide=True),
     Column("vocabulary", attrgetter("vocab"), "{:,}".format, is_wide=True),

@@ -182,7 +182,7 @@ def _find_drops(lifetimes: StepLifetimes, calls: Sequence[ForwardCall]) -> dict[
         size = sum(
             life.bytes
             for life in lives_made
-            if _is_saved(life.category, life.death, backward_begin) and life.key not in call.outputs
+            if life.category == "activations" and life.death >= backward_begin and life.key not in call.outputs
         )
         for key in call.inputs & lives.keys():
             if call.end < lives[key].death < backward_begin:
@@ -200,10 +200,6 @@ def _find_drops(lifetimes: StepLifetimes, calls: Sequence[ForwardCall]) -> dict[
             )
         )
     return drops_by_module
-
-
-def _is_saved(category: str, death: int, backward_start: int) -> bool:
-    return category == "activations" and death >= backward_start
 
 
 def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:

@@ -25,7 +25,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     name = f"fivefold-{plan.model.name}".replace(".", "-").replace("_", "-").lower()
     parts = [
         _build_volume(name),
-        _build_config(name, build_files(plan)),
+        {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": build_files(plan)},
         _build_runtime(plan, name),
         _build_job(plan, name),
     ]
@@ -43,10 +43,6 @@ def _build_volume(name: str) -> dict[str, Any]:
         "metadata": {"name": name},
         "spec": {"accessModes": ["ReadWriteMany"], "resources": {"requests": {"storage": "2Ti"}}},
     }
-
-
-def _build_config(name: str, contents: dict[str, str]) -> dict[str, Any]:
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}, "data": contents}
 
 
 def _build_runtime(plan: ConfigPlan, name: str) -> dict[str, Any]:

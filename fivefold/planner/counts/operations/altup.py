@@ -24,7 +24,8 @@ def predict(local: Local, altup: AltUp, source: str, out: str) -> list[Op]:
     copy = Op("altup.predicted", "cast", (out,), {f"{out}.0": size}, moved_bytes=2 * size,
               moved_backward_bytes=2 * n * size)  # fmt: skip
     return [
-        _take_first("altup.first", source, size=size),
+        # a view of the first part of the stream, whose gradient has the size of that part
+        Op("altup.first", "message", (source,), {f"{source}.0": 0}, gradients={f"{source}.0": size}),
         *_route(local, altup, "altup.predict", f"{source}.0", f"{out}.w", numbers=n * n),
         product._replace(
             keeps=(source, f"{out}.w"),
@@ -98,11 +99,6 @@ def collapse(local: Local, altup: AltUp, source: str, out: str) -> list[Op]:
         # parts are joined in a copy, whose mean is taken
         mean._replace(forward_scratch=n * size, moved_bytes=(3 * n + 1) * size, moved_backward_bytes=(n + 1) * size),
     ]
-
-
-def _take_first(name: str, source: str, *, size: int) -> Op:
-    """Return the view of the first part of the stream, ``source``.0, whose gradient has the size of that part."""
-    return Op(name, "message", (source,), {f"{source}.0": 0}, gradients={f"{source}.0": size})
 
 
 def _route(local: Local, altup: AltUp, name: str, source: str, out: str, *, numbers: int) -> list[Op]:
