@@ -114,6 +114,7 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "optimizer._component_": "torchao.optim.CPUOffloadOptimizer", "model.image_size": 560, "new_key": 1,
         "loss._component_": "torchtune.modules.loss.ForwardKLLoss", "model.num_layers": 2, "loss.beta": 0.1,
         "collate_fn": "torchtune.data.padded_collate_tiled_images_and_mask", "ac_mode": "other",
+        "resize_token_embeddings": True,
     },
 }  # fmt: skip
 # Keys that are read as the nearest setting that is counted.

@@ -74,6 +74,24 @@ def test_qlora_on_one_device_keeps_the_matrices_of_blocks_in_4_bits() -> None:
     assert adapter.name == "qdora:8"
 
 
+def test_keys_and_models_of_the_main_branch_are_read() -> None:
+    validation = (
+        "run_val_every_n_steps=null", "dataset_val._component_=torchtune.datasets.alpaca_cleaned_dataset",
+        "dataset_val.split=train[95%:]", "batch_size_val=${batch_size}", "save_every_n_steps=100",
+    )  # fmt: skip
+    reading = read_config("llama31_8b_lora.yaml", LENGTH, *validation, ranks=2)
+    assert reading.not_understood == ()
+    plain = read_records("llama31_8b_lora.yaml", LENGTH, ranks=2)
+    assert (reading.model, reading.layout, reading.job) == plain
+
+    qwen = "model._component_=torchtune.models.qwen3.lora_qwen3_8b_instruct"
+    model, _, job = read_records("llama31_8b_lora.yaml", LENGTH, qwen, ranks=2)
+    assert model == build_model("qwen3-8b")
+    assert job.adapter == plain[2].adapter
+    with pytest.raises(UserError, match="torchtune has no builder of it"):  # that a release has
+        write(ConfigPlan(model, Layout.parse("dp2 zero3 mbs2"), job), to="torchtune")
+
+
 def test_dpo_counts_pairs_as_two_sequences() -> None:
     _, layout, job = read_records("llama31_8b_lora_dpo.yaml")
     assert str(layout) == "dp2 zero3 mbs8 ac=full"
@@ -146,6 +164,10 @@ def test_a_length_and_a_builder_that_are_missing_are_named(tmp_path: Path) -> No
     )
     missing = read_config("llama3_8b_full.yaml", LENGTH, "model._component_=torchtune.models.own.own_8b").missing
     assert missing[0].startswith("the model: torchtune's builder 'torchtune.models.own.own_8b' is not known")
+    near = read_config("llama3_8b_full.yaml", LENGTH, "model._component_=torchtune.models.llama3.llama3_9b").missing
+    assert "is not known (similar: llama3_8b, " in near[0]
+    images = "model._component_=torchtune.models.llama4.lora_llama4_scout_17b_16e"
+    assert "of images and text" in read_config("llama3_8b_full.yaml", LENGTH, images).missing[0]
     copy = tmp_path / "7B_qlora_single_device.yaml"
     shutil.copy(CONFIGS / "llama2_7b_qlora.yaml", copy)
     copy.write_text(copy.read_text().partition("\noutput_dir")[2].partition("\n")[2])  # without its head

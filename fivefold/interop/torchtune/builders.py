@@ -1,6 +1,7 @@
 """torchtune's model builders -> models.
 
-Sources: torchtune 0.6.1 torchtune/models/*/_model_builders.py. torchtune's Mistral and Phi-3 attend without a window.
+Sources: torchtune 0.6.1 torchtune/models/*/_model_builders.py, for Qwen3 of pytorch/torchtune@bd2a0fc. torchtune's
+Mistral and Phi-3 attend without a window.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ CATALOG_NAMES = {
     "qwen2_7b": "qwen2-7b", "qwen2_5_0_5b": "qwen2.5-0.5b", "qwen2_5_1_5b": "qwen2.5-1.5b",
     "qwen2_5_3b": "qwen2.5-3b", "qwen2_5_7b": "qwen2.5-7b", "qwen2_5_14b": "qwen2.5-14b",
     "qwen2_5_32b": "qwen2.5-32b", "qwen2_5_72b": "qwen2.5-72b", "gemma2_9b": "gemma2-9b",
+}  # fmt: skip
+
+# Those of the main branch, which no release has: read, and not written
+MAIN_BRANCH_NAMES = {
+    "qwen3_0_6b": "qwen3-0.6b", "qwen3_1_7b": "qwen3-1.7b", "qwen3_4b": "qwen3-4b", "qwen3_8b": "qwen3-8b",
+    "qwen3_14b": "qwen3-14b", "qwen3_32b": "qwen3-32b",
 }  # fmt: skip
 
 
@@ -110,8 +117,8 @@ def name_builder(name: str, *, adapts: bool) -> str:
 def build_model(component: str) -> Model | None:
     """Return the model of a builder, or None if the builder is not known."""
     name = find_model_name(component)
-    if name in CATALOG_NAMES:
-        return catalog.build_model(CATALOG_NAMES[name])
+    if known := (CATALOG_NAMES | MAIN_BRANCH_NAMES).get(name):
+        return catalog.build_model(known)
     if name in CONFIGS:
         return from_config(CONFIGS[name], name=name.replace("_", "-"), source=f"torchtune's builder {name}")
     return None

@@ -1,7 +1,8 @@
 """torchtune's keys with the defaults of its recipes, and of the components that they build.
 
 Sources: torchtune 0.6.1 (package index): recipes/*.py, torchtune/models, modules/loss/ce_chunked_output_loss.py,
-rlhf/loss/dpo.py, training/lr_schedulers.py. The main branch has further degrees, which are named.
+rlhf/loss/dpo.py, training/lr_schedulers.py. The main branch (pytorch/torchtune@bd2a0fc) has further degrees, which are
+named, validation between the steps, and more models.
 """
 
 from __future__ import annotations
@@ -73,6 +74,7 @@ TABLE: Table = {
     "data_parallel_shard_dim": unmodelled_key("ranks that share one copy, of the main branch", -1),
     "data_parallel_replicate_dim": unmodelled_key("several copies of the shards, of the main branch", 1),
     "context_parallel_dim": unmodelled_key("context parallelism, of the main branch", 1),
+    "resize_token_embeddings": unmodelled_key("a vocabulary of the tokenizer's size, of the main branch", False),
     "enable_loss_parallel": unmodelled_key("a loss on shards of the vocabulary", False),
     "collate_fn": unmodelled_key("samples padded otherwise", "torchtune.data.padded_collate_sft"),
     **approximate_keys("deterministic kernels", "cudnn_deterministic_mode"),
@@ -82,5 +84,6 @@ TABLE: Table = {
         "log_peak_memory_stats", "log_level", "low_cpu_ram", "enable_async_checkpointing", "memory_efficient_fsdp_wrap",
         "loss.ignore_index", "loss", "optimizer.foreach", "metric_logger", "profiler", "tokenizer", "checkpointer",
         "tokenizer.*", "dataset.*", "checkpointer.*", "ref_checkpointer.*", "metric_logger.*", "profiler.*", "fsdp.*",
+        "run_val_every_n_steps", "batch_size_val", "dataset_val", "dataset_val.*", "save_every_n_steps",
     ),
 }  # fmt: skip

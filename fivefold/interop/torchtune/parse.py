@@ -48,6 +48,7 @@ OTHER_RECIPES = {
     "knowledge_distillation": "runs a teacher next to the model",
     "ppo": "trains on replies that it generates",
     "grpo": "trains on replies that it generates",
+    "async_grpo": "trains on replies that it generates",
     "eleuther_eval": "evaluates",
     "generate": "generates text",
     "quantize": "quantizes",

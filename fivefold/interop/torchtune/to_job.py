@@ -7,6 +7,7 @@ in bf16, without a master copy.
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from typing import Any
 
 from fivefold.interop.format import (
@@ -19,12 +20,12 @@ from fivefold.interop.format import (
     resolve_world,
 )
 from fivefold.interop.keys import Values, to_list
-from fivefold.interop.torchtune.builders import BUILDERS, METHODS, build_model, find_model_name
+from fivefold.interop.torchtune.builders import BUILDERS, MAIN_BRANCH_NAMES, METHODS, build_model, find_model_name
 from fivefold.interop.torchtune.keys import ADAPTER_ARGUMENTS
 from fivefold.interop.torchtune.parse import RECIPES, TuneRecipe
 from fivefold.job import Recipe, get_recipe
 from fivefold.model.spec import Model
-from fivefold.record import UserError
+from fivefold.record import UserError, join_names
 from fivefold.results.reading import Reading
 
 ATTENTION_TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
@@ -85,10 +86,11 @@ def _read_model(values: Values, override: Model | None) -> tuple[Model | None, t
         return None, (f"the model: {NAME_MODEL}",)
     if model := build_model(component):
         return model, ()
-    if "vision" in component:
+    if "vision" in component or ".llama4." in component:
         return None, (f"the model {find_model_name(component)!r}, of images and text, which is not read: {NAME_MODEL}",)
-    known = ", ".join(BUILDERS)
-    return None, (f"the model: torchtune's builder {component!r} is not known; known are {known}; or {NAME_MODEL}",)
+    close = get_close_matches(find_model_name(component), (*BUILDERS, *MAIN_BRANCH_NAMES), n=3)
+    similar = f" (similar: {join_names(close, 'and')})" if close else ""
+    return None, (f"the model: torchtune's builder {component!r} is not known{similar}: {NAME_MODEL}",)
 
 
 def _resolve_ranks(values: Values, recipe: TuneRecipe, ranks: int | None) -> int | None:
