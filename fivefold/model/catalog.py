@@ -253,7 +253,7 @@ def _llama3_stretch(factor: float) -> dict[str, Any]:
     return {"max_position_embeddings": 131_072, "rope_scaling": {**scaling, "original_max_position_embeddings": 8192}}
 
 
-def _grouped(
+def _shape_with_groups(
     family: str,
     *,
     layers: int,
@@ -271,11 +271,11 @@ def _grouped(
 
 
 def _llama(**shape: Any) -> dict[str, Any]:
-    return _grouped("llama", **shape)
+    return _shape_with_groups("llama", **shape)
 
 
 def _mistral(**shape: Any) -> dict[str, Any]:
-    return _grouped("mistral", **shape) | {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None}
+    return _shape_with_groups("mistral", **shape) | {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None}
 
 
 def _falcon(*, layers: int, width: int, heads: int, **keys: Any) -> dict[str, Any]:
@@ -855,7 +855,7 @@ CATALOG: dict[str, CatalogEntry] = {
     ),
     "llama4-maverick": CatalogEntry(
         "meta-llama/Llama-4-Maverick-17B-128E",
-        _grouped(
+        _shape_with_groups(
             "llama4_text", layers=48, width=5120, heads=40, kv_heads=8, ffn=8192, vocab=202_048, positions=1_048_576
         )
         | {"head_dim": 128, "intermediate_size_mlp": 16_384, "num_local_experts": 128, "num_experts_per_tok": 1}
@@ -921,18 +921,20 @@ CATALOG: dict[str, CatalogEntry] = {
     ),
     "mixtral-8x22b": CatalogEntry(
         "mistralai/Mixtral-8x22B-v0.1",
-        _grouped("mixtral", layers=56, width=6144, heads=48, kv_heads=8, ffn=16_384, vocab=32_000, positions=65_536)
+        _shape_with_groups(
+            "mixtral", layers=56, width=6144, heads=48, kv_heads=8, ffn=16_384, vocab=32_000, positions=65_536
+        )
         | {"num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
     ),
     "gemma-2b": CatalogEntry(
         "google/gemma-2b",
-        _grouped(
+        _shape_with_groups(
             "gemma", layers=18, width=2048, heads=8, kv_heads=1, ffn=16_384, vocab=256_000, positions=8192, head_dim=256
         ),
     ),
     "gemma-7b": CatalogEntry(
         "google/gemma-7b",
-        _grouped(
+        _shape_with_groups(
             "gemma",
             layers=28,
             width=3072,
@@ -946,18 +948,20 @@ CATALOG: dict[str, CatalogEntry] = {
     ),
     "gemma2-2b": CatalogEntry(
         "google/gemma-2-2b",
-        _grouped(
+        _shape_with_groups(
             "gemma2", layers=26, width=2304, heads=8, kv_heads=4, ffn=9216, vocab=256_000, positions=8192, head_dim=256
         ),
     ),
     "gemma2-27b": CatalogEntry(
         "google/gemma-2-27b",
-        _grouped("gemma2", layers=46, width=4608, heads=32, kv_heads=16, ffn=36_864, vocab=256_000, positions=8192)
+        _shape_with_groups(
+            "gemma2", layers=46, width=4608, heads=32, kv_heads=16, ffn=36_864, vocab=256_000, positions=8192
+        )
         | {"head_dim": 128, "query_pre_attn_scalar": 144},
     ),
     "phi2": CatalogEntry(
         "microsoft/phi-2",
-        _grouped(
+        _shape_with_groups(
             "phi",
             layers=32,
             width=2560,
@@ -971,7 +975,7 @@ CATALOG: dict[str, CatalogEntry] = {
     ),
     "phi4": CatalogEntry(
         "microsoft/phi-4",
-        _grouped(
+        _shape_with_groups(
             "phi3",
             layers=40,
             width=5120,
@@ -1046,44 +1050,60 @@ CATALOG: dict[str, CatalogEntry] = {
     "opt-175b": CatalogEntry("Zhang et al. 2022, arXiv:2205.01068, table 1", _opt(layers=96, width=12_288, heads=96)),
     "olmo3-7b": CatalogEntry(
         "allenai/Olmo-3-1025-7B",
-        _grouped("olmo3", layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008, vocab=100_278, positions=65_536)
+        _shape_with_groups(
+            "olmo3", layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008, vocab=100_278, positions=65_536
+        )
         | {"rope_theta": 5e5, "sliding_window": 4096},
     ),
     "olmo3-32b": CatalogEntry(
         "allenai/Olmo-3-1125-32B",
-        _grouped("olmo3", layers=64, width=5120, heads=40, kv_heads=8, ffn=27_648, vocab=100_278, positions=65_536)
+        _shape_with_groups(
+            "olmo3", layers=64, width=5120, heads=40, kv_heads=8, ffn=27_648, vocab=100_278, positions=65_536
+        )
         | {"rope_theta": 5e5, "sliding_window": 4096},
     ),
     "olmoe-1b-7b": CatalogEntry(
         "allenai/OLMoE-1B-7B-0924",
-        _grouped("olmoe", layers=16, width=2048, heads=16, kv_heads=16, ffn=1024, vocab=50_304, positions=4096)
+        _shape_with_groups(
+            "olmoe", layers=16, width=2048, heads=16, kv_heads=16, ffn=1024, vocab=50_304, positions=4096
+        )
         | {"num_experts": 64, "num_experts_per_tok": 8},
     ),
     "granite3.3-8b": CatalogEntry(
         "ibm-granite/granite-3.3-8b-base",
-        _grouped("granite", layers=40, width=4096, heads=32, kv_heads=8, ffn=12_800, vocab=49_152, positions=131_072)
+        _shape_with_groups(
+            "granite", layers=40, width=4096, heads=32, kv_heads=8, ffn=12_800, vocab=49_152, positions=131_072
+        )
         | {"embedding_multiplier": 12.0, "attention_multiplier": 1 / 128, "residual_multiplier": 0.22}
         | {"logits_scaling": 16.0, "rope_theta": 1e7}
         | _TIED,
     ),
     "apertus-8b": CatalogEntry(
         "swiss-ai/Apertus-8B-2509",
-        _grouped("apertus", layers=32, width=4096, heads=32, kv_heads=8, ffn=21_504, vocab=131_072, positions=65_536)
+        _shape_with_groups(
+            "apertus", layers=32, width=4096, heads=32, kv_heads=8, ffn=21_504, vocab=131_072, positions=65_536
+        )
         | {"hidden_act": "xielu", "rope_theta": 1.2e7},
     ),
     "apertus-70b": CatalogEntry(
         "swiss-ai/Apertus-70B-2509",
-        _grouped("apertus", layers=80, width=8192, heads=64, kv_heads=8, ffn=43_008, vocab=131_072, positions=65_536)
+        _shape_with_groups(
+            "apertus", layers=80, width=8192, heads=64, kv_heads=8, ffn=43_008, vocab=131_072, positions=65_536
+        )
         | {"hidden_act": "xielu", "rope_theta": 1.2e7},
     ),
     "command-r-35b": CatalogEntry(
         "CohereLabs/c4ai-command-r-v01",
-        _grouped("cohere", layers=40, width=8192, heads=64, kv_heads=64, ffn=22_528, vocab=256_000, positions=131_072)
+        _shape_with_groups(
+            "cohere", layers=40, width=8192, heads=64, kv_heads=64, ffn=22_528, vocab=256_000, positions=131_072
+        )
         | {"rope_theta": 8e6, "logit_scale": 0.0625},
     ),
     "command-a-111b": CatalogEntry(
         "CohereLabs/c4ai-command-a-03-2025",
-        _grouped("cohere2", layers=64, width=12_288, heads=96, kv_heads=8, ffn=36_864, vocab=256_000, positions=131_072)
+        _shape_with_groups(
+            "cohere2", layers=64, width=12_288, heads=96, kv_heads=8, ffn=36_864, vocab=256_000, positions=131_072
+        )
         | {"rope_theta": 5e4, "logit_scale": 0.25, "sliding_window": 4096},
     ),
     "dbrx-132b": CatalogEntry(
@@ -1102,12 +1122,14 @@ CATALOG: dict[str, CatalogEntry] = {
     ),
     "glm4-9b": CatalogEntry(
         "zai-org/GLM-4-9B-0414",
-        _grouped("glm4", layers=40, width=4096, heads=32, kv_heads=2, ffn=13_696, vocab=151_552, positions=32_768)
+        _shape_with_groups(
+            "glm4", layers=40, width=4096, heads=32, kv_heads=2, ffn=13_696, vocab=151_552, positions=32_768
+        )
         | {"head_dim": 128, "attention_bias": True},
     ),
     "glm4-32b": CatalogEntry(
         "zai-org/GLM-4-32B-0414",
-        _grouped(
+        _shape_with_groups(
             "glm4",
             layers=61,
             width=6144,
@@ -1121,7 +1143,7 @@ CATALOG: dict[str, CatalogEntry] = {
     ),
     "hunyuan-a13b": CatalogEntry(
         "tencent/Hunyuan-A13B-Instruct",
-        _grouped(
+        _shape_with_groups(
             "hunyuan_v1_moe", layers=32, width=4096, heads=32, kv_heads=8, ffn=3072, vocab=128_167, positions=32_768
         )
         | {"head_dim": 128, "num_experts": 64, "moe_topk": 8}
@@ -1129,7 +1151,9 @@ CATALOG: dict[str, CatalogEntry] = {
     ),
     "minimax-text-01": CatalogEntry(
         "MiniMaxAI/MiniMax-Text-01",
-        _grouped("minimax", layers=80, width=6144, heads=64, kv_heads=8, ffn=9216, vocab=200_064, positions=10_240_000)
+        _shape_with_groups(
+            "minimax", layers=80, width=6144, heads=64, kv_heads=8, ffn=9216, vocab=200_064, positions=10_240_000
+        )
         | {"head_dim": 128, "rotary_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 2, "rope_theta": 1e7}
         | {"layer_types": [*["linear_attention"] * 7, "full_attention"] * 10},
     ),
