@@ -53,7 +53,8 @@ FILES = {  # names of one file or folder, and why they are no verbs
     ),
     "model/catalog.py": (
         {
-            "_shape", "_shape_with_groups", "_bytes", "_llama", "_mistral", "_falcon", "_mpt", "_opt", "_llama2", "_llama3", "_llama3_stretch", "_qwen25", "_qwen3", "_qwen3_moe",
+            "_shape", "_shape_with_groups", "_bytes", "_llama", "_mistral", "_falcon", "_mpt", "_opt",
+            "_llama2", "_llama3", "_llama3_stretch", "_qwen25", "_qwen3", "_qwen3_moe",
             "_qwen3_2507", "_nemotron4", "_gpt_oss", "_yarn", "_deepseek_v3", "_gemma3", "_qwen3_vl", "_small_gemma3",
             "_glm45", "_lfm2",
         },
