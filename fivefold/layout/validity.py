@@ -50,7 +50,7 @@ def list_reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | N
         world = layout.world
         yield f"needs {world} ranks, but {machine.name} has {machine.ranks}; lower a degree or use {world} ranks"
     yield from list_mismatches(model, job, machine)
-    yield from _check_stack(layout, job.stack)
+    yield from _check_stack(layout, model, job.stack)
     yield from _check_batch(layout, job, machine)
     yield from _check_sharding(layout, model, machine)
     if (reason := explain_unsupported_2d(layout, model=model, job=job)) is not None:
@@ -62,7 +62,7 @@ def list_reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | N
     yield from _explain_unsharded(layout, model)
     yield from _check_context(layout, model=model, job=job)
     yield from _check_rows(layout, model=model, job=job)
-    yield from _order(layout, model)
+    yield from _order(layout, model, job.stack.runs)
     yield from _check_pipeline(layout, model=model, job=job)
     yield from _check_ramp(layout, model=model, job=job)
     yield from _check_frozen_layout(layout, model=model, job=job)
@@ -264,7 +264,7 @@ def are_neighbours(order: Sequence[MeshAxis], *, spread: bool, partly: bool) -> 
     return are_adjacent and not (partly and order[expert_places[0]] != "tp")
 
 
-def _check_stack(layout: Layout, stack: Stack) -> Iterator[str]:
+def _check_stack(layout: Layout, model: Model, stack: Stack) -> Iterator[str]:
     """Yield the reasons why the stack (the training software) cannot run the layout."""
     runs = stack.runs
     for axis in (axis for axis in get_args(Axis) if axis not in runs.axes and getattr(layout, axis) > 1):
@@ -287,16 +287,17 @@ def _check_stack(layout: Layout, stack: Stack) -> Iterator[str]:
         ),
         (not layout.sp and not runs.no_sp, "tensor parallelism without sequence parallelism", "it without nosp"),
         (bool(layout.stages) and not runs.uneven_stages, "stages of other sizes", "it without stages="),
-        (not runs.supports_order(layout.order), "other orders of the ranks", _format_orders(runs)),
+        (not runs.supports_order(layout.order), "other orders of the ranks", _format_orders(layout, model, runs)),
     ):
         if is_missing:
             yield f"{stack.name} does not support {feature}; use {fix} or another stack"
 
 
-def _format_orders(runs: SupportedLayouts) -> str:
-    """Return the orders of ranks that the stack supports, for a message."""
-    orders = () if isinstance(runs.orders, bool) else runs.orders
-    return " or ".join(["it without order=", *(f"order={order}" for order in orders)])
+def _format_orders(layout: Layout, model: Model, runs: SupportedLayouts) -> str:
+    """Return the orders of ranks that the stack supports and the layout allows, for a message."""
+    others = (order for order in permutations(DEFAULT_ORDER) if order != DEFAULT_ORDER and runs.supports_order(order))
+    allowed = (order for order in others if _has_legal_order(layout, model, order))
+    return " or ".join(["it without order=", *(f"order={'-'.join(order)}" for order in allowed)])
 
 
 def _check_batch(layout: Layout, job: Job, machine: Machine | None) -> Iterator[str]:
@@ -511,24 +512,27 @@ def _check_rows(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     yield f"mbs·sequence{sequence_text}: {rows} rows are not divisible by tp={layout.tp}; {fix}"
 
 
-def _order(layout: Layout, model: Model) -> Iterator[str]:
-    """Yield an error for an order of the mesh in which axes that share messages are not neighbours."""
+def _has_legal_order(layout: Layout, model: Model, order: Sequence[MeshAxis]) -> bool:
+    """Tell whether axes of the layout that share messages would be neighbours in ``order``."""
     spread = model.moe is not None and layout.etp < layout.tp
-    partly = spread and layout.etp > 1
+    in_use = [axis for axis in order if getattr(layout, axis) > 1]
+    return are_neighbours(in_use, spread=spread, partly=spread and layout.etp > 1)
 
-    def is_legal(order: Sequence[MeshAxis]) -> bool:
-        in_use = [axis for axis in order if getattr(layout, axis) > 1]
-        return are_neighbours(in_use, spread=spread, partly=partly)
 
-    if not is_legal(layout.order):
-        moves: Iterable[tuple[MeshAxis, ...]] = filter(is_legal, permutations(DEFAULT_ORDER))
-        nearest_orders = sorted(moves, key=lambda order: sum(a != b for a, b in zip(order, layout.order, strict=True)))[
-            :2
-        ]
-        dp_cp_hint = ", dp next to cp" if layout.dp > 1 < layout.cp else ""
-        axes, hint = ("tp, dp and cp", ", tp first" if partly else dp_cp_hint) if spread else ("dp and cp", "")
-        fix = " or ".join(f"order={'-'.join(order)}" for order in nearest_orders)
-        yield f"order={'-'.join(layout.order)}: {axes} must be neighbours{hint}; try {fix}"
+def _order(layout: Layout, model: Model, runs: SupportedLayouts) -> Iterator[str]:
+    """Yield an error for an order of the mesh in which axes that share messages are not neighbours."""
+    if _has_legal_order(layout, model, layout.order):
+        return
+    spread = model.moe is not None and layout.etp < layout.tp
+    orders = (order for order in permutations(DEFAULT_ORDER) if runs.supports_order(order))
+    nearest_orders = sorted(
+        (order for order in orders if _has_legal_order(layout, model, order)),
+        key=lambda order: sum(a != b for a, b in zip(order, layout.order, strict=True)),
+    )
+    dp_cp_hint = ", dp next to cp" if layout.dp > 1 < layout.cp else ""
+    axes, hint = ("tp, dp and cp", ", tp first" if layout.etp > 1 else dp_cp_hint) if spread else ("dp and cp", "")
+    fix = " or ".join(f"order={'-'.join(order)}" for order in nearest_orders[:2])
+    yield f"order={'-'.join(layout.order)}: {axes} must be neighbours{hint}; try {fix}"
 
 
 def count_max_stages(model: Model, job: Job) -> int:

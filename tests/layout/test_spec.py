@@ -257,6 +257,23 @@ REFUSALS = [
 ]
 
 
+@pytest.mark.parametrize(
+    "text", ["dp2 cp2 pp2 order=tp-cp-pp-dp", "dp2 cp2 pp2 order=tp-pp-cp-dp", "dp2 pp2 order=pp-dp-tp-cp"]
+)
+def test_orders_that_a_message_proposes_are_valid(text: str) -> None:
+    """Megatron-Core runs two orders, of which one separates dp and cp: each message proposes only what is valid."""
+    job = JOB.replace(stack="megatron-core", global_batch=16)
+    nouns = {"model": MODEL, "job": job, "machine": MACHINE}
+    with pytest.raises(UserError) as caught:
+        refuse(Layout.parse(text), **nouns)
+    message = check_one_line(caught)
+    _, _, fix = message.partition("; ")
+    proposed = re.findall("order=[a-z-]+", fix)
+    assert proposed or "without order=" in fix
+    for order in (*proposed, ""):
+        refuse(Layout.parse(f"{text.rpartition(' ')[0]} {order}"), **nouns)
+
+
 @pytest.mark.parametrize(("text", "changes", "words"), REFUSALS)
 def test_layout_invalid_for_model_job_or_machine_is_an_error(text: str, changes: dict[str, Any], words: str) -> None:
     nouns = {"model": MODEL, "job": JOB, "machine": MACHINE} | changes
