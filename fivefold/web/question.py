@@ -235,8 +235,11 @@ class PredictQuestion(JobQuestion, LayoutRequest, defer_build=False):
     layout: LayoutText = "dp8 zero3 mbs1"
 
     def _fill_batch(self, job: Job, stated: frozenset[str], machine: Machine) -> Job:
-        layout = self.parse_layout(machine)
-        return fill_batch(job, ranks=machine.ranks, stated=stated, layouts=[layout])
+        try:
+            layouts = [self.parse_layout(machine)]
+        except UserError:  # the answer names it, below the controls
+            layouts = []
+        return fill_batch(job, ranks=machine.ranks, stated=stated, layouts=layouts)
 
     def parse_layout(self, machine: Machine) -> Layout:
         """Parse the layout, of which ``machine`` may fill in the data-parallel ranks."""

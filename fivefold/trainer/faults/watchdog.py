@@ -220,7 +220,7 @@ class Watchdog:
                 self.report(
                     self._step,
                     f"rank {rank} lags: {own_step_seconds:.3g} s of its own per step, where the other ranks "
-                    f"use {median:.3g}",
+                    f"take {median:.3g}",
                 )
 
 

@@ -27,7 +27,7 @@ ELSEWHERE = {
     "precision": ("bf16 (fp32 grad accumulation)", "bf16, fp32 gradient accumulation", "fp8", "MXFP8", "NVFP4", "fp16",
                   "float8 rowwise", "FP8-SC", "int8", "fp16 or bf16"),
     "recompute": ("none", "full", "selective", "selective (every 3rd layer)", "selective: moe", "block 3"),
-    "model": ("Llama 3.1 8b", "Llama 2 70B", "Mixtral 8x7B", "DeepSeekV3 (w/o MTP)", "Qwen3_32B", "Falcon 180B",
+    "model": ("Llama 3.1 8b", "Llama 2 70B", "Mixtral 8x7B", "DeepSeekV3 (w/o MTP)", "Qwen3_32B", "PaLM 540B",
               "LLAMA3_8B (something)"),
     "zero": ("0", "1", "2", "3", "1 (4 GPUs)", "2-like FSDP"),
     "kind": ("formula",), "trust": ("low", "check"), "oom": ("y",),
@@ -224,7 +224,7 @@ def test_a_row_is_read_from_its_own_columns(
     ("source", "row", "changes", "words"),
     [
         ("dgxc_benchmarking", "0065", {"hardware": "TPU v5p"}, "'TPU v5p' is no chip of our catalog"),
-        ("dgxc_benchmarking", "0255", {"model": "Falcon 180B"}, "model 'Falcon 180B' is not in our catalog"),
+        ("dgxc_benchmarking", "0255", {"model": "PaLM 540B"}, "model 'PaLM 540B' is not in our catalog"),
         ("dgxc_benchmarking", "0255", {"gbs": "", "grad_accum": ""}, "gbs is not printed"),
         ("nemo_perf", "0007", {"model": "Mixtral-8x7B"}, "over how many ranks the experts lie"),
         ("dgxc_benchmarking", "0255", {"heads": "77"}, "heads is 77, where nemotron4-15b has 48"),

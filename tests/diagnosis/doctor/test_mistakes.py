@@ -88,7 +88,7 @@ def test_reading_the_value_of_a_fake_tensor_is_a_remark() -> None:
     remarks = examine(linear, loss).remarks
     lines = [remark for remark in remarks if "tests/diagnosis/doctor/test_mistakes.py:" in remark]
     assert len(lines) == 2
-    assert "is taken as 0" in lines[0]
+    assert "the doctor assumes 0" in lines[0]
     assert "a branch on it is not taken" in lines[1]
 
 

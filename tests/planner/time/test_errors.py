@@ -51,11 +51,13 @@ def test_every_chip_of_the_catalog_has_a_generation() -> None:
         name: generation
         for generation, chips in {
             "volta": "v100",
-            "ampere": "a100 a100-40 rtx3090 a6000",
-            "hopper": "h100 h100-pcie h200 h800 gh200",
+            "turing": "t4",
+            "ampere": "a100 a100-40 a100-pcie a800 rtx3090 a6000 a10 a10g a30 a40",
+            "hopper": "h100 h100-pcie h100-nvl h200 h800 h20 gh200",
             "blackwell": "b200 b300 gb200 gb300",
-            "ada": "l4 l40s rtx4090 rtx6000-ada",
-            "cdna": "mi250x mi300x mi325x mi355x",
+            "blackwell-rtx": "rtx5090 rtxpro6000",
+            "ada": "l4 l40s l40 l20 rtx4090 rtx6000-ada",
+            "cdna": "mi250x mi300x mi325x mi350x mi355x",
         }.items()
         for name in chips.split()
     }

@@ -245,5 +245,5 @@ def test_weights_with_a_layer_factor_other_than_one_are_rejected(tmp_path: Path)
         theirs = reference("gemma4_unified_text", copy.deepcopy(FAMILIES["gemma4_unified_text"]))
         theirs.model.layers[1].layer_scalar.fill_(0.5)
         theirs.save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"1\.layer_scalar is \[0\.5\], and the trainer computes \[1\.0\] alone"):
+    with pytest.raises(UserError, match=r"1\.layer_scalar is \[0\.5\], and the trainer supports only \[1\.0\]"):
         HuggingFaceFolder.open(tmp_path)

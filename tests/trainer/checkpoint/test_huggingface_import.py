@@ -354,7 +354,7 @@ REFUSALS: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "misshapen": (
         lambda p: edit(p, lm_head__weight=torch.zeros(131, 47)),
-        "lm_head.weight is [131, 47], but [131, 48] by its config.json",
+        "lm_head.weight has shape [131, 47], but its config.json implies [131, 48]",
     ),
     "strange": (
         lambda p: edit(p, model__layers__1__self_attn__q_norm__weight=torch.zeros(8)),

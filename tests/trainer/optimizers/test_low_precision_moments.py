@@ -102,6 +102,6 @@ def test_moments_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Pat
 def test_other_optimizers_are_one_line_errors(kind: Any) -> None:
     job = task("fp8-lm").replace(optimizer=Optimizer(kind=kind))
     with pytest.raises(
-        UserError, match=rf"'fp8-lm': its moments of 1 \+ 2 bytes are AdamW's, and {kind} keeps fp32; ta"
+        UserError, match=rf"'fp8-lm': its moments of 1 \+ 2 bytes are AdamW's, and {kind} keeps fp32; use"
     ):
         check_supported(Layout.parse("mbs1"), job, model=MODEL)
