@@ -36,7 +36,7 @@ NAV: dict[str, list[str]] = {
         "reference/commands.md", "reference/cheat-sheet.md", "reference/configuration.md", "notation.md",
         "reference/coming-from-other-trainers.md", "reference/glossary.md", "reference/python.md",
         "reference/results.md", "reference/json.md", "reference/formats.md", "reference/models.md",
-        "reference/machines.md", "reference/machine-catalog.md",
+        "reference/families.md",        "reference/machines.md", "reference/machine-catalog.md",
         "reference/stacks.md", "reference/keys.md", "reference/precision.md", "reference/optimizers.md",
         "reference/features.md", "changelog.md", "contributing.md",
     ],

@@ -13,6 +13,7 @@ import inspect
 import io
 import json
 import re
+import sys
 import textwrap
 import tokenize
 from collections.abc import Iterator
@@ -25,6 +26,7 @@ from typing import Annotated, Any, Literal, NamedTuple, Union, get_args, get_ori
 from man_page import write_man_page
 
 DOCS = Path(__file__).parents[1]
+ROOT = DOCS.parent
 RESULTS = ("fivefold.step:Step", "fivefold.results.search_result:SearchResult", "fivefold.results.sweep_row:SweepRow")
 KINDS = {
     "field": "read",
@@ -351,6 +353,145 @@ def write_models() -> str:
     return "\n".join(parts) + "\n"
 
 
+MIXER_NAMES = {
+    "attention": "attention", "gated_delta_net": "Gated DeltaNet", "kimi_delta": "Kimi delta attention",
+    "lightning": "lightning attention", "mamba": "Mamba", "mamba2": "Mamba-2", "none": "none (only a feed-forward)",
+    "rg_lru": "RG-LRU", "rwkv": "RWKV", "short_conv": "short convolution",
+}  # fmt: skip
+FUSED_ROWS = {
+    0: "row by row in turn", 1: "", 4: "in each of 4 groups of heads",
+    "heads": "head by head", "kv_heads": "key head by key head", "mixer_key_heads": "key head by key head",
+}  # fmt: skip
+
+
+def write_families() -> str:
+    """Return the families of Hugging Face models as a page, with one column for each question."""
+    from fivefold.model.huggingface.families import FAMILIES
+    from fivefold.model.huggingface.write import to_config
+
+    parts = [
+        "# Hugging Face families",
+        "",
+        "Find a model by the `model_type` in its `config.json`. This page says what its layers are, whether Fivefold",
+        "can train it or only plan it, and how its file stores the weights. `fivefold models --families` also lists",
+        "the multimodal types whose text model is one of these, and what keeps other types out. How to import and",
+        "export weights: [Hugging Face](../how-to/hugging-face.md).",
+        "",
+        "- **token mixers**: the kinds of attention or state-space layers, in the order in which they first appear. A",
+        "  *window* means that some layers attend only to the nearest tokens.",
+        "- **train**: *yes*, or *plan only*: `predict` and `search` work; weights are neither imported nor exported.",
+        "- **exported as**: the `model_type` that `fivefold export` writes, which is the first one that computes the",
+        "  same. Empty: its own; –: not known. The column was computed with a small model; a model that uses more of",
+        "  its family's keys may keep the family's name.",
+        "- **feed-forward in the file**: names within a block, in the order gate, up, down; or up, down if there is no",
+        "  gate. All start as the first does. `N` is the number of an expert; experts without it are one tensor.",
+        "- **fused tensors**: tensors that hold several weights, in their order, and those stored as [in, out]",
+        "  (*transposed*).",
+        "- **rotary pairs**: *adjacent* if the two rows of a pair lie side by side in the file; *as `rope_interleave`*",
+        "  if that key of the config decides. Empty: half a rotary dim apart, as in Llama's.",
+        "",
+        "| `model_type` | token mixers | feed-forward | train | exported as | feed-forward in the file | fused tensors "
+        "| rotary pairs |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for name, family in sorted(FAMILIES.items()):
+        model = build_small_model(family)
+        exported = to_config(model)["model_type"] if model and family.is_trained else name
+        cells = (
+            f"`{name}`",
+            describe_mixers(family, model),
+            describe_feed_forward(family, model),
+            "yes" if family.is_trained else "plan only",
+            "–" if model is None else f"`{exported}`" if exported != name else "",
+            name_feed_forward(family, model),
+            describe_fused_tensors(family),
+            describe_rotary_pairs(family),
+        )
+        parts.append(f"| {' | '.join(cells)} |")
+    return "\n".join(parts) + "\n"
+
+
+def build_small_model(family: Any) -> Any:
+    """Return a small model of ``family``; None for some text models of multimodal types.
+
+    Its config is that of the tests, or of a family that is read by the same function.
+    """
+    if str(ROOT) not in sys.path:
+        sys.path.append(str(ROOT))
+    from fivefold.model.huggingface.families import FAMILIES
+    from fivefold.model.huggingface.read import from_config
+    from tests.model.mutations import FAMILIES as SMALL_CONFIGS
+
+    relatives = (family, *(other for other in FAMILIES.values() if other.to_model is family.to_model))
+    config = next((SMALL_CONFIGS[other.model_type] for other in relatives if other.model_type in SMALL_CONFIGS), None)
+    if config is None:
+        return None
+    header = {"model_type": family.model_type, "architectures": [family.architecture]}
+    return from_config(header | config, name=family.model_type)
+
+
+def describe_mixers(family: Any, model: Any) -> str:
+    """Return the kinds of token mixers of a family."""
+    attention = "latent attention" if family.has_latent_attention else "attention"
+    if model is None:
+        return attention
+    names = MIXER_NAMES | {"attention": attention}
+    mixers = [names.get(mixer, mixer.replace("_", " ")) for mixer in dict.fromkeys(model.mixers)] or [attention]
+    if model.joins_mamba2:
+        mixers = [f"{attention} and Mamba-2 in parallel"]
+    return ", ".join([*mixers, *(["window"] if any(map(model.has_window, range(model.layers))) else [])])
+
+
+def describe_feed_forward(family: Any, model: Any) -> str:
+    """Return the kinds of feed-forward layers of a family."""
+    if model is None:
+        return "experts" if family.has_experts else "MLP"
+    routed = {model.is_moe(layer) for layer in range(model.layers) if model.has_feed_forward(layer)}
+    kinds = [name for name, is_routed in (("MLP", False), ("experts", True)) if is_routed in routed]
+    return ", ".join([*kinds, *(["shared expert"] if model.moe and model.moe.shared_experts else [])]) or "none"
+
+
+def name_feed_forward(family: Any, model: Any) -> str:
+    """Return the names of the feed-forward's matrices in the file, the experts' where there are any."""
+    names = family.tensors | {key: name for block in family.block_tensors.values() for key, name in block.items()}
+    has_experts = family.has_experts if model is None else model.moe is not None
+    kind = "moe.experts" if has_experts else "mlp"
+    parts = ("up", "down") if model and model.mlp == "plain" else ("gate", "up", "down")
+    tensors = [names[f"{kind}.{part}"] for part in parts if f"{kind}.{part}" in names]
+    files = dict.fromkeys(
+        (tensor if isinstance(tensor, str) else tensor.name).removesuffix(".weight").replace("{}", "N")
+        for tensor in tensors
+    )
+    folder = next(iter(files), "").rpartition(".")[0]
+    return ", ".join(f"`{name.removeprefix(f'{folder}.') if index else name}`" for index, name in enumerate(files))
+
+
+def describe_fused_tensors(family: Any) -> str:
+    """Return the tensors of the file that hold several weights, with the weights in their order."""
+    from fivefold.model.huggingface.family import FusedTensor
+
+    tensors = dict.fromkeys(
+        value
+        for names in (family.tensors, *family.block_tensors.values())
+        for value in names.values()
+        if isinstance(value, FusedTensor) and (len(value.weights) > 1 or value.transposed)
+    )
+    cells = []
+    for tensor in tensors:
+        weights = "; ".join(weight.rpartition(".")[2] for weight in tensor.weights)
+        details = ", ".join(filter(None, (FUSED_ROWS[tensor.groups], "transposed" if tensor.transposed else "")))
+        name = tensor.name.replace("{}", "N").removesuffix(".weight")
+        cells.append(f"`{name}` [{weights}]{f' {details}' if details else ''}")
+    return ", ".join(dict.fromkeys(cells))
+
+
+def describe_rotary_pairs(family: Any) -> str:
+    """Return how the two rows of a rotary pair lie in the file."""
+    if family.interleaved_rotary:
+        return "adjacent"
+    return "as `rope_interleave`" if "rope_interleave" in family.keys.values() else ""
+
+
 def write_machines() -> str:
     """Return the catalog of machines as a page."""
     from fivefold.machine.catalog import INSTANCES, list_names, resolve, spell_machine
@@ -518,6 +659,7 @@ PAGES = {
     "results.md": write_results,
     "python.md": write_python,
     "models.md": write_models,
+    "families.md": write_families,
     "machine-catalog.md": write_machines,
     "keys.md": write_keys,
     "fivefold.1": lambda: write_man_page(list_commands()),
