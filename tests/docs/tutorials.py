@@ -49,7 +49,7 @@ BLOCK = re.compile(
     flags=re.MULTILINE | re.DOTALL,
 )
 PROGRESS = re.compile(r"^[\w ]*\wing .*: [\d,]+(?: of [\d,]+)?\n", flags=re.MULTILINE)  # overwritten in a terminal
-VARYING = re.compile(r"layouts in \S+ m?s, \d+ evaluated|(?<=\.py:)\d+")  # the work of a search; lines of our code
+VARYING = re.compile(r"(?<=layouts in )\S+ m?s|(?<=\.py:)\d+")  # the time of a search; lines of our code
 
 
 class Example(NamedTuple):
