@@ -2,8 +2,8 @@
 
     DeepSeek LLM   0.2920·C^0.3271 with C = 6·P·D       Step Law   0.58·D^0.571
 
-P: parameters outside the embedding that a token uses. D: tokens of the run. Each law was fitted to its own data and
-optimizer, so the laws differ by factors, as do the published runs.
+P is the number of parameters outside the embedding that a token uses, and D the number of tokens of the run. Each law
+was fitted to its own data and optimizer, so the laws differ by factors, as do the published runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Predicts several cases (models, machines, layouts, jobs) and lays their steps side by side, quantity by quantity."""
+"""Predict several cases (models, machines, layouts, jobs) and compare their steps, quantity by quantity."""
 
 from __future__ import annotations
 

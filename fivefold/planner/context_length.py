@@ -1,6 +1,7 @@
-"""Memory and MFU against the length of sequences, by recomputation and cp, and how to get to a million tokens.
+"""Memory and MFU of one step against the length of its sequences, and what a million tokens would need.
 
-Ranks of dp become ranks of cp. Every step has the job's global batch, as the longest sequences have.
+Input: a model, machine and job. Output: one curve for each recomputation and degree of cp. Longer sequences get more
+ranks of cp and fewer of dp. All points have about the same number of tokens per step, so that they can be compared.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The procedure of the Ultra-Scale Playbook, step by step: make it fit, reach the batch, make it fast.
 
-1  the batch         from the laws and the teams of ``batch.py``, unless the job says it
-2  make it fit       the first of the ladder that fits: data parallelism, ZeRO, tp within a node, pp, cp, recomputation
-3  reach the batch   the micro-batch and so the accumulation
+1  the batch         from the laws and published runs of ``batch.py``, unless the job gives one
+2  make it fit       the first candidate that fits: data parallelism, ZeRO, tp within a node, pp, cp, recomputation
+3  reach the batch   the micro-batch, and so the gradient accumulation
 4  make it fast      one change at a time (``search/neighbours.py``), and the proposal of ``search``
 """
 

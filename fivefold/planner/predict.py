@@ -1,8 +1,8 @@
-"""The planner on one page: count the work, price it on a machine, play it in time → a predicted step.
+"""The planner on one page: count the work, price it on a machine, simulate it in time. The result is a predicted step.
 
-count   planner/counts            integers: bytes, FLOPs, messages; independent of a machine
-price   planner/time            seconds of each operation and message on the machine
-play    planner/time/timeline   seconds of a step from the schedule and its actions
+count      planner/counts          integers: bytes, FLOPs, messages; independent of a machine
+price      planner/time            seconds of each operation and message on the machine
+simulate   planner/time/timeline   seconds of a step, from the schedule and its actions
 """
 
 from __future__ import annotations

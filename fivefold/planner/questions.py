@@ -1,7 +1,7 @@
 """The questions of ``fivefold ask``, each answered with a number, a layout, its memory and its step time.
 
-    largest micro-batch · longest sequence · fewest GPUs · largest model · sound batches · one change more ·
-    full fine-tuning, LoRA and QLoRA
+    largest micro-batch · longest sequence · fewest GPUs · largest model · recommended batch sizes ·
+    gain of one more change · full fine-tuning, LoRA and QLoRA
 
 The numbers come from ``Planner.estimate`` and ``search``; the largest size that fits is found by bisection.
 """
@@ -607,10 +607,10 @@ def find_fitting_change(*, model: Model, machine: Machine, job: Job, layout: Lay
     Changes that alter the numerics of training come last.
     """
     fitting = [change for change in list_changes(model=model, machine=machine, job=job, layout=layout) if change.fits]
-    return min(fitting, key=get_change_cost, default=None)
+    return min(fitting, key=get_change_sort_key, default=None)
 
 
-def get_change_cost(change: Change) -> tuple[bool, float, int]:
+def get_change_sort_key(change: Change) -> tuple[bool, float, int]:
     """Return the sort key of changes that fit: those that keep the numerics first, then the fastest."""
     return change.change in NUMERICS_CHANGES, change.step_seconds, change.memory_bytes
 

@@ -2,8 +2,8 @@
 
     T = M·exp(R / M)·(exp((τ + δ) / M) - 1)·W / τ        goodput = W / T        Young: τ = sqrt(2·δ·M)
 
-W seconds of work in pieces of τ, each followed by δ in which training waits for its checkpoint; failures come at
-random, one in M seconds, and each costs R and what was done since the last complete checkpoint.
+W seconds of work are saved every τ seconds by a checkpoint, for which training stops for δ seconds. Failures occur at
+random, one in M seconds. Each costs a restart of R seconds and the work since the last complete checkpoint.
 """
 
 from __future__ import annotations

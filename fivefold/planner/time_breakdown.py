@@ -1,8 +1,7 @@
-"""A predicted step's time as named parts: operations forward and backward, messages by collective, bubble, update.
+"""Names the parts of a predicted step's time: operations forward and backward, messages by collective, bubble, update.
 
-    parts of the rank that the step waits for · "other compute": what hidden messages and the host add to operations
-
-The measured step has parts of the same names, so that their differences are the error's budget.
+The parts are those of the rank that the step waits for. "other compute" is what host launches and overlapped messages
+add to operations. The measured step has parts of the same names, so the difference of each is a share of the error.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Parameter prefetch of ZeRO-3.
-
-It covers the weights that DeepSpeed gathers before each module and ahead, and what stays gathered.
+"""Parameter prefetch of ZeRO-3: the weights that DeepSpeed gathers before each module, and those that stay gathered.
 
     a module's weights are gathered before its forward and its backward, together with those of the next modules up to
     ``prefetch_bucket_size`` elements; freed after it unless they recur within ``max_reuse_distance`` elements; never if

@@ -1,10 +1,14 @@
-"""Messages that one rank takes part in during one optimizer step, by axis and collective.
+"""Messages that one rank takes part in during one optimizer step, by axis and collective, with their bytes.
 
-zero0 an all_reduce of each unit's gradients · zero1 to 3 a reduce_scatter, under 2 and 3 per micro-batch unless the
-stack reduces once a step · zero1, 2 an all_gather after the update · zero3 one per forward and backward
-(``sharding.needs_backward_gather``); of several units: ``ddp_buckets.py`` · tp, cp, ep as in the operation lists · pp
-the stream over each boundary, its gradient back · an all_reduce of 12 bytes (norm, loss, stop), and 4 per further
-predicted token
+    zero0          an all_reduce of the gradients of each unit
+    zero1 to 3     a reduce_scatter of them, under 2 and 3 per micro-batch, unless the stack reduces once a step
+    zero1, zero2   an all_gather of the weights after the update
+    zero3          an all_gather of the weights for each forward and backward (``sharding.needs_backward_gather``)
+    tp, cp, ep     the messages in the lists of operations
+    pp             the residual stream over each boundary between stages, and its gradient back
+    end of step    an all_reduce of 12 bytes (norm, loss, vote to stop), and 4 per further predicted token
+
+``ddp_buckets.py`` has the messages that join several units.
 """
 
 from __future__ import annotations

@@ -1,9 +1,11 @@
-"""Up to which degree each axis can hide its messages: arithmetic intensity of the layer against the machine's balance.
+"""The largest degree of each axis at which its messages still overlap with compute.
 
-    a message hides while   FLOPs ÷ bytes of the layer  ≥  peak FLOP/s ÷ bytes/s of the machine
+    a message overlaps while   FLOPs ÷ bytes of the layer  ≥  peak FLOP/s ÷ bytes/s of the machine
 
-``exchanges`` has one function per message of an axis. Peaks and links are the data sheet's: large matmuls and large
-messages both reach about four fifths of them. Formulas and worked numbers: docs/explanation/how-a-step-costs/ratios.md.
+The left side is the arithmetic intensity of the layer, the right side the balance of the machine. ``exchanges`` has one
+function for each message of an axis. Peaks and links are those of the data sheet: large matmuls and large messages both
+reach about four fifths of them, so their ratio hardly changes. Formulas and worked numbers:
+docs/explanation/how-a-step-costs/ratios.md.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""FLOPs of one rank and the bytes it sends concurrently: one function per message of an axis.
+"""FLOPs of one rank and the bytes it sends at the same time: one function for each message of an axis.
 
     FLOPs per byte = FLOPs ÷ bytes sent        balance = peak FLOP/s · Σ bytes/bandwidth ÷ Σ bytes
 
-The message hides if FLOPs per byte ≥ balance. Formulas, letters, sources and worked numbers:
+The message overlaps completely if FLOPs per byte ≥ balance. Formulas, letters, sources and worked numbers:
 docs/explanation/how-a-step-costs/ratios.md.
 """
 

@@ -1,15 +1,17 @@
 """Search over every legal layout: the best ones in order, and why others were rejected.
 
-space · columns · shapes   every legal layout as columns of integers; what pipelines hold
-bounds · memory_bounds · simulated_bound · estimates · tables · optimistic_times   lower bounds, and their cached parts
-garbage   fewer garbage collections during a search
-work   how much has been computed, and the gap to the optimum that it then allows
-branch_and_bound · warm_start · incumbents   the rest is estimated, best first     stage_balance   even stages
-simplest · alternatives · robust   the simplest of the best; its alternatives; what loses least
-layout_changes · job_changes · neighbours   single changes; all of a layout, and the walk that takes the best each time
-rejections · constraints · multi_machine   why layouts lost; what leaves none; one run on several machines
-Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory. With
-a work limit a search ends at a gap to the optimum, which the bounds prove.
+space · columns · shapes                          every legal layout as columns of integers; stages of pipelines
+bounds · memory_bounds · simulated_bound          lower bounds of time and memory for many layouts at once
+estimates · optimistic_times · tables             figures that the bounds use, computed once for equal layouts
+branch_and_bound · warm_start · incumbents        evaluates the best bounds first; good first layouts; the best so far
+work · garbage                                    the work limit and the gap it allows; fewer garbage collections
+stage_balance                                     pipelines whose stages differ
+simplest · alternatives · robust                  the proposal; its neighbours; the layout with the smallest regret
+layout_changes · job_changes · neighbours         single changes of a layout or a job, and walks over them
+rejections · constraints · multi_machine          why layouts lost; the tightest constraint; one run on several machines
+
+Bounds prune the space, so the answer is that of estimating every layout. Equal times are ranked by memory. With a work
+limit, a search ends with a gap to the optimum, which the bounds prove.
 """
 
 from __future__ import annotations

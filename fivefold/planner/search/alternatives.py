@@ -1,8 +1,9 @@
-"""Why each choice of a proposed layout is as it is: what its nearest alternatives would cost, and what of.
+"""Explains each choice of a proposed layout by its nearest alternatives: what each would cost, and why.
 
-An alternative differs in one choice, and in what that choice takes with it: the ranks of an axis come from dp (or, if
-dp has none, from pp or cp), a pipeline of other ranks may have other virtual stages and uneven ones. The fastest that
-fits speaks; for a degree of an axis that may be one that the search evaluated, of the same degrees of the other axes.
+An alternative differs in one choice, and in what follows from it. The ranks that an axis gains come from dp, or from pp
+or cp if dp has none to give. A pipeline of another size may have other virtual stages and uneven stages. Of the layouts
+with the same choice, the fastest one that fits is shown. For the degree of an axis, that may be one that the search has
+evaluated with the same degrees of the other axes.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Branch and bound over one space after another, with the best layouts found so far as the threshold.
+"""Branch and bound: evaluates layouts in the order of their bounds until no other can be better than the best.
 
-partial layouts, best bound first → schedules whose bounds fit and beat the threshold → orders → ZeRO → estimated by
-the planner, best bound first, until the next bound exceeds the threshold
+    partial layouts, best bound first → schedules whose bounds fit and are below the threshold → orders → ZeRO
+    → estimated by the planner, best bound first, until the next bound exceeds the threshold
+
+The threshold is the best estimate so far. It is kept from one space to the next.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layouts as columns of integers; every row with each of some values, cut or kept by a rule."""
+"""Layouts as columns of integers: combines every row with each of some values, and filters rows by a rule."""
 
 from __future__ import annotations
 

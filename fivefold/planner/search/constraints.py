@@ -75,7 +75,7 @@ def _drop_terms(where: Where, terms: Sequence[Term], passing: Passing) -> Layout
 
 
 def _relax(where: Where, relaxations: Sequence[Relaxation], passing: Passing) -> BindingConstraint | None:
-    """Return a constraint with some terms relaxed; None if that is not enough."""
+    """Return the relaxed terms with a layout that ``passing`` finds under them; None if it finds none."""
     replacements = {relaxation.term: relaxation.instead for relaxation in relaxations}
     kept = tuple(replacement for term in where.terms if (replacement := replacements.get(term, term)) is not None)
     layout = passing(Where(kept))

@@ -1,4 +1,4 @@
-"""The planner's figures for many layouts at once, computed once for each distinct way to cut, place and shard a unit.
+"""Computes the planner's figures for many layouts at once, once for each distinct way to shard a unit.
 
     columns of integers → distinct keys → ``Counts``, ``Units`` → a vector over units → gathered by row
 

@@ -1,4 +1,4 @@
-"""Garbage collection during a search, which makes millions of records, hardly any of them in cycles."""
+"""Fewer garbage collections during a search, which makes millions of records, hardly any of them in cycles."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The best layouts that a search has found, and which others may still be among them.
+"""The best layouts that a search has found, and the test whether another layout may still become one of them.
 
-score = seconds · seconds x ranks · bytes          by time, cost, memory
+The score to minimize is seconds (by time), seconds · ranks (by cost) or bytes (by memory).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Single changes of a job: its number formats, its kernels, the length of its sequences.
 
-``ask changes`` tries those that may save time, the advice for layouts that do not fit those that save memory.
+``ask changes`` tries those that may save time. The advice for layouts that do not fit tries those that save memory.
 """
 
 from __future__ import annotations

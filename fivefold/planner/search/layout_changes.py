@@ -1,7 +1,7 @@
-"""Single changes of a layout, each without what it rules out: no pipeline, no schedule.
+"""Single changes of a layout, each with what follows from it: without a pipeline, for example, no schedule.
 
-All that try other layouts than a given one make them here: the walk (``neighbours.py``), the simplest of the best
-(``simplest.py``), the reasons for each choice (``why.py``), and the questions of ``ask``.
+Every part that tries layouts near a given one makes them here: the walk (``neighbours.py``), the search for the
+simplest (``simplest.py``), the reasons for each choice (``alternatives.py``), and the questions of ``ask``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""One run on several machines and numbers of ranks: for each the layout that ``search`` proposes, and what it takes.
+"""One run on several machines and numbers of ranks: for each the layout that ``search`` proposes, time and cost.
 
-With a deadline: of each machine the fewest ranks that meet it, by bisection, since more ranks are faster.
+With a deadline it finds the fewest ranks of each machine that meet it, by bisection, since more ranks are faster.
 """
 
 from __future__ import annotations

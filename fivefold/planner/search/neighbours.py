@@ -1,8 +1,7 @@
 """The layouts that differ from a given one in one choice, and walks that take the best change each time.
 
-A choice: ranks moved from one axis to another · ep · etp · mbs · ZeRO · its shard group · schedule and v ·
-recomputation, and on which pipeline ranks · order · kind of cp · sp. What a choice rules out goes with it
-(``layout_changes.py``).
+The choices are: ranks moved from one axis to another, ep, etp, mbs, ZeRO, its shard group, schedule and v,
+recomputation (and on which pipeline ranks), order, kind of cp, sp. ``layout_changes.py`` says what follows from each.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Figures of a unit's time for the bounds: with messages, of kernels alone, with the nearest places of all groups.
+"""Optimistic times of a unit, as the bounds use them: with the ranks of every group as near as possible.
 
-forward, backward, weight, exposed tp, cp, ep, all exposed of the forward
-as halves of an FB: kernels with exposed messages, forward and backward; what overlaps with them, without tp
+For each unit: forward, backward, weight gradient; exposed messages of tp, cp and ep; all exposed messages of the
+forward. For the halves of an FB also: kernels with exposed messages, and the messages that overlap with them (no tp).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""Find the layout with the smallest worst-case regret if the machine or the run differs from the prediction.
+"""Finds the layout with the smallest worst-case regret if the machine or the run differs from the prediction.
 
     regret of a layout in a scenario = its step time / that of the best layout in that scenario - 1
 
-Each scenario is searched for its best, within its share of a search's work limit. A layout whose largest regret is r is
-no further than r from the best as predicted either, so that all layouts within the least r known are judged, and the
-answer is that of judging all. Only a straggler's best is that of the layouts known to the searches, of which none is
-faster with it than without.
+The best layout of each scenario is searched within its share of the work limit. A layout whose largest regret is r is
+at most r slower than the best as predicted. It is therefore enough to evaluate the layouts within the least r known,
+and the answer is that of evaluating all. One scenario is an exception: with a slow rank the best layout is taken from
+those that the searches know, because no layout is faster with a slow rank than without.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Numbers of units on three ranks of a pipeline (the first, the first with most layers, the last), for the bounds.
+"""Numbers of units on three ranks of a pipeline, for the bounds: the first, the first with most layers, the last.
 
 1f1b, gpipe, zb1p, zb2p   rank r: stage r          interleaved   r, r + pp, r + 2·pp ...
 zbv, dualpipev            r, 2·pp-1-r              dualpipe      r, pp-1-r, each for half of the micro-batches

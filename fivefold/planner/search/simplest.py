@@ -1,9 +1,9 @@
-"""The simplest of the layouts that are as good as the best: what a team would rather run.
+"""Finds the simplest layout within ``within`` of the best, because a prediction cannot tell these apart.
 
     complexity = Σ of an axis and its degree · leaving the node · ZeRO · recomputation · schedule · placement
 
-A prediction cannot tell layouts within ``within`` of the best apart. From those that the search evaluated simpler ones
-are tried, the simplest first, until none is left that fits and is within it.
+It starts from the layouts that the search evaluated and tries simpler ones, the simplest first, until none is left that
+fits and is fast enough.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A lower bound of a pipeline's step that plays its schedule, of all candidates with one schedule at once.
+"""A lower bound of a pipeline's step that simulates its schedule, for all candidates of one schedule at once.
 
     time ≥ end of a rank in the first rounds + rounds left · the busiest rank's + exposed reductions + update
 

@@ -1,9 +1,8 @@
-"""Pipelines whose stages differ.
+"""Pipelines with uneven stages: equal seconds on every rank (``stages=9x2-8-6``), or recomputation on few ranks.
 
-Either work is even in seconds (``stages=9x2-8-6``), or few ranks recompute (``ac=full@2``).
-
-load of a pipeline rank = seconds of a micro-batch through its stages; one layer at a time goes from the most loaded
-rank to another while the largest load becomes less. The first ranks hold the most micro-batches, and recompute first.
+Input: a pipeline layout. Output: the faster layouts with other stages. The load of a rank is the seconds of one
+micro-batch through its stages. One layer at a time moves from the most loaded rank to another while the largest load
+becomes smaller. The first ranks hold the most micro-batches, so recomputation (``ac=full@2``) starts with them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Figures of candidates, made once for each distinct set of the columns on which they depend.
+"""Figures of candidates, computed once for each distinct set of the columns on which they depend.
 
-columns → one code per row → ``compute`` for each new one → gathered by row
+columns → one code per row → ``compute`` for each new code → gathered by row
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""A good layout to begin with: the lower the threshold is, the less has to be made of the tables of the bounds.
+"""Finds a good first layout: the lower the threshold is from the start, the fewer bounds the search must compute.
 
-likely partial layouts by the bound of their work and a guess of their bubble → each with its best schedule and full
-shard groups → all schedules and groups of the best of those · at the work limit: layouts near the best
+    likely partial layouts, by the bound of their work and a guess of their bubble
+    → each with its best schedule and full shard groups → all schedules and groups of the best of those
+
+At the work limit it also tries the layouts near the best one.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """The work of a search in units that do not depend on the computer, and the gap to the optimum that it then allows.
 
-    exact until ``EXACT_UNITS`` are spent; then the allowed gap is ``FIRST_GAP`` for ``FIRST_GAP_SHARE`` of them, and
-    doubles every ``DOUBLING_UNITS``
+    no gap until ``EXACT_UNITS`` are used; then ``FIRST_GAP`` for ``FIRST_GAP_SHARE`` of them
+    then the gap doubles every ``DOUBLING_UNITS``
 
-As the work limit and the gap of a mixed-integer solver: wall time would make results depend on the machine. A unit is
-a row of a table that is read; figures that are computed are weighed by the rows that take as long.
+It is like the work limit and gap of a mixed-integer solver. Wall time would make results depend on the machine. One
+unit is a row of a table that is read; computed figures count as the number of rows that take as long.
 """
 
 from __future__ import annotations

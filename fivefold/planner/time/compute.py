@@ -2,9 +2,10 @@
 
     matmul, attention: FLOPs ÷ rate     memory-bound: bytes ÷ bandwidth     scan of chunks: the larger of the two
 
-On a calibrated machine the rate is interpolated from its measurements (``measured.py``), otherwise it follows from the
-chip (``roofline.py``). Fused kernels add dW to the gradient sums in the matmul; unfused ones and our engine in a
-separate pass. The experts of our engine are one kernel (``grouped_mm``), Transformer Engine's are one each.
+On a calibrated machine the rate is interpolated from its measurements (``measured_kernels.py``), otherwise it follows
+from the chip (``roofline.py``). Fused kernels add dW to the accumulated gradients within the matmul. Unfused kernels
+and Fivefold's own engine do so in a separate pass. The experts of Fivefold's engine are one kernel (``grouped_mm``),
+those of Transformer Engine one kernel each.
 """
 
 from __future__ import annotations

@@ -1,6 +1,4 @@
-"""Seconds of units that were measured in the trainer's own step (``calibrate --for``).
-
-They take precedence over all curves.
+"""Seconds of units that were measured in the trainer's own step (``calibrate --for``). They replace all curves.
 
     key = the unit's computation / the sharding of its weights     the same key is made when it is measured and here
 

@@ -1,9 +1,7 @@
-"""Seconds of a micro-batch through each stage of a layout.
+"""Seconds of one micro-batch through each stage of a layout: the sum of its units, with ZeRO's messages overlapped.
 
-They are the sum of its units, with data parallelism's messages overlapped.
-
-``unit_overlap.py``: units → estimate_stage_seconds → ``action_time.py``: the actions of a schedule →
-``timeline.py``: the step
+``unit_overlap.py`` gives the units, this module the stages, ``action_time.py`` the actions of a schedule, and
+``timeline.py`` the step.
 """
 
 from __future__ import annotations

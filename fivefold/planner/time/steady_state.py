@@ -137,7 +137,7 @@ def _simulate(
 ) -> tuple[list[float], list[float]]:
     """Return the end of each rank and its busy seconds.
 
-    ``durations``: the seconds of the distinct ``join_equal_tasks``.
+    ``durations``: the seconds of each distinct task, in the order of ``join_equal_tasks``.
     """
     tables, rounds, tasks, _ = split_rounds(name, pp, v, micro_batches, has_reference)
     distinct = join_equal_tasks(name, pp, v, micro_batches, has_reference, first_equal_stages)

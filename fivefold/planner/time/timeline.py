@@ -1,6 +1,6 @@
-"""Seconds of a step: units add up to stages, the schedule orders them, data parallelism adds its ends.
+"""Seconds of a step: units add up to stages, the schedule orders them, data parallelism adds messages at the ends.
 
-step = play(schedule, seconds of its actions) + exposed gathers and reductions + small messages + update
+step = simulated schedule of the actions + exposed gathers and reductions + small messages + update
 """
 
 from __future__ import annotations

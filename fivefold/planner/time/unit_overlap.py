@@ -1,7 +1,7 @@
-"""Seconds of a micro-batch through each unit of a layout, with data parallelism's messages overlapped.
+"""Seconds of one micro-batch through each unit of a layout, with data parallelism's messages overlapped.
 
-Gathers of weights and reductions of gradients overlap the unit's own passes, in the seconds in which the links between
-nodes are free.
+A unit's gathers of weights and reductions of gradients overlap with its own passes, but only in the seconds in which
+the links between nodes are free.
 """
 
 from __future__ import annotations

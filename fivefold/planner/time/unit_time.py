@@ -3,8 +3,9 @@
     tp    split into tp parts that overlap the matmul before or after: exposed is the first part and any excess
     cp    each hop of the ring overlaps the attention on the keys already present
     ep    dispatch and combine overlap the shared experts
-Without overlap a message is fully exposed. The host launches kernels one by one: a unit of small kernels takes as long
-as their launches.
+
+Without overlap a message is fully exposed. The host launches kernels one by one, so a unit of small kernels takes as
+long as their launches.
 """
 
 from __future__ import annotations

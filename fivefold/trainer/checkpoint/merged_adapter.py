@@ -1,10 +1,9 @@
 """The weights that a run with adapters computes with: those of its base folder, with the adapters merged.
 
-W + s · B A; with DoRA its rows have the trained magnitudes as norms.
+    W + s · B A        with DoRA its rows have the trained magnitudes as norms
 
-A base that the run held in nf4 is quantized and dequantized first, as the adapters were trained over these values.
-
-A checkpoint of such a run holds only the trained weights, and names the folder of the base.
+A checkpoint of such a run holds only the trained weights and names the folder of the base. A base that the run held in
+nf4 is quantized and dequantized first, because the adapters were trained over these values.
 """
 
 from __future__ import annotations

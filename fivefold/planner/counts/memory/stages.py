@@ -1,9 +1,8 @@
-"""The stages of a pipeline in bytes.
+"""The stages of a pipeline in bytes: each a list of groups of equal units, with their live bytes and states.
 
-They are groups of equal units with their profiles and states, and what ranks keep during the full step.
-
-Stages are computed once per model and job: ranks, schedules and mesh orders share them. ``passes.py`` walks through the
-groups.
+Input: the layers of a stage, the degrees of a rank, and the job. Output: for each group its profile (what a unit keeps
+and needs), its states and its buffers, and what the rank keeps for the full step. They are computed once per model and
+job, because ranks, schedules and mesh orders share them. ``passes.py`` simulates a pass through the groups.
 """
 
 from __future__ import annotations
@@ -110,7 +109,7 @@ def build_stages(counts: Counts, layout: Layout) -> PipelineStages:
         for index, (runs, kind) in enumerate(zip(stages, kinds, strict=True)):
             first_equal = kinds.index(kind)
             equal = (
-                _move_to_layers(chunks[first_equal], runs)
+                _replace_groups(chunks[first_equal], runs)
                 if first_equal < index
                 else _build_chunk(counts, layout, runs, first_equal, units)
             )
@@ -174,8 +173,8 @@ def _build_chunk(
     )
 
 
-def _move_to_layers(chunk: ModelChunk, runs: tuple[UnitGroup, ...]) -> ModelChunk:
-    """Return an equal stage of other layers."""
+def _replace_groups(chunk: ModelChunk, runs: tuple[UnitGroup, ...]) -> ModelChunk:
+    """Return the same stage with the groups of other layers, which are equal in memory."""
     return chunk._replace(groups=tuple(unit._replace(group=run) for unit, run in zip(chunk.groups, runs, strict=True)))
 
 

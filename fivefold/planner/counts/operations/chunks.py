@@ -1,4 +1,4 @@
-"""The groups of chunks of a sequence that a recurrent token mixer computes one after another."""
+"""Groups of chunks: how many chunks of a sequence a recurrent token mixer computes at once, by layout and memory."""
 
 from __future__ import annotations
 

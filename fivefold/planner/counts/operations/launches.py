@@ -1,8 +1,8 @@
-"""The kernels that the trainer's own scans and routing launch (``trainer/model``).
+"""Count the kernels that the trainer launches for a scan or for routing (``trainer/model``).
 
-Those of PyTorch's operations are counted by dry runs. Where the host launches them one by one, a scan takes as long as
-its launches; the kernels of flash-linear-attention and mamba_ssm, which other software runs, are a few for all chunks.
-``tests/dry_run/test_planned_time.py`` counts them again.
+The trainer's own scans run as many small PyTorch kernels, so the host's launches decide how long a scan takes. The
+kernels of flash-linear-attention and mamba_ssm, which other software runs, are a few for all chunks. The numbers come
+from dry runs; ``tests/dry_run/test_planned_time.py`` counts them again.
 """
 
 from __future__ import annotations

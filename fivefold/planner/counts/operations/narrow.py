@@ -1,4 +1,4 @@
-"""Activations that DeepSeek-V3 keeps for the backward in the format of the matmuls' casts, where others keep 16 bits.
+"""Activations that are kept in few bits for the backward, where others keep 16 (DeepSeek-V3).
 
     activation   the input of SwiGLU, from which its output is recomputed     1 byte an element, and scales
     attention    its output, which its own backward reads as well             12 bits (E5M6)

@@ -1,10 +1,10 @@
-"""The operations of units by the degrees of a rank, built once each.
+"""Caches the operations of a unit (embedding, block, head), so that layouts that share them build them once.
 
-A layer's attention is built once for all expert degrees, its feed-forward half once for all micro-batches and context
-degrees with the same number of rows.
+    attention half (any ep, etp) + feed-forward half (any cp) → block, with recomputed operations marked → unit
+    head = norm, multi-token prediction modules (each with such a block), losses
 
-attention half (any ep, etp) + feed-forward half (any cp) → block → marked as recomputed → unit head = norm, multi-token
-prediction modules with such a block each, losses
+The attention half is the same for all expert degrees. The feed-forward half is the same for all micro-batches and
+context degrees with the same number of rows.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Cross-entropy in two kernels: log Σ exp of each row.
+"""Cross-entropy in two Triton kernels: the log-sum-exp of each row, then the gradient, which overwrites the logits.
 
-The logits become their gradient. Same as ``kernels/loss.py``.
+It computes the same as ``kernels/loss.py``.
 """
 
 from __future__ import annotations
