@@ -381,7 +381,9 @@ class Job(Record):
         return self
 
     def row_tokens(self, predicted: int = 0) -> int:
-        """Return the int64 elements of a sequence in a batch: its tokens and the last target, or with all targets.
+        """Return the int64 elements of a sequence in a batch.
+
+        In pretraining these are its tokens and the last target; with ``has_targets`` its tokens and as many targets.
 
         ``predicted``: the number of further tokens that modules of multi-token prediction predict.
         """

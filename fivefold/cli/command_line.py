@@ -137,7 +137,7 @@ class StrictCommand(PlainCommand):
     """A command whose options are given once, unless they take several values."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; raise ``UserError`` for an option that is repeated and not made for it."""
+        """Parse the arguments; raise ``UserError`` if an option that takes one value is given several times."""
         words = args[: args.index("--")] if "--" in args else args
         names = {name for option in self.params for name in option.opts}
         for option in self.params:

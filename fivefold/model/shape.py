@@ -415,7 +415,7 @@ class ModelShape(Record):
         self._check_shared_kv()
         self._check_per_layer_inputs()
         if self.moe is not None and self.moe.post_norm and self.block in ("post", "sandwich", "post_sum"):
-            raise ValueError(f"block={self.block!r} norms what experts add: leave moe.post_norm out")
+            raise ValueError(f"block={self.block!r} already norms the output of the experts: leave moe.post_norm out")
         if self.moe is not None and self.moe.joined_norms and (self.block != "sandwich" or not self.norm_weight):
             raise ValueError(
                 f"moe.joined_norms with block={self.block!r} and norm_weight={self.norm_weight} is not supported: take "
@@ -458,7 +458,7 @@ class ModelShape(Record):
     def _check_attention_experts(self) -> None:
         """Raise ``ValueError`` for what is not supported with experts of attention, or with masks from values."""
         if self.attention_experts and (self.moe is None or self.heads != self.kv_heads * self.moe.topk):
-            raise ValueError("attention_experts has moe.topk times as many heads as kv_heads: give moe, or other heads")
+            raise ValueError("attention_experts needs moe, and heads = moe.topk · kv_heads: give moe, or change heads")
         if not self.attention_experts and self.dynamic_mask is None:
             return
         for field in ("mla", "value_dim", "output_gate", "attention_sinks", "sliding", "differential", "qkv_clip"):

@@ -278,7 +278,7 @@ def read_noise_scale(text: str | None, *, find: Callable[[str], Path] = Path) ->
         scales = [line["noise_scale"] for line in read_lines(log) if line.get("noise_scale")]
         if not scales:
             raise UserError(
-                f"--noise {text}: its log has no noise scale; train with noise_scale = true in the run file"
+                f"--noise {text}: its run logged no noise scale; train with noise_scale = true in the run file"
             )
         return float(scales[-1])
     try:

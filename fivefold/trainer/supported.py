@@ -96,13 +96,13 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         )
     if model.embedding_norm == "weighted" and model.norm_weight and layout.zero == 3 and layout.shards > 1:
         raise UserError(
-            f"layout {str(layout)!r}: the trainer does not shard the weights of a norm after the embedding, which its "
-            "backward reads; use zero2; `predict` estimates it"
+            f"layout {str(layout)!r}: the trainer does not shard the weights of a norm after the embedding, because "
+            "its backward reads them; use zero2; `predict` estimates it"
         )
     if model.per_layer_inputs is not None and layout.zero == 3 and layout.shards > 1:
         raise UserError(
             f"layout {str(layout)!r}: the trainer does not shard the matrices of an embedding that makes per-layer "
-            "inputs, which its backward reads; use zero2; `predict` estimates it"
+            "inputs, because its backward reads them; use zero2; `predict` estimates it"
         )
     check_trainable(job.precision)
     _check_moments(job)

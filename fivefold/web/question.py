@@ -370,7 +370,7 @@ class SweepStart(JobQuestion):
     def read_sweep(self, *, folder: ServedFolder, local: Path) -> Sweep:
         """Build the sweep; raises ``UserError`` for what is not valid, and for files outside of the folder."""
         if self.config or any(getattr(self, name) is not None for name in self.shape):
-            raise UserError("a sweep names its models: save the changed model as a file, and name that")
+            raise UserError("a sweep takes names of models: save the changed model as a file, and give its name")
         model_names = (self.model, *self.models)
         machine_names = (self.machine, *self.machines)
         for name in model_names:

@@ -542,7 +542,7 @@ def test_a_length_that_the_work_limit_leaves_undecided_is_named(monkeypatch: pyt
 
 
 @pytest.mark.slow
-def test_a_length_fits_if_it_is_no_longer_than_the_longest_in_pipelines_too() -> None:
+def test_every_length_up_to_the_longest_fits_also_in_a_pipeline() -> None:
     """A batch with fewer sequences would not fill the interleaved pipeline, or keep fewer micro-batches in memory."""
     model, machine = build_model("llama3-8b"), resolve("h100:32", local=Path("/nowhere"))
     job, layout = Job(global_batch=8), Layout.parse("dp2 tp2 cp2 pp4 v2 zero1 interleaved mbs1")

@@ -120,7 +120,7 @@ def test_a_stopped_sweep_keeps_its_rows_and_goes_on(tmp_path: Path) -> None:
         ({"models": ["../own.toml"]}, "outside of the folder"),
         ({"layouts": ["dp3"]}, "matches none of the numbers of ranks"),
         ({"precisions": ["bf61"]}, "did you mean"),
-        ({"layers": 3}, "a sweep names its models"),
+        ({"layers": 3}, "a sweep takes names of models"),
         ({"stacks": ["torchtitan"], "stack": "ddp"}, "keep one"),
     ],
 )

@@ -12,7 +12,7 @@ def mcp(request: McpOptions) -> None:
     """Serve predict, search, compare, ask, explain, read and write as tools of the Model Context Protocol.
 
     It needs `pip install 'fivefold[mcp]'`. A coding assistant starts this command and communicates with it over stdin
-    and stdout. It writes no file, unless --write allows its tool write to do so below FOLDER.
+    and stdout. It writes no file, unless --write is given: then the tool `write` creates files below FOLDER.
     """
     from fivefold.cli.tools import serve
 

@@ -167,11 +167,11 @@ def _count_flops(seen: ExaminedSteps) -> int:
 
 
 def _find_drops(lifetimes: StepLifetimes, calls: Sequence[ForwardCall]) -> dict[str, list[Drop]]:
-    """Return the ``Drop`` of every call, by module, for modules whose backward is found."""
-    backward_starts = _backward_starts(lifetimes)
+    """Return, by module, what dropping the activations of a call would free, if its backward is known."""
+    backward_starts = _find_backward_starts(lifetimes)
     lives = {life.key: life for life in lifetimes.lives}
     birth_events = np.array([life.birth for life in lifetimes.lives])
-    work, flops = _work(lifetimes)
+    work, flops = _sum_work(lifetimes)
     drops_by_module: dict[str, list[Drop]] = defaultdict(list)
     for call in calls:
         backward_begin = next((start for start in backward_starts.get(call.module, ()) if start >= call.end), None)
@@ -202,7 +202,7 @@ def _find_drops(lifetimes: StepLifetimes, calls: Sequence[ForwardCall]) -> dict[
     return drops_by_module
 
 
-def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
+def _find_backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
     """Return, by module, the first event of it or of a module inside of it in each backward."""
     starts_by_module: dict[str, list[int]] = defaultdict(list)
     seen_modules: set[str] = set()
@@ -224,7 +224,7 @@ def _backward_starts(lifetimes: StepLifetimes) -> dict[str, list[int]]:
     return starts_by_module
 
 
-def _work(lifetimes: StepLifetimes) -> tuple[np.ndarray, np.ndarray]:
+def _sum_work(lifetimes: StepLifetimes) -> tuple[np.ndarray, np.ndarray]:
     """Return cumulative work and FLOPs before each event; the work of a kernel is max(FLOPs, 295 · bytes moved)."""
     flops, moved_bytes = np.zeros((2, len(lifetimes.tape) + 1), np.int64)
     for event, (kind, first, _, _) in enumerate(lifetimes.tape):

@@ -16,7 +16,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.allocator import count_driver_bytes
 from fivefold.planner.predict import predict
-from fivefold.planner.questions import get_change_cost, list_changes
+from fivefold.planner.questions import get_change_sort_key, list_changes
 from fivefold.planner.search import search
 from fivefold.record import UserError
 from fivefold.results.explanation import AgainstPrediction, Explanation, HeldMemory, MemoryComparison
@@ -57,7 +57,7 @@ def compare_with_prediction(
         if change.memory_bytes + excess <= room
     ]
     fits = max(memory.needed_bytes, predicted.memory.peak_bytes) <= room and memory.requested_bytes is None
-    least_change = None if fits else min(fitting_changes, key=get_change_cost, default=None)
+    least_change = None if fits else min(fitting_changes, key=get_change_sort_key, default=None)
     other_layout, remark = (
         ("", "") if fits or least_change else _find_fitting_layout(model, machine, job, capacity=room - excess + driver)
     )

@@ -98,7 +98,7 @@ def read_gemma3_rope(config: Config) -> dict[str, Any]:
             scope = "for full_attention and sliding_attention" if key == "rope_parameters" else "for all full layers"
             raise config.mistake(f"{key} gives {', '.join(values)}, which this family does not read; give it {scope}")
     if "type" in scaled and "rope_type" not in scaled:
-        raise config.mistake("rope_scaling gives type, which this family does not read; call it rope_type")
+        raise config.mistake("rope_scaling has the key type, which this family does not read; rename it to rope_type")
     of_full, of_sliding = (given.get(layers) or {} for layers in LAYERS)
     if not isinstance(of_full, dict) or not isinstance(of_sliding, dict):
         raise config.mistake("rope_parameters gives no table for full_attention and sliding_attention")

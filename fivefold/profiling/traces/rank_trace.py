@@ -78,7 +78,7 @@ class RankEvents:
 
     @property
     def messages(self) -> list[RecordedMessage]:
-        """Return what is known of the messages."""
+        """Return the messages with the fields that the trace records of them."""
         return self.recording.messages
 
     def get_intervals(self, activity: int) -> Intervals:

@@ -226,7 +226,7 @@ class LatentKVCache(KVCache):
 
 
 def attach(block: Block, *, tokens: int) -> KVCache:
-    """Give the attention of ``block`` a KV cache of ``tokens`` and return it."""
+    """Replace the core of the block's attention by one that reads a KV cache of ``tokens``; return the cache."""
     attention = block.attention
     assert attention is not None
     is_latent = isinstance(attention, LatentAttention)

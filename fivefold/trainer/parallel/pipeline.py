@@ -203,7 +203,7 @@ class Pipeline:
         if rows.shape != self.shape or rows.dtype != self.dtype:
             actual = f"{tuple(rows.shape)} {rows.dtype}"
             expected = f"{self.shape} {self.dtype}"
-            raise ValueError(f"{format_part(part)} made rows of {actual}, but stages exchange {expected}")
+            raise ValueError(f"{format_part(part)} returned a tensor of {actual}, but stages exchange {expected}")
         target = find_receiver(part, self.table)
         if target is None:
             self._local_rows[part] = rows

@@ -140,7 +140,7 @@ def test_a_job_that_fails_by_fragmentation_is_a_finding() -> None:
 
 
 def test_the_allocator_state_carries_over_to_the_next_step() -> None:
-    """What a tape begins with is not born again; what it does not name has died between the steps."""
+    """Storages that a tape begins with are not allocated again; those it does not name were freed between steps."""
     first = tape(30 * MIB, 12 * MIB, living={0: 40 * MIB})
     assert replay_allocator([first], expandable=False).allocated_bytes == 82 * MIB
     kept = tape(12 * MIB, living={0: 40 * MIB, 1: 30 * MIB, 2: 12 * MIB})

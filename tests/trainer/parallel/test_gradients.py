@@ -78,7 +78,7 @@ def train_one(engine: Engine) -> tuple[list[float], int, int]:
     ),
     ids=lambda value: getattr(value, "kind", getattr(value, "name", value)),
 )
-def test_reducing_every_micro_batch_trains_like_once_a_step(
+def test_reducing_gradients_per_micro_batch_equals_reducing_once_per_step(
     forked: Callable[..., list[Any]], model: Model, text: str, precision: str, optimizer: Optimizer
 ) -> None:
     layout = Layout.parse(text)

@@ -310,7 +310,7 @@ def test_invalid_pipeline_is_an_error(forked: Callable[..., Any]) -> None:
         [
             "schedule 1f1b is for 2 pipeline ranks, but pp=1",
             "rank 0 runs stages (0, 1), but has (1,)",
-            "F0.0 made rows of (2, 3) torch.float32, but stages exchange (6, 16) torch.float32",
+            "F0.0 returned a tensor of (2, 3) torch.float32, but stages exchange (6, 16) torch.float32",
         ]
     ]
 

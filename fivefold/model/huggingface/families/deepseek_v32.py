@@ -67,7 +67,9 @@ def _read_pattern(config: Config, *, default: tuple[str, ...]) -> tuple[bool, ..
     if len(kinds) < layers or set(kinds) - {"full", "shared"}:
         raise config.mistake(f"indexer_types={list(kinds)}: give full or shared for each of {layers} layers")
     if kinds[0] != "full":
-        raise config.mistake("indexer_types begins with shared, without keys to share; begin with full")
+        raise config.mistake(
+            "indexer_types begins with shared, but no earlier layer has keys to share; begin with full"
+        )
     pattern = find_period(tuple(kind == "full" for kind in kinds[:layers]))
     return () if all(pattern) else pattern
 
