@@ -252,7 +252,7 @@ class Planner:
         return (*lines, *unwritten, *chain.from_iterable(predicted))
 
     def _describe_dispatcher(self, layout: Layout, *, where: Where | None = None) -> Iterator[str]:
-        """Yield what the fused dispatcher would give, if the experts' ranks span nodes and the software has one.
+        """Yield a line on the time that a fused dispatcher saves, if ep spans nodes and the software has one.
 
         ``where``: constraints of the search that chose the layout; a larger ep that they allow is compared too.
         """
@@ -284,7 +284,7 @@ class Planner:
             )
 
     def _describe_fused_scans(self, layout: Layout) -> Iterator[str]:
-        """Yield what fused scans would give, if scans of the trainer's own form take long."""
+        """Yield a line on the time that fused scans save, if the scans of PyTorch operations take long."""
         launches_scan = self.job.stack.launches_scan
         mixers = [
             name for name in dict.fromkeys(self.model.mixers) if name in LAUNCHES_PER_GROUP and launches_scan(name)

@@ -144,7 +144,9 @@ class Network:
             return _interpolate([(point.bytes, point.seconds) for point in curve], payload)
         lines = self._lines.get((collective, group, copies))
         if lines is None:
-            lines = self._lines[collective, group, copies] = self._lay(collective, self._place(group), copies)
+            lines = self._lines[collective, group, copies] = self._list_costs(
+                collective, self._find_placement(group), copies
+            )
         return self._launch + min([line.seconds(payload) for line in lines])
 
     def busy_seconds(self, collective: str, payload: int, group: RankGroup) -> float:
@@ -159,7 +161,7 @@ class Network:
         if curve := self._curves.get((collective, group.ranks, self.nodes(group))):
             return _interpolate([(point.bytes, point.busy) for point in curve], payload)
         near_link = self._find_intra_node_link(group.ranks)
-        lines = self._lay(collective, GroupPlacement(group.ranks, group.ranks, 1, near_link, near_link))
+        lines = self._list_costs(collective, GroupPlacement(group.ranks, group.ranks, 1, near_link, near_link))
         return min(self.seconds(collective, payload, group), *(line.seconds(payload) for line in lines))
 
     def nodes(self, group: RankGroup) -> int:
@@ -168,13 +170,15 @@ class Network:
         span = self._machine.links[0].span
         return 1 if reach <= span else -(-group.ranks // max(1, min(group.ranks, span // group.stride)))
 
-    def _lay(self, collective: str, place: GroupPlacement, copies: TokenCopies = ONE_COPY) -> list[AlphaBetaCost]:
+    def _list_costs(
+        self, collective: str, place: GroupPlacement, copies: TokenCopies = ONE_COPY
+    ) -> list[AlphaBetaCost]:
         """Return one cost per algorithm and protocol; raise for an unknown collective."""
         constants = self._constants
         if not self._nccl and (line := _price_gloo(collective, place, constants)):
             return [line]
         if collective == "all_reduce":
-            return [*_price_ring(place, constants, turns=2), *_price_tree(place, constants), *_switch(place)]
+            return [*_price_ring(place, constants, turns=2), *_price_tree(place, constants), *_price_switch(place)]
         if collective in ("all_gather", "reduce_scatter"):
             return _price_ring(place, constants, turns=1)
         if collective == "broadcast":
@@ -192,10 +196,10 @@ class Network:
                 AlphaBetaCost(link.simple_step_seconds, 1 / link.rate),
             ]
         if collective == "all_to_all":
-            return [_exchange(place) if copies.number == 1 else _dispatch(place, copies)]
+            return [_price_exchange(place) if copies.number == 1 else _price_dispatch(place, copies)]
         raise make_unknown_name_error(collective, list(get_args(Collective)), kind="collective")
 
-    def _place(self, group: RankGroup) -> GroupPlacement:
+    def _find_placement(self, group: RankGroup) -> GroupPlacement:
         """Return the placement of a group: ranks per node, nodes, and the smallest far link that spans it."""
         links = self._machine.links
         local = min(group.ranks, max(1, links[0].span // group.stride))
@@ -255,7 +259,9 @@ def _price_gloo(collective: str, place: GroupPlacement, constants: Constants) ->
         (line,) = _price_ring(place, constants, turns=1)[-1:]
         return line._replace(per_byte=constants.gloo_gather_factor * line.per_byte)
     if collective == "all_to_all":
-        return _exchange(place)._replace(per_byte=constants.gloo_exchange_factor * _exchange(place).per_byte)
+        return _price_exchange(place)._replace(
+            per_byte=constants.gloo_exchange_factor * _price_exchange(place).per_byte
+        )
     return None
 
 
@@ -276,7 +282,7 @@ def _price_tree(place: GroupPlacement, constants: Constants) -> list[AlphaBetaCo
     return [line._replace(filled=filled) for line, filled in zip(lines, constants.tree_shares, strict=True)]
 
 
-def _switch(place: GroupPlacement) -> list[AlphaBetaCost]:
+def _price_switch(place: GroupPlacement) -> list[AlphaBetaCost]:
     """Return the cost of in-switch reduction: a rank sends S bytes, its sum of S / l once (NVIDIA/nccl issue 1083)."""
     if place.near.reduction is None or place.local == 1 or place.nodes > 2:
         return []  # over many nodes the NICs limit it as they limit the tree
@@ -284,14 +290,14 @@ def _switch(place: GroupPlacement) -> list[AlphaBetaCost]:
     return [AlphaBetaCost(place.ranks * place.near.simple_step_seconds, per_byte)]
 
 
-def _exchange(place: GroupPlacement) -> AlphaBetaCost:
+def _price_exchange(place: GroupPlacement) -> AlphaBetaCost:
     """Return the cost of an all-to-all of all pairs at once: within the node on the near link, the rest on NICs."""
     near_peers, far_peers = place.local - 1, place.ranks - place.local
     per_byte = max(near_peers / place.near.rate, far_peers / place.far.rate) / place.ranks
     return AlphaBetaCost(near_peers * place.near.ll_step_seconds + far_peers * place.far.ll_step_seconds, per_byte)
 
 
-def _dispatch(place: GroupPlacement, copies: TokenCopies) -> AlphaBetaCost:
+def _price_dispatch(place: GroupPlacement, copies: TokenCopies) -> AlphaBetaCost:
     """Return the cost of a fused all-to-all.
 
     A token goes once to each node and rank that has one of its experts.

@@ -19,7 +19,7 @@ class Heads(NamedTuple):
     ranks: int = 1
 
     def first_index(self, held: int) -> int:
-        """Return the index of the first of the ``held`` heads among all heads of the model."""
+        """Return the index, among all heads of the model, of the first of the ``held`` heads of this rank."""
         return (self.part * self.ranks + self.rank) * held
 
 

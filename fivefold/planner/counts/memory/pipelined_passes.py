@@ -326,10 +326,10 @@ def _find_gathered(
 
 
 def _count_inputs_kept(table: Table, passes: PassStreams, start: Ints) -> Ints:
-    """Return what all earlier backwards have left in place of messages in flight.
+    """Return the number of sent tensors that earlier backwards keep, because the step waits for them only at its end.
 
-    These are gradients of inputs, and on a rank of several stages sent outputs, which are waited for at the end of the
-    step; less what a pass itself counts of its buffers: its input and, in a backward, the gradient of its output.
+    These are gradients of inputs and, on a rank of several stages, sent outputs. The buffers that a pass itself counts
+    are subtracted: its input and, in a backward, the gradient of its output.
     """
     rank, kind, stage, *_ = passes
     backward = (kind == B) | (kind == BW)

@@ -257,10 +257,10 @@ def _gate_norm(local: Local, name: str) -> list[Op]:
 def _list_norm(local: Local, name: str, source: str, *, out: str = "") -> Op:
     """Return a norm of the residual stream: ``source`` → ``out``, by default ``name``.out."""
     width = local.stream_width
-    made = norm(
+    norm_op = norm(
         name, source, out or f"{name}.out", rows=local.stream_rows, dim=width, width=local.width, kind=local.norm
     )
-    return list_norm(local, made)
+    return list_norm(local, norm_op)
 
 
 def _list_residual(
