@@ -29,7 +29,7 @@ def put(config: WrittenConfig, output: Path | None) -> None:
         return
     several = len(config.files) > 1 or output.is_dir()
     if several and output.exists() and not output.is_dir():
-        raise UserError(f"-o {output}: {len(config.files)} files do not fit into a file; name a folder")
+        raise UserError(f"-o {output}: the config has {len(config.files)} files; name a folder")
     (output if several else output.parent).mkdir(parents=True, exist_ok=True)
     for name, text in config.files.items():
         path = output / name if several else output

@@ -165,7 +165,7 @@ INNER = ("tok_embeddings", "norm", "lm_head", "layers")
 TABLE: Table = {
     **PYTHON,
     **{
-        f"{MODEL_SPEC}.{key}": part(f"model.{field}, of a Llama that is no flavor", None)
+        f"{MODEL_SPEC}.{key}": part(f"model.{field}, of a Llama that is given by its sizes, not by a flavor", None)
         for key, field in SIZES.items()
     },
     **ignored_keys(MODEL_SPEC, *(f"{MODEL_SPEC}.{key}" for key in INNER), *(f"{MODEL_SPEC}.{key}.*" for key in INNER)),

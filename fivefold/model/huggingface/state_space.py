@@ -130,7 +130,7 @@ def read_limits(config: Config) -> dict[str, float | None]:
         return {}
     values = [float(limit["__float__"]) if isinstance(limit, dict) else limit for limit in config.time_step_limit]
     if len(values) != 2 or not all(isinstance(value, (int, float)) for value in values) or values[0] == inf:
-        raise config.mistake(f"time_step_limit={config.time_step_limit!r} is not two numbers; give such as [0.0, 0.1]")
+        raise config.mistake(f"time_step_limit={config.time_step_limit!r} must be two numbers, such as [0.0, 0.1]")
     smallest, largest = values
     return {"min_step": smallest, "max_step": None if largest == inf else largest}
 

@@ -228,7 +228,7 @@ def find_replies(
         after = template.render(messages[: number + 1], **variables).text
         if not (text.startswith(before) and text.startswith(after) and len(before) < len(after)):
             raise SampleError(
-                f"message {number + 1} is rendered differently once others follow it, so where it stands is unknown; "
+                f"message {number + 1} is rendered differently if others follow it, so its tokens cannot be located; "
                 "set [data] chat_template to a template that marks replies by {% generation %}"
             )
         spans.append((len(before), len(after)))

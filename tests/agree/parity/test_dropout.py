@@ -76,7 +76,7 @@ def test_dropout_rates_differ_by_position_in_the_model(rates: dict[str, float], 
         ],
     ),
 )
-def test_inputs_of_adapters_are_dropped_the_same(layout: str, base: Literal["nf4"] | None) -> None:
+def test_dropout_of_adapter_inputs_does_not_depend_on_the_layout(layout: str, base: Literal["nf4"] | None) -> None:
     adapter = Adapter(rank=3, dropout=0.2, base=base)
     check_equal_dropout(DENSE.replace(width=64, ffn=64), layout, attention="flash", adapter=adapter)
 

@@ -41,7 +41,7 @@ def _build_gptj(config: Config) -> Model:
     """Build GPT-J or CodeGen: attention and MLP in parallel after one norm, and rotary positions in part of a head."""
     head_dim = read_head_dim(config)
     if config.rotary_dim is None or config.rotary_dim > head_dim:
-        raise config.mistake(f"rotary_dim={config.rotary_dim} must be at most {head_dim}, the dims of a head; give it")
+        raise config.mistake(f"rotary_dim={config.rotary_dim} must be at most the head dim, {head_dim}; lower it")
     return build_model(
         config,
         norm="layernorm",

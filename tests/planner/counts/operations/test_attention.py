@@ -38,7 +38,7 @@ def test_kernels_by_blocks_compute_on_padded_values() -> None:
 
 
 @pytest.mark.parametrize("cp", [2, 4])
-def test_only_our_ring_attention_pads(cp: int) -> None:
+def test_only_fivefolds_ring_attention_pads_the_heads_of_latent_attention(cp: int) -> None:
     layout = Layout(cp=cp)
     ours, others = (
         work(LATENT, layout=layout, job=JOB.replace(linears=kind)) for kind in ("fused_backward", "separate")
