@@ -1,10 +1,10 @@
 """AltUp (arXiv:2301.13310): a residual stream of several parts, of which a layer computes one and predicts the others.
 
-    p = x + W(x_0) x        y = layer(p_0)        c = p + w(y) (y − p_0)        W [n, n] and w [n]: numbers of the token
+    p = x + W(x_0) x        y = layer(p_0)        c = p + w(y) (y − p_0)
 
-They are products of tanh(router(RMSNorm(·) / D)). Per-layer inputs are made from s · c_0 and added to c_1 … c_n.
-Before the first layer the other parts are projections of the embedding, as large as it; before the head all parts are
-projected, made as large as the first, and averaged.
+W [n, n] and w [n] depend on the token: they are products of tanh(router(RMSNorm(·) / D)). Per-layer inputs are made
+from s · c_0 and added to c_1 … c_n. Before the first layer the other parts are projections of the embedding with its
+norm. Before the head all parts are projected, scaled to the norm of the first, and averaged.
 
 Source: transformers 5.23, ``Gemma3nTextAltUp`` and ``Gemma3nTextModel.forward``.
 """

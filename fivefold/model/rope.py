@@ -1,4 +1,4 @@
-"""Scaling of rotary positions, a record of its own for attention and for token mixers that rotate."""
+"""Scaling of rotary positions for sequences longer than in pre-training, as a record for attention and other mixers."""
 
 from typing import Literal
 

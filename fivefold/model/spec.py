@@ -1,4 +1,4 @@
-"""The model record: its shape (``shape.py``) with the parameter counts that follow from it (``weights.py``)."""
+"""The record ``Model``: its shape (``shape.py``) with the parameter counts that follow from it (``weights.py``)."""
 
 from functools import cached_property
 

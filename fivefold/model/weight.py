@@ -1,4 +1,4 @@
-"""One tensor of a model: its name, shape and kind."""
+"""One weight tensor of a model as a record: its name, shape and kind, from which its sharding follows."""
 
 from __future__ import annotations
 

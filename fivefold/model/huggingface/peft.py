@@ -3,12 +3,10 @@
 A key of ``rank_pattern`` and ``alpha_pattern`` is the end of a module's name, as a regular expression
 (src/peft/utils/other.py, ``get_pattern_key``).
 
-Mixtures: a config may name the linear layers that their experts once were.
-
 transformers 5 stacks the experts of a layer in two parameters, which transformers 4 kept as linear layers of each
-expert. For the families below peft replaces the names of those layers in ``target_modules`` by ``target_parameters``:
-``gate_up_proj`` with twice the rank, and ``down_proj``. Dense MLPs and shared experts have layers of the same names,
-which then get no adapters.
+expert. A peft config may still name those layers in ``target_modules``. For the families below peft replaces them by
+``target_parameters``: ``gate_up_proj`` with twice the rank, and ``down_proj``. Dense MLPs and shared experts have
+layers of the same names, which then get no adapters.
 
 Source: huggingface/peft@0.21.2:src/peft/utils/transformers_weight_conversion.py, ``_convert_peft_config_moe``, by
 transformers 5.23: ``_MODEL_TO_CONVERSION_PATTERN``.

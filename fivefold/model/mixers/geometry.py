@@ -1,4 +1,4 @@
-"""What the geometries of all token mixers other than attention have in common."""
+"""The interface that the geometries of all token mixers other than attention have: what tensor parallelism divides."""
 
 from typing import ClassVar, Literal, NamedTuple, Self
 

@@ -1,4 +1,4 @@
-"""What a token mixer of heads does under context parallelism: it computes some heads for all tokens of a sequence."""
+"""The heads that a token mixer computes on one rank of context parallelism, for all tokens of a sequence."""
 
 from __future__ import annotations
 
