@@ -1,32 +1,32 @@
 """Mistakes planted in planner, interop, web and data, and for each the test that must fail.
 
     python -m tests.endure.mutations            plants each in a copy of the repository, and runs its test there
-    python -m tests.endure.mutations --only 3 17
+    python -m tests.endure.mutations --only 3 17 40-59
 
 ``old_faults.py`` holds those that were once in the code, ``tests/agree/loop/test_mutation.py`` those of the training
 loop. The quick test of this table checks that each text still stands in its file once, and that each test is there.
-Exits 1 if a test passes with its mistake.
+The tests run in forks of a process that has imported the libraries (``warm_tests.py``). Exits 1 if a test passes with
+its mistake.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import chain
 from pathlib import Path
 
 from tests.endure.mutation import edit
 from tests.endure.old_faults import OLD_FAULTS
+from tests.endure.warm_tests import start_warm_tests
 
 ROOT = Path(__file__).parents[2]
 COPIED = ("fivefold", "tests", "benchmarks", "docs", "examples", "pyproject.toml", "README.md", "CHANGELOG.md")
-TEST_SECONDS = 600
-
 
 READ_BACK = "interop/test_read_back.py::test_the_update_is_read_back_exactly"
 WRITTEN = "interop/test_read_back.py::test_the_written_file_has_the_keys_of_the_software"
@@ -294,33 +294,27 @@ def make_copy(folder: Path) -> None:
             shutil.copy(source, folder / name)
 
 
-def run_test(copy: Path, test: str) -> str:
-    """Run a test in a copy; return ``passes``, ``fails``, or how it ended otherwise."""
-    options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={copy}/tmp"]
-    words = [sys.executable, "-m", "pytest", *options, f"tests/{test}"]
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    try:
-        ended = subprocess.run(
-            words, cwd=copy, env=environment, capture_output=True, text=True, timeout=TEST_SECONDS, check=False
-        )
-    except subprocess.TimeoutExpired:
-        return "does not end"
-    return {0: "passes", 1: "fails"}.get(ended.returncode, f"exit code {ended.returncode}: {ended.stdout[-300:]}")
+def read_numbers(text: str) -> range:
+    """Return the numbers of ``17`` or ``40-59``, both ends included."""
+    first, _, last = text.partition("-")
+    return range(int(first), int(last or first) + 1)
 
 
 def main() -> int:
     """Plant the mistakes one by one, and print which tests do not see theirs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--only", type=int, nargs="*", help="numbers of mistakes; default: all")
+    parser.add_argument("--only", nargs="*", default=[], help="numbers of mistakes, such as 3 40-59; default: all")
     parser.add_argument("--clean", action="store_true", help="run the tests without a mistake first; all must pass")
     asked = parser.parse_args()
-    chosen = {number: MUTATIONS[number] for number in asked.only or range(len(MUTATIONS))}
+    numbers = chain.from_iterable(map(read_numbers, asked.only)) if asked.only else range(len(MUTATIONS))
+    chosen = {number: MUTATIONS[number] for number in numbers}
     wrong = list(find_stale())
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ExitStack() as exits:
         copy = Path(name)
         make_copy(copy)
+        run_test = exits.enter_context(start_warm_tests(copy))
         if asked.clean:
-            verdicts = {test: run_test(copy, test) for test in {mutation.test for mutation in chosen.values()}}
+            verdicts = {test: run_test(test) for test in {mutation.test for mutation in chosen.values()}}
             wrong += [
                 f"without a mistake {test} {verdict}" for test, verdict in verdicts.items() if verdict != "passes"
             ]
@@ -328,7 +322,7 @@ def main() -> int:
             path = copy / "fivefold" / mutation.file
             original = path.read_text(encoding="utf-8")
             path.write_text(original.replace(mutation.old, mutation.new), encoding="utf-8")
-            verdict = run_test(copy, mutation.test)
+            verdict = run_test(mutation.test)
             path.write_text(original, encoding="utf-8")
             print(f"{number} {mutation.file}, {mutation.name}: {mutation.test} {verdict}", flush=True)
             if verdict != "fails":
