@@ -499,9 +499,9 @@ def write_machines() -> str:
     parts = [
         "# Machine catalog",
         "",
-        "Names for the argument `MACHINE`: `h100` is one node, `h100:512` are 512 GPUs. `fivefold machines` lists",
-        "them. How to change one fact or to describe your own: [machines](machines.md). Rates are per GPU and",
-        "direction.",
+        "Names for the argument `MACHINE`: `h100` is one node, `h100:512` are 512 GPUs. A card on PCIe, such as",
+        "`rtx4090`, has no usual node: its name alone is one GPU. `fivefold machines` lists all names. How to change",
+        "one fact or to describe your own: [machines](machines.md). Rates are per GPU and direction.",
         "",
         "| name | GPUs per node | memory | memory rate | dense 16-bit peak | links, from near to far |",
         "| --- | --: | --: | --: | --: | --- |",

@@ -104,6 +104,11 @@ class ChipRow(NamedTuple):
     watts: float | None = None
     block_scales: bool = False
 
+    @property
+    def default_ranks(self) -> int:
+        """Return the GPUs that the name alone stands for: one node, or one card on PCIe, which has no usual node."""
+        return 1 if self.near.name.startswith("PCIe") else self.ranks_per_node
+
 
 # An all-reduce of S bytes in the switch sends (n + 1) / n · S per rank. On H200 that is 305 GB/s for 5, 6, 7 and 8
 # GPUs too (bus bandwidths 414, 436, 460 and 473, NETWORK#L926 to #L929), on B200 465 to 476 GB/s at 1 to 4 GiB
@@ -665,10 +670,14 @@ class CloudInstance(NamedTuple):
     gpus: int
     nic: str
 
-    def list_overrides(self) -> list[str]:
-        """Return the words that make the chip's usual node this one: ``["node=4", "nic=40Gbit/node"]``."""
-        is_usual = self.gpus == ROWS[self.chip].ranks_per_node
-        return [self.nic] if is_usual else [f"node={self.gpus}", self.nic]
+    def list_overrides(self, *, is_counted: bool) -> list[str]:
+        """Return the words that make the chip's usual node this one: ``["node=4", "nic=40Gbit/node"]``.
+
+        ``is_counted``: whether the number of GPUs is stated next to them, which else is that of this node.
+        """
+        row = ROWS[self.chip]
+        usual = row.ranks_per_node if is_counted else row.default_ranks
+        return [self.nic] if self.gpus == usual == row.ranks_per_node else [f"node={self.gpus}", self.nic]
 
 
 # Rates of the networks: EFA of P4d to P6 and Google's A3 from NETWORK#L577 to #L591; the others as the clouds' pages of
@@ -726,8 +735,8 @@ def is_named(text: str) -> bool:
     return has_ranks(text) or spell_machine(text).partition(" ")[0].lower() in (*ROWS, "local")
 
 
-_COUNT_FIRST = re.compile(r"(?P<count>\d+)\s*[x*×]\s*(?P<name>\w[\w.-]*?)")
-_COUNT_LAST = re.compile(r"(?P<name>\w[\w.-]*?)\s*[x*×]\s*(?P<count>\d+)")
+_COUNT_FIRST = re.compile(r"(?P<count>\d+)\s*[x*×]\s*(?P<name>\w[\w. -]*?)")
+_COUNT_LAST = re.compile(r"(?P<name>\w[\w. -]*?)\s*[x*×]\s*(?P<count>\d+)")
 
 
 def spell_machine(text: str) -> str:
@@ -738,23 +747,32 @@ def spell_machine(text: str) -> str:
     """
     name, *overrides = re.split(r"\s+(?=[a-z]+=)", text.strip())
     chip, count = _split_count(name)
-    if instance := INSTANCES.get(chip.lower()):
+    if instance := INSTANCES.get(chip):
         stated = {word.partition("=")[0] for word in overrides}
-        kept = (word for word in instance.list_overrides() if word.partition("=")[0] not in stated)
+        usual = instance.list_overrides(is_counted=bool(count))
+        kept = (word for word in usual if word.partition("=")[0] not in stated)
         return " ".join([f"{instance.chip}{count}", *kept, *overrides])
-    return " ".join([f"{ALIASES.get(chip.lower(), chip)}{count}", *overrides])
+    return " ".join([f"{chip}{count}", *overrides])
 
 
 def _split_count(name: str) -> tuple[str, str]:
     """Split the name of a machine from its number of GPUs, as ``:8`` in any spelling, or nothing."""
     for pattern in (_COUNT_FIRST, _COUNT_LAST):
         match = pattern.fullmatch(name)
-        if match and (instance := INSTANCES.get(match["name"].lower())):  # that many nodes
-            return match["name"], f":{int(match['count']) * instance.gpus}"
-        if match and match["name"].lower() in (*ROWS, *ALIASES, "local"):
-            return match["name"], f":{match['count']}"
-    chip, colon, count = name.partition(":")
-    return chip, f"{colon}{count}"
+        chip = _find_name(match["name"]) if match else None
+        if match and chip in INSTANCES and len(match["count"]) < len(str(RANKS)):  # that many nodes
+            return chip, f":{int(match['count']) * INSTANCES[chip].gpus}"
+        if match and chip:
+            return chip, f":{match['count']}"
+    text, colon, count = name.partition(":")
+    return _find_name(text) or text, f"{colon}{count}"
+
+
+def _find_name(text: str) -> str | None:
+    """Return the name of a chip or an instance in the catalog for one in any case, with spaces or its vendor's name."""
+    name = re.sub(r"^(nvidia-|amd-|standard_)?(geforce-|instinct-)?", "", "-".join(text.lower().split()))
+    name = ALIASES.get(name, name)
+    return name if name in (*ROWS, *INSTANCES, "local") else None
 
 
 def is_counted(text: str) -> bool:
@@ -784,12 +802,13 @@ class UncalibratedError(UserError):
 def resolve(text: str, *, local: Path, ranks: int | None = None, find: Callable[[str], Path] = Path) -> Machine:
     """Return the machine named ``h100`` (one node), ``h100:512``, ``FILE.toml``, ``FILE.toml:4`` or ``local``.
 
+    A card on PCIe has no usual node: ``rtx4090`` is one GPU.
     Further words override fields (``overrides.py``): ``l40s:320 nic=100Gbit/node``. ``local``: the file that
     ``fivefold calibrate`` wrote for this computer. ``ranks`` replaces the number in the text; ``find`` maps a path in
     the text to the file. Raises a one-line ``UserError`` for an unknown name.
     """
     name, *overrides = re.split(r"\s+(?=[a-z]+=)", spell_machine(text))
-    if ranks is None and name.lower() in ROWS:  # one node
+    if ranks is None and name.lower() in ROWS:  # node=4 is one node of four
         ranks = next((int(value) for value in _NODE_SIZE.findall(" ".join(overrides))), None)
     machine = _resolve_name(name, local=local, ranks=ranks, find=find)
     return apply_overrides(machine, overrides, text=text) if overrides else machine
@@ -882,7 +901,7 @@ def _split(text: str) -> tuple[str, int | None]:
 
 def _build(name: str, row: ChipRow, count: int | None) -> Machine:
     """Build the machine of one row of the catalog."""
-    ranks = count or row.ranks_per_node
+    ranks = count or row.default_ranks
     chip = Chip(
         name=name,
         peak_flops={dtype: float(round(tflops * 1e12)) for dtype, tflops in row.tflops.items()},

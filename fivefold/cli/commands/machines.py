@@ -20,4 +20,5 @@ def machines(request: MachinesOptions) -> None:
     show(catalogs.list_machines(entries))
     print_line("link and NIC: bandwidth of one GPU in each direction")
     print_line("Instances of clouds are names too: p5.48xlarge is one node, 4xp5.48xlarge are four (all: --json).")
+    print_line("A card on PCIe has no usual node: rtx4090 is one GPU, rtx4090:2 are two.")
     print_line("Write h100 for one node, h100:512 for 512 GPUs; local is this computer, after `fivefold calibrate`.")
