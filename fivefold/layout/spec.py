@@ -329,14 +329,15 @@ def _fill_data_parallel(text: str, fields: Mapping[str, object], ranks: int | No
 
 
 def leaves_dp_open(text: str, fields: Mapping[str, object]) -> bool:
-    """Tell whether a layout leaves the number of data-parallel ranks to the machine: ``fsdp``, or only ``zero3``.
+    """Tell whether a layout leaves the number of data-parallel ranks to the machine: ``fsdp``, ``zero3`` or ``ep8``.
 
     ``fields``: what its tokens set.
     """
     if fields.keys() & {"dp", "cp"}:
         return False
     is_named = _DATA_PARALLEL.search(" ".join(split_tokens(text))) is not None
-    return is_named or bool(fields.get("zero") and not fields.keys() & {*DEFAULT_ORDER, "ep"})
+    is_shared = bool(fields.get("zero") or fields.get("ep", 1) != 1)  # by ranks that no axis has
+    return is_named or (is_shared and not fields.keys() & {*DEFAULT_ORDER})
 
 
 def split_tokens(text: str) -> list[str]:

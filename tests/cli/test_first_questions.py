@@ -104,6 +104,13 @@ def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree(
     assert str(Layout.parse("tp8 zero1", ranks=8)) == "dp1 tp8 zero1 mbs1"
 
 
+def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree_of_experts() -> None:
+    with pytest.warns(UsageWarning, match="dp8 is filled in, for all 8 ranks"):
+        assert str(Layout.parse("ep8 zero3 mbs1", ranks=8)) == "dp8 ep8 zero3 mbs1"
+    with pytest.warns(UsageWarning), pytest.raises(ff.UserError, match="ep=3 does not divide"):
+        Layout.parse("ep3", ranks=8)
+
+
 def test_answers_in_python_print_as_the_table_of_the_terminal(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
