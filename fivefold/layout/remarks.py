@@ -37,6 +37,7 @@ def list_remarks(
         _describe_idle(layout, machine) if layout and not is_searched else (),
         _describe_number_formats(machine, (job.precision, *recipes)),
         _describe_attention(machine, job),
+        describe_positions(model) if _is_beyond_positions(model, job) else (),
         _describe_uncounted(model, job),
         _describe_unused_window(model, job),
         _describe_deferred_recompute(layout) if layout else (),
@@ -85,11 +86,28 @@ def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Ite
 
 def _describe_attention(machine: Machine, job: Job) -> Iterator[str]:
     """Yield a warning if attention is FlashAttention's on a chip that does not run it."""
-    if machine.chip.generation == "volta" and not job.stack.attention_facts.materializes_scores:
+    generation, kind = machine.chip.generation, job.stack.attention
+    if job.stack.attention_facts.materializes_scores or (generation, kind) == ("turing", "flash1"):
+        return
+    if generation in ("volta", "turing"):
+        kernels = "FlashAttention, which needs Turing or" if generation == "volta" else "FlashAttention-2, which needs"
         yield (
-            f"{machine.chip.name} runs no FlashAttention, which needs Turing or Ampere; attention is predicted as if "
-            "it ran, and PyTorch's memory-efficient attention, which keeps as little, may be slower"
+            f"{machine.chip.name} runs no {kernels} Ampere; attention is predicted as if it ran, and PyTorch's "
+            "memory-efficient attention, which keeps as little, may be slower"
         )
+
+
+def _is_beyond_positions(model: Model, job: Job) -> bool:
+    """Tell whether sequences are longer than those for which a model was published. One's own has any number."""
+    return model.has_published_weights and model.position == "rope" and job.sequence > model.positions
+
+
+def describe_positions(model: Model) -> Iterator[str]:
+    """Yield what sequences need that are longer than the model's positions."""
+    yield (
+        f"sequences longer than {model.positions:,} tokens are beyond the model's positions: scale its rotary "
+        "embedding, train on longer text"
+    )
 
 
 def _describe_deferred_recompute(layout: Layout) -> Iterator[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivefold.model.huggingface.read import describe_remark, from_config
-from fivefold.model.spec import Model
+from fivefold.model.spec import CONFIG_SOURCE, Model
 from fivefold.record import UsageWarning, UserError, join_names, locate, make_unknown_name_error, read_file
 
 # Endings of repositories whose config.json has the sizes of the model without them, as they are spelled.
@@ -93,7 +93,7 @@ def build_model(name: str) -> Model:
     if name not in CATALOG:
         raise make_unknown_name_error(name, list_names(), kind="model")
     entry = CATALOG[name]
-    source = f"Hugging Face config.json of {entry.source}" if entry.repository else entry.source
+    source = f"{CONFIG_SOURCE} {entry.source}" if entry.repository else entry.source
     source += f"; as written in {entry.also}" if entry.also else ""
     return from_config(entry.config, name=name, source=source)
 

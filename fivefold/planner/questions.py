@@ -13,6 +13,7 @@ from math import ceil, inf, log2
 
 from fivefold.adapter import Adapter
 from fivefold.job import Job
+from fivefold.layout.remarks import describe_positions
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import count_image_tokens, is_legal, refuse, validate_job
 from fivefold.layout.where import ANY
@@ -143,10 +144,7 @@ def list_fine_tunes(
         raise next(iter(errors.values()))
     remarks += [f"no answer for {method}: {error}" for method, error in errors.items()]
     if any(answer.longest_sequence > model.positions for answer in answers):
-        remarks.append(
-            f"sequences longer than {model.positions:,} tokens are beyond the model's positions: scale its rotary "
-            "embedding, train on longer text"
-        )
+        remarks += describe_positions(model)
     if answers[0].method == "full" and not answers[0].micro_batch:
         remarks += _describe_full_remedy(model, machine, full, recomputed, risk=risk)
     return [answers[0].replace(remarks=tuple(dict.fromkeys(remarks))), *answers[1:]]

@@ -146,7 +146,20 @@ def test_a_remark_names_flash_attention_on_a_chip_that_does_not_run_it() -> None
     (line,) = list_remarks(NANO, v100, fp16, Layout(dp=8))
     assert line.startswith("v100 runs no FlashAttention")
     assert list_remarks(NANO, v100, fp16.replace(attention="unfused"), Layout(dp=8)) == ()
+    t4 = resolve("t4:8", local=Path("/nowhere"))
+    (line,) = list_remarks(NANO, t4, fp16, Layout(dp=8))
+    assert line.startswith("t4 runs no FlashAttention-2, which needs Ampere; attention is predicted as if it ran")
+    assert list_remarks(NANO, t4, fp16.replace(attention="flash1"), Layout(dp=8)) == ()
     assert list_remarks(NANO, resolve("a100:8", local=Path("/nowhere")), fp16, Layout(dp=8)) == ()
+
+
+def test_a_remark_names_sequences_beyond_the_positions_of_published_weights() -> None:
+    falcon, bloom = build_model("falcon-7b"), build_model("bloom-7b1")
+    (line,) = list_remarks(falcon, NODE, LONG, Layout(dp=4))
+    assert line.startswith("sequences longer than 2,048 tokens are beyond the model's positions")
+    assert list_remarks(falcon, NODE, LONG.replace(sequence=2048), Layout(dp=4)) == ()
+    assert list_remarks(NANO, NODE, LONG, Layout(dp=4)) == ()
+    assert list_remarks(bloom, NODE, LONG, Layout(dp=4)) == ()  # whose biases grow with the distance
 
 
 def test_a_remark_says_that_pairs_without_messages_to_overlap_change_nothing() -> None:
