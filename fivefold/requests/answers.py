@@ -131,7 +131,10 @@ def find_answers(
         raise UserError(
             f"unknown question {question!r}; ask {', '.join(['gpus', 'model', 'finetune', *answer_by_question])}"
         )
-    remarks = get_planner(model, machine, job, risk).list_remarks(chosen_layout, is_searched=layout is None)
+    planner = get_planner(model, machine, job, risk)
+    remarks = planner.list_remarks(chosen_layout, is_searched=layout is None)
+    if question == "changes" and (miss := planner.describe_miss(chosen_layout)):
+        remark = f"{chosen_layout} without a change {miss}"
     if remark:
         remarks = (*remarks, remark)
     return [answer.replace(remarks=(*remarks, *answer.remarks)) for answer in answer_by_question[question]()]
