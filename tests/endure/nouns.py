@@ -13,9 +13,10 @@ from fivefold.job import RECIPES, Job
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import RECOMPUTABLE, Layout
 from fivefold.machine import toml
+from fivefold.machine.catalog import ALIASES, INSTANCES
 from fivefold.machine.catalog import list_names as chips
 from fivefold.machine.catalog import resolve as machine
-from fivefold.model.catalog import CATALOG, build_model, list_names
+from fivefold.model.catalog import CATALOG, VERSIONS, build_model, list_names
 from fivefold.record import Record, UserError
 from fivefold.stack.catalog import STACKS
 from tests.endure.files import BROKEN, Content, break_file
@@ -128,7 +129,15 @@ class Nouns:
             return self.model_file()
         if self.slip(0.04):
             return self.rng.choice(UNICODE)
+        if self.chance(0.12):
+            return self.repository()
         return self.rng.choice(SMALL if small else list_names())
+
+    def repository(self) -> str:
+        """Return the Hugging Face repository of a catalog model, with its owner or without, in any case."""
+        text = self.rng.choice([*(entry.repository for entry in CATALOG.values() if entry.repository), *VERSIONS])
+        text = text if self.chance(0.7) else text.rpartition("/")[2]
+        return text if self.chance(0.8) else text.lower()
 
     def model_file(self) -> str:
         """Write a Hugging Face config or our own fields, complete or with a few values changed."""
@@ -150,7 +159,11 @@ class Nouns:
         word = "local" if self.slip(0.02) else self.rng.choice((*chips(), "h100", "h100"))
         if self.slip(0.03):
             word = self.rng.choice(UNICODE)
+        if self.chance(0.12):
+            word = self.rng.choice((*INSTANCES, *ALIASES))
         text = word if self.chance(0.1) else f"{word}:{count}"
+        if self.chance(0.06):
+            text = f"{self.rng.choice((1, 2, 3, 4, 12))}x{word}"
         while self.chance(0.12):
             key = self.rng.choice(("nic", "link", "node", "memory", "hbm", "price", "x"))
             unit = self.rng.choice(("Gbit", "Gbit/node", "GB", "GB/s", "GiB", "TB", "", "ft"))
@@ -181,7 +194,7 @@ class Nouns:
             schedule = rng.choice(SCHEDULES)
             tokens += [schedule, *([f"v{rng.choice((2, 3))}"] if schedule == "interleaved" else [])]
         if tp > 1:
-            tokens += rng.choice(([], [], ["nosp"], ["etp2"], [f"etp{tp}"]))
+            tokens += rng.choice(([], [], ["nosp"], ["sp"], ["etp2"], [f"etp{tp}"]))
         if cp > 1:
             tokens.append(rng.choice(("cp=ring", "cp=ulysses")))
         tokens += [f"ep{rng.choice((2, 4, 8))}"] if self.chance(0.15) else []
@@ -223,13 +236,13 @@ class Nouns:
             tokens.append("stages=" + "-".join(self.number(1, 2, 3, 16, slips=0.1) for _ in range(rng.randint(1, 8))))
         if self.chance(0.12):
             tokens.append("order=" + "-".join(rng.sample(("tp", "cp", "dp", "pp"), k=rng.choice((4, 4, 4, 3)))))
-        return tokens + [word for word in ("cp=ring", "cp=ulysses", "nosp") if self.chance(0.06)]
+        return tokens + [word for word in ("cp=ring", "cp=ulysses", "nosp", "sp") if self.chance(0.06)]
 
     def job(self, *, attention: bool = True) -> list[str]:
         rng, words = self.rng, []
         if self.chance(0.7):
             words += ["--seq", self.number(64, 512, 1024, 1024, 2048, 4096, 8192, 131072, slips=0.05)]
-        if self.chance(0.9):
+        if self.chance(0.8):  # else one sequence per GPU
             words += ["--gbs", self.number(64, 64, 128, 256, 512, 1536, 7, slips=0.05)]
         if self.chance(0.2):
             words += ["--precision", rng.choice((*RECIPES, *(() if self.clean else ("fp7", ""))))]

@@ -9,7 +9,9 @@ from typing import Any
 from starlette.testclient import TestClient
 
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
+from fivefold.machine.catalog import ALIASES, INSTANCES
 from fivefold.machine.catalog import list_names as machine_names
+from fivefold.model.catalog import CATALOG, VERSIONS
 from fivefold.model.catalog import list_names as model_names
 from fivefold.requests.answers import QUESTIONS
 from fivefold.web.pages.ask import AskPage
@@ -38,6 +40,8 @@ WORDS = {
         " ",
         "lama3-8b",
         *model_names(),
+        *(entry.repository for entry in CATALOG.values() if entry.repository),
+        *VERSIONS,
     ],
     "machine": [
         "h100:8",
@@ -54,6 +58,7 @@ WORDS = {
         "h100:8 memory=1MiB",
         "h100:8 speed=2",
         *(f"{name}:{ranks}" for name in machine_names() for ranks in (1, 6, 64, 2048)),
+        *(f"{count}{name}" for name in (*INSTANCES, *ALIASES) for count in ("", "3x")),
     ],
     "layout": [
         "dp8 zero3 mbs1",
@@ -69,6 +74,7 @@ WORDS = {
         " ",
         "dp2 tp2x2",
         "dp2 tp2x4 ep2",
+        "dp4 tp2 sp",
         "nonsense",
     ],
     "precision": ["bf16", "fp8", "fp32", "nvfp4", "int8"],
@@ -209,15 +215,16 @@ def draw_step(chance: random.Random) -> list[tuple[str, str]]:
         words.append(f"{axis}{degree // inner}" + (f"x{inner}" if inner > 1 else ""))
     words += [f"dp{left}", f"zero{chance.randint(0, 3)}", f"mbs{chance.choice((1, 1, 2, 3))}"]
     words += chance.sample(
-        ["ep2", "ep8", "etp2", "v2", "v3", "ulysses", "nosp", "ac=full", "ac=selective", "ac=full@1", *SCHEDULES],
+        ["ep2", "ep8", "etp2", "v2", "v3", "ulysses", "nosp", "sp", "ac=full", "ac=selective", "ac=full@1", *SCHEDULES],
         chance.randint(0, 3),
     )
     gbs = left * chance.choice((1, 2, 4, 12)) if chance.random() < 0.9 else 5
+    batch = [("gbs", str(gbs))] if chance.random() < 0.8 else []  # else one sequence per GPU
     return [
         ("model", chance.choice(model_names())),
         ("machine", f"{chance.choice(machine_names())}:{ranks}"),
         ("layout", " ".join(words)),
-        ("gbs", str(gbs)),
+        *batch,
         ("seq", str(chance.choice((3, 512, 4096, 4100)))),
     ]
 
