@@ -42,6 +42,12 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "up_proj": ("mlp.up", "moe.shared.up"),
     "down_proj": ("mlp.down", "moe.shared.down"),
 }
+# Linear layers that are one matmul with merged projections, by its name (``Stack.merged_projections``)
+MERGED_LINEARS: dict[str, tuple[str, ...]] = {
+    "attention.qkv": ("attention.q", "attention.k", "attention.v", "attention.gate"),
+    "mlp.gate_up": ("mlp.gate", "mlp.up"),
+    "moe.shared.gate_up": ("moe.shared.gate", "moe.shared.up"),
+}
 # Routed experts of a block, whose stacked matrices peft adapts as parameters (``target_parameters``). Gate and up of an
 # expert share a factor A. They are none of ``all-linear``.
 EXPERT_TARGETS: dict[str, tuple[str, ...]] = {
@@ -149,7 +155,10 @@ class Adapter(Record):
         return {target: float(alpha) for target, alpha in _split_words(self.alpha_pattern)}
 
     def resolve_linear(self, linear: str) -> "Adapter":
-        """Return the adapter with the rank and alpha of a linear layer, such as ``attention.q`` or ``head.out``."""
+        """Return the adapter with the rank and alpha of a linear layer, such as ``attention.q`` or ``head.out``.
+
+        Those of merged layers, such as ``attention.qkv``, are equal (``layout/validity.py``).
+        """
         return _resolve_linear(self, linear) if self.rank_pattern or self.alpha_pattern else self
 
     @property
@@ -173,8 +182,9 @@ class Adapter(Record):
         return self.kind == "dora"
 
     def has_adapter(self, linear: str) -> bool:
-        """Tell whether a linear layer, such as ``attention.q`` of a block or ``head.out``, has an adapter."""
-        return any(linear in ALL_TARGETS[target] for target in expand_targets(self.targets))
+        """Tell whether a linear layer, such as ``attention.q`` or ``attention.qkv`` of a block, has an adapter."""
+        layers = MERGED_LINEARS.get(linear, (linear,))
+        return any(not set(layers).isdisjoint(ALL_TARGETS[target]) for target in expand_targets(self.targets))
 
     @property
     def adapts_experts(self) -> bool:
@@ -203,7 +213,8 @@ def expand_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
 
 @lru_cache(maxsize=256)
 def _resolve_linear(adapter: Adapter, linear: str) -> Adapter:
-    targets = [target for target, linears in ALL_TARGETS.items() if linear in linears]
+    layers = MERGED_LINEARS.get(linear, (linear,))
+    targets = [target for target, linears in ALL_TARGETS.items() if not set(layers).isdisjoint(linears)]
     rank = next((rank for target, rank in adapter.ranks.items() if target in targets), adapter.rank)
     alpha = next((alpha for target, alpha in adapter.alphas.items() if target in targets), adapter.scale_numerator)
     return adapter.replace(rank=rank, alpha=alpha, rank_pattern=(), alpha_pattern=())

@@ -47,6 +47,7 @@ class JobWords(TypedDict, total=False):
     compile: bool
     compile_loss: bool
     merged_projections: bool
+    merged_adapters: Literal["none", "all_gather", "all_to_all"]
     linears: Literal["fused_backward", "separate"]
     low_precision_saved: Sequence[Literal["activation", "attention"]]
     fused_scans: bool

@@ -173,7 +173,7 @@ def _describe_uncounted(model: Model, job: Job) -> Iterator[str]:
             f"{model.moe.hashed_layers} layers are not counted, and these experts count as chosen as evenly as others"
         )
     if model.moe is not None and job.adapter is not None:
-        yield from _describe_frozen_experts(model, job.adapter)
+        yield from _describe_frozen_experts(model, job, job.adapter)
     sparse = model.compressed_sparse_attention
     if any(map(model.has_indexer, range(model.layers))) or (sparse is not None and sparse.indexer is not None):
         yield (
@@ -189,15 +189,17 @@ def _describe_unused_window(model: Model, job: Job) -> Iterator[str]:
         yield f"model {model.name!r}: its window of {model.window} tokens does nothing in sequences of {job.sequence}"
 
 
-def _describe_frozen_experts(model: Model, adapter: Adapter) -> Iterator[str]:
+def _describe_frozen_experts(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield warnings where adapters of a mixture may be fewer, or its base larger, than a reader expects."""
     names_mlps = not {ALL_LINEAR, "gate_proj", "up_proj", "down_proj"}.isdisjoint(adapter.targets)
     if names_mlps and not adapter.adapts_experts:
         targets = ",".join(adapter.targets)
+        others = "peft adds routed experts in most mixtures"
+        if job.stack.merges_adapters:
+            others = "Megatron-Bridge's linear_fc1 and linear_fc2 are those of routed experts too"
         yield (
             f"model {model.name!r}: adapter.targets={targets} leaves routed experts and their router frozen; adapters "
-            "are only on attention, MLPs and shared experts. peft adds routed experts in most mixtures; targets of "
-            "attention mean the same in both"
+            f"are only on attention, MLPs and shared experts. {others}; targets of attention mean the same in both"
         )
     if adapter.base in ("nf4", "int8"):
         yield (

@@ -52,7 +52,8 @@ def list_units(model: Model, job: Job) -> list[FsdpUnit]:
 
     def block(layer: int) -> Iterable[Weight]:
         every = mark_frozen(list_block_weights(model, layer), frozen.blocks[layer])
-        return every if job.adapter is None else with_adapters(every, job.adapter)
+        merged = job.stack.merges_adapters
+        return every if job.adapter is None else with_adapters(every, job.adapter, merged=merged)
 
     blocks = [
         FsdpUnit(

@@ -12,7 +12,16 @@ from itertools import permutations
 from math import gcd
 from typing import Any, get_args
 
-from fivefold.adapter import ALL_LINEAR, EMBEDDING, EXPERT_TARGETS, HEAD, PLANNED_BASES, TARGETS, Adapter
+from fivefold.adapter import (
+    ALL_LINEAR,
+    EMBEDDING,
+    EXPERT_TARGETS,
+    HEAD,
+    MERGED_LINEARS,
+    PLANNED_BASES,
+    TARGETS,
+    Adapter,
+)
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
 from fivefold.job import Job, Offloaded
 from fivefold.layout.local_weight import pad_vocab
@@ -606,6 +615,7 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
     if not job.freezes_text:
         return
     what = "freeze is" if adapter is None else "adapters are"
+    merges_adapters = adapter is not None and stack.merges_adapters
     for is_present, feature, fix in (
         (model.attention_experts, f"experts of attention of {model.name}", "a model without them"),
         (
@@ -635,9 +645,13 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
         (model.shared_kv_layers > 0, f"keys that layers of {model.name} share", "a model without them"),
         (recipe.is_low_precision and not _freezes_low_precision(model, job), f"precision {recipe.name}", "bf16"),
         (not find_cost(job.optimizer.kind).elementwise, f"optimizer {job.optimizer.kind}", "adamw"),
-        (stack.merged_projections, f"merged projections of the stack {stack.name}", "merged_projections=false"),
         (
-            stack.wgrad_accumulation in ("fused", "fused_dummy"),
+            stack.merged_projections and not merges_adapters,
+            f"merged projections of the stack {stack.name}",
+            "merged_projections=false",
+        ),
+        (
+            stack.wgrad_accumulation in ("fused", "fused_dummy") and not merges_adapters,
             f"wgrad_accumulation={stack.wgrad_accumulation} of the stack {stack.name}",
             "wgrad_accumulation=separate",
         ),
@@ -682,6 +696,8 @@ def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why the job's adapters do not fit the model, or its base the precision."""
     if adapter.base in PLANNED_BASES:
         yield from _check_planned_base(model, job, adapter)
+    if job.stack.merges_adapters:
+        yield from _check_merged_adapters(model, job, adapter)
     if not any(weight.name.startswith("blocks.") for weight in list_adapter_weights(model, adapter)):
         targets, fix = ",".join(adapter.targets), f"up_proj, down_proj or {ALL_LINEAR}"
         yield f"adapter.targets={targets}: no such layer in a block of {model.name}; use {fix}"
@@ -695,6 +711,34 @@ def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     if adapter.base in ("bf16", "fp32") and (adapter.base == "fp32") != in_fp32:
         feature, fix = f"{job.precision.name} activations", "fp32" if in_fp32 else "bf16"
         yield f"adapter.base={adapter.base} is not modelled with {feature}; use base={fix} or nf4"
+
+
+def _check_merged_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
+    """Yield the reasons why adapters are not modelled with a stack whose merged projections share factors."""
+    stack, what = job.stack, f"the stack {job.stack.name}"
+    for is_present, feature, fix in (
+        (stack.kernel_facts.fuses_linears, f"merged_adapters={stack.merged_adapters} and {what}", "linears=separate"),
+        (adapter.has_magnitudes, f"DoRA and {what}", "kind=lora"),
+        (adapter.base not in (None, "bf16", "fp32"), f"a base in {adapter.base} and {what}", "base=bf16"),
+        (bool(adapter.modules_to_save), f"modules_to_save and {what}", "adapters alone"),
+        (bool(adapter.adapted_ends), f"targets {','.join(adapter.adapted_ends)} and {what}", ALL_LINEAR),
+        (adapter.adapts_experts, f"adapters of routed experts and {what}", ALL_LINEAR),
+    ):
+        if is_present:
+            yield f"adapters are not modelled with {feature}; use {fix}"
+    targets = list_targets(model, adapter.replace(targets=(ALL_LINEAR,), rank_pattern=(), alpha_pattern=()))
+    for linears in MERGED_LINEARS.values():
+        merged = [target for target in targets if not set(TARGETS[target]).isdisjoint(linears)]
+        adapted = [target for target in merged if any(map(adapter.has_adapter, TARGETS[target]))]
+        if model.mla is not None and "q_proj" in merged:
+            continue
+        if adapted and adapted != merged:
+            yield (
+                f"adapter.targets={','.join(adapter.targets)}: {what} gives {', '.join(merged)} one pair of factors; "
+                f"target all of them or none"
+            )
+        elif len({(adapter.ranks.get(target), adapter.alphas.get(target)) for target in adapted}) > 1:
+            yield f"{', '.join(merged)} have one pair of factors in {what}; give them one rank and alpha"
 
 
 def _check_planned_base(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
@@ -796,6 +840,21 @@ def _find_ungathered(job: Job) -> str:
     return ""
 
 
+def explain_unsharded_factors(model: Model, job: Job, *, tp: int) -> str | None:
+    """Return why tp cannot shard the factors of the job's adapters, in one line; None if it can, or shards none."""
+    adapter, stack = job.adapter, job.stack
+    if adapter is None or not stack.merges_adapters or tp == 1:
+        return None
+    if model.mla is not None:
+        return f"adapters of latent attention are not modelled with tp{tp} and the stack {stack.name}; use tp1"
+    if tp > min(shape.kv_heads for shape in model.attention_shapes):
+        return f"adapters are not modelled with tp{tp}, more than key heads, and the stack {stack.name}; lower tp"
+    ranks = (rank for rank in dict.fromkeys((adapter.rank, *adapter.ranks.values())) if rank % tp)
+    if (undivided := next(ranks, None)) is not None:
+        return f"adapter.rank={undivided} is not divisible by tp={tp}, which shards it; use a multiple of it"
+    return None
+
+
 def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str | None:
     """Return why the job's frozen weights cannot be sharded like this, in one line; None if they can be."""
     if not job.freezes_text:
@@ -834,6 +893,8 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
     if adapter is not None and adapter.has_magnitudes and adapter.has_adapter("head.out") and padded > model.vocab:
         feature = f"DoRA of {HEAD} and a vocabulary of {model.vocab} that is padded to {padded}"
         yield f"adapters are not modelled with {feature}; use kind=lora, or tp1"
+    if (factors := explain_unsharded_factors(model, job, tp=layout.tp)) is not None:
+        yield factors
     if job.adapter is not None and EMBEDDING in job.adapter.adapted_ends and layout.tp > 1:
         yield f"an adapter of {EMBEDDING} is not modelled with tp{layout.tp}; use dp, cp or pp"
     schedule = explain_unsupported_schedule(layout.schedule, job)

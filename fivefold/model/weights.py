@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from fivefold.adapter import ALL_TARGETS, Adapter
+from fivefold.adapter import ALL_TARGETS, MERGED_LINEARS, Adapter
 from fivefold.freeze import FrozenPart, is_frozen, parse_part
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.attention import AttentionShape
@@ -159,12 +159,17 @@ def list_block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
         yield from _list_norm(model, "laurel.norm", model.width)
 
 
-def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]:
+def with_adapters(block: Iterable[Weight], adapter: Adapter, *, merged: bool = False) -> Iterator[Weight]:
     """Yield the weights of a block, and after each matrix that the adapter targets its factors A and B.
 
     Tensor parallelism shards A like the input of its linear layer and B like the output, and replicates the other.
     The magnitudes of DoRA follow; they are sharded like B. Factors of routed experts are stacked, as their matrices.
+
+    ``merged``: layers that are one matmul have one pair of factors (``Stack.merged_adapters``).
     """
+    if merged:
+        yield from _with_merged_adapters(list(block), adapter)
+        return
     for weight in block:
         yield weight
         if weight.kind.startswith("expert") and adapter.has_adapter(weight.name):
@@ -179,6 +184,35 @@ def with_adapters(block: Iterable[Weight], adapter: Adapter) -> Iterator[Weight]
         yield Weight(f"{linear}.lora_b", (out_features, rank), "column" if column else "lora")
         if adapter.has_magnitudes:
             yield Weight(f"{linear}{MAGNITUDE}", (out_features,), "column" if column else "lora")
+
+
+def _with_merged_adapters(block: list[Weight], adapter: Adapter) -> Iterator[Weight]:
+    """Yield the weights of a block, and after the last matrix of each matmul that is adapted its factors.
+
+    Tensor parallelism shards A by rank or, in row-parallel layers, by input, and B by output
+    (NVIDIA-NeMo/Megatron-Bridge: src/megatron/bridge/peft/utils.py, ParallelLinearAdapter).
+    """
+    matrices = {
+        weight.name.removesuffix(".weight"): weight
+        for weight in block
+        if weight.kind in ("column", "row") and weight.name.endswith(".weight")
+    }
+    products = {linear: [linear] for linear in matrices}
+    for product, linears in MERGED_LINEARS.items():
+        if linears[0] in matrices and linears[1] in matrices:
+            parts = [linear for linear in linears if linear in matrices]
+            products = {name: parts for name, parts in products.items() if name not in linears} | {product: parts}
+    adapted = {parts[-1]: (product, parts) for product, parts in products.items() if adapter.has_adapter(product)}
+    for weight in block:
+        yield weight
+        linear = weight.name.removesuffix(".weight")
+        if linear == weight.name or linear not in adapted:
+            continue
+        product, parts = adapted[linear]
+        rank = adapter.resolve_linear(product).rank
+        outputs = sum(matrices[part].shape[0] for part in parts)
+        yield Weight(f"{product}.lora_a", (rank, weight.shape[1]), weight.kind)
+        yield Weight(f"{product}.lora_b", (outputs, rank), "column")
 
 
 def _list_expert_factors(weight: Weight, adapter: Adapter) -> Iterator[Weight]:
@@ -210,11 +244,11 @@ def list_head_factors(model: ModelShape, adapter: Adapter | None) -> Iterator[We
             yield Weight(f"head.out{MAGNITUDE}", (model.vocab,), "column")
 
 
-def list_adapter_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:
-    """Yield the weights of all adapters of a model."""
+def list_adapter_weights(model: ModelShape, adapter: Adapter, *, merged: bool = False) -> Iterator[Weight]:
+    """Yield the weights of all adapters of a model; ``merged``: as in ``with_adapters``."""
     yield from list_embedding_factors(model, adapter)
     for layer in range(model.layers):
-        for weight in with_adapters(list_block_weights(model, layer), adapter):
+        for weight in with_adapters(list_block_weights(model, layer), adapter, merged=merged):
             if weight.is_adapter:
                 yield weight._replace(name=f"blocks.{layer}.{weight.name}")
     yield from list_head_factors(model, adapter)
@@ -239,16 +273,16 @@ def strip_block(name: str) -> str:
     return name.split(".", 2)[2] if name.startswith("blocks.") else name
 
 
-def list_trained_weights(model: ModelShape, adapter: Adapter) -> Iterator[Weight]:
+def list_trained_weights(model: ModelShape, adapter: Adapter, *, merged: bool = False) -> Iterator[Weight]:
     """Yield the weights that are trained with an adapter: its own, and those of modules that are trained in full."""
     yield from (weight for weight in list_embedding_weights(model) if adapter.is_saved(weight.name))
-    yield from list_adapter_weights(model, adapter)
+    yield from list_adapter_weights(model, adapter, merged=merged)
     yield from (weight for weight in list_head_weights(model) if adapter.is_saved(weight.name))
 
 
-def count_adapters(model: ModelShape, adapter: Adapter) -> int:
-    """Count the parameters that are trained with an adapter."""
-    return sum(weight.numel for weight in list_trained_weights(model, adapter))
+def count_adapters(model: ModelShape, adapter: Adapter, *, merged: bool = False) -> int:
+    """Count the parameters that are trained with an adapter; ``merged``: as in ``with_adapters``."""
+    return sum(weight.numel for weight in list_trained_weights(model, adapter, merged=merged))
 
 
 class FrozenWeights(NamedTuple):

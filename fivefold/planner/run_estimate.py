@@ -220,7 +220,7 @@ def count_checkpoint_bytes(model: Model, job: Job) -> int:
     """
     if job.adapter is not None:
         in_full = job.replace(precision=job.saved_precision)
-        weights = list(list_trained_weights(model, job.adapter))
+        weights = list(list_trained_weights(model, job.adapter, merged=job.stack.merges_adapters))
         factors = [weight for weight in weights if weight.is_adapter]
         saved = [weight for weight in weights if not weight.is_adapter]
         return _count_updated_bytes(factors, job) + _count_updated_bytes(saved, in_full)

@@ -12,6 +12,8 @@ CHRONICLES = "bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicl
 HYDRA = "NVIDIA/dgxc-benchmarking@35a9aec:nemo_megatron/gpt3_175b_hydra.yaml"
 RECIPES = "NVIDIA-NeMo/Megatron-Bridge@00538e2:scripts/performance/utils/overrides.py"
 
+BRIDGE = "NVIDIA-NeMo/Megatron-Bridge@067f987"
+
 COMMON = {
     "linears": Fact(
         "separate", f"{LAYERS}, LinearWithGradAccumulationAndAsyncCommunication: an autograd function each"
@@ -95,6 +97,9 @@ MEGATRON_DEEPSPEED = StackEntry(
 )
 
 TRANSFORMER_ENGINE = COMMON | {
+    "merged_adapters": Fact(
+        "all_gather", f"{BRIDGE}:src/megatron/bridge/peft/lora.py, LoRA of linear_qkv and linear_fc1; utils.py"
+    ),
     "wgrad_accumulation": Fact(
         "fused_dummy",
         "NVIDIA/TransformerEngine@fecb10b:transformer_engine/pytorch/module/base.py, get_dummy_wgrad",

@@ -133,6 +133,10 @@ class Stack(Record):
     compile: bool = False  # as kernels = "compiled", or blocks compiled around other kernels
     compile_loss: bool = True  # if blocks are compiled, PyTorch's loss as well (torchtitan, except at the end of 2024)
     merged_projections: bool = False  # q, k and v as one matmul, and gate and up as one (Megatron)
+    # with merged projections, an adapter of q, k and v is one pair of factors, and so is that of gate and up; tensor
+    # parallelism shards both factors (Megatron-Bridge). How the update of a row-parallel layer reaches the ranks:
+    # all_gather, or all_to_all (a2a_experimental). none: such adapters are not modelled
+    merged_adapters: Literal["none", "all_gather", "all_to_all"] = "none"
     # fused_backward: linear layers on one input are one operation, which computes one input gradient and accumulates
     # the weight gradients itself (Fivefold); separate: a layer each under autograd. ``kernel_facts.py`` lists the
     # effects
@@ -284,6 +288,11 @@ class Stack(Record):
     def attention_facts(self) -> AttentionFacts:
         """Return the properties of its kind of attention kernels."""
         return ATTENTIONS[self.attention]
+
+    @property
+    def merges_adapters(self) -> bool:
+        """Tell whether linear layers that are one matmul have one pair of factors of an adapter."""
+        return self.merged_projections and self.merged_adapters != "none"
 
     @property
     def copies_comm_buffers(self) -> bool:

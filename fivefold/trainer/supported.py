@@ -19,7 +19,7 @@ from fivefold.trainer.model.precision import check_trainable
 
 # Fields of the stack that the planner can vary, as other software does, and the one value that the trainer supports.
 ENGINE_BEHAVIOUR = {
-    "merged_projections": False, "wgrad_accumulation": "separate",
+    "merged_projections": False, "merged_adapters": "none", "wgrad_accumulation": "separate",
     "recv_buffers": "freed", "flat_copies": (), "zero2_shards": "view", "zero3_gather": "units", "reduce_bucket": 0,
     "comm_buffers": "freed", "tp_buffers": "in_place",
     "deferred_wgrad": "operands", "dispatcher": "all_to_all", "scatter_gather_tensors": False,

@@ -206,12 +206,15 @@ JOB: dict[str, Draw] = {
     "seed": choose(0, 7),
 }
 
+MERGED_ADAPTERS = (*("none",) * 6, "all_gather", "all_to_all")  # an error next to most adapters
+
 STACK: dict[str, Draw] = {
     "attention": choose_option(Stack, "attention"),
     "loss": choose_option(Stack, "loss"),
     "kernels": choose_option(Stack, "kernels"),
     "compile": choose_option(Stack, "compile"),
     "merged_projections": choose_option(Stack, "merged_projections"),
+    "merged_adapters": lambda some: MERGED_ADAPTERS[some.getstate()[1][4] % 8],  # leaves the draws after it
     "linears": choose_option(Stack, "linears"),
     "column_inputs": choose_option(Stack, "column_inputs"),
     "token_permutation": choose_option(Stack, "token_permutation"),

@@ -19,7 +19,8 @@ from fivefold.stack.catalog import STACKS
 from fivefold.trainer.supported import ENGINE_BEHAVIOUR, check_supported
 
 OTHER_BEHAVIOUR: dict[str, Any] = {
-    "kernels": "plain", "merged_projections": True, "wgrad_accumulation": "fused", "flat_copies": ("weights",),
+    "kernels": "plain", "merged_projections": True, "merged_adapters": "all_gather",
+    "wgrad_accumulation": "fused", "flat_copies": ("weights",),
     "recv_buffers": "preallocated", "zero2_shards": "separate", "zero3_gather": "weights", "reduce_bucket": 1000,
     "comm_buffers": "retained", "tp_buffers": "copied", "token_permutation": "scatter_add",
     "transposes_attention": True,

@@ -4,11 +4,12 @@ mlcommons/training_results_v4.0 to v5.1: Llama 2 70B with LoRA, GPT-3 175B, Llam
 median of the logged ``train_step_time`` (or of the seconds between evaluations) over three runs; layout and precision
 are those of the submitter's configuration of that number of nodes, where one fits the logged batch. Implementations:
 NVIDIA's NeMo (llama31_405b/implementations/eos-dfw_n64_ngc25.01_nemo/pretrain.py@0fdc28f: grad_reduce_in_fp32 off,
-embedding and head count as layers of the pipeline) and AMD's on the same software; LoRA of rank 16 on q, k, v and the
-projection (llama2_70b_lora/implementations/nyx_n1_ngc25.04_nemo/train.py@0fdc28f), on full sequences of 8,192 tokens;
-its base in fp8 is read as bf16 that is cast, so its memory is not scored. ``max_memory_gb`` is PyTorch's largest
-allocation, in GiB (stable_diffusion/implementations/nyx_n1_ngc25.04_nemo/callbacks.py@0fdc28f). Attention in fp8
-(``fp8_attention``) is read as in bf16. Read after all constants were set, so all rows are held out.
+embedding and head count as layers of the pipeline) and AMD's on the same software; LoRA of rank 16 on linear_qkv
+and linear_proj, with a2a_experimental and without gradient_accumulation_fusion
+(llama2_70b_lora/implementations/nyx_n1_ngc25.04_nemo/train.py@0fdc28f), on full sequences of 8,192 tokens; its base in
+fp8 is read as bf16 that is cast, so its memory is not scored. ``max_memory_gb`` is PyTorch's largest allocation, in GiB
+(stable_diffusion/implementations/nyx_n1_ngc25.04_nemo/callbacks.py@0fdc28f). Attention in fp8 (``fp8_attention``) is
+read as in bf16. Read after all constants were set, so all rows are held out.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ def _case(row: Row) -> Case:
         case = case._replace(memory_bytes=number(row, "max_memory_gb") * GIB)
     if not is_adapter:
         return case
-    stack = case.job.stack.replace(merged_projections=False, wgrad_accumulation="separate")  # of the factors alone
+    stack = case.job.stack.replace(merged_adapters="all_to_all", wgrad_accumulation="separate")
     return case._replace(job=case.job.replace(adapter=LORA, stack=stack))
 
 

@@ -188,7 +188,10 @@ class Counts:
         key = part, name
         if key not in self._shapes:
             ops = () if isinstance(name, str) else self.unit(part, name).ops
-            self._shapes[key] = frozenset((op.shape[1], op.shape[2]) for op in ops if has_fused_wgrad_accumulation(op))
+            trained = [op for op in ops if op.wgrad_numels or not self.job.freezes_text]
+            self._shapes[key] = frozenset(
+                (op.shape[1], op.shape[2]) for op in trained if has_fused_wgrad_accumulation(op)
+            )
         return self._shapes[key]
 
     def largest_tensors(self, part: LocalDegrees, name: Name) -> list[int]:
@@ -338,7 +341,8 @@ class Counts:
             return list(mark_frozen((*list_head_weights(self.model), *factors, *table), self.frozen.ends))
         assert isinstance(name, Kind)
         block = mark_frozen(list_block_weights(self.model, self.example[name]), name.frozen)
-        return list(block if self.job.adapter is None else with_adapters(block, self.job.adapter))
+        adapter, merged = self.job.adapter, self.job.stack.merges_adapters
+        return list(block if adapter is None else with_adapters(block, adapter, merged=merged))
 
     def has_backward(self, name: Name) -> bool:
         """Tell whether a unit has a backward, as it or a unit below it is trained; that of an embedding makes no dx."""

@@ -46,7 +46,7 @@ def work(model: Model, *, layout: Layout, job: Job) -> Work:
 def _count_trainable(model: Model, job: Job) -> int | None:
     """Count the trained parameters; None if all are."""
     if job.adapter is not None:
-        return count_adapters(model, job.adapter)
+        return count_adapters(model, job.adapter, merged=job.stack.merges_adapters)
     if job.freeze:
         trained = (
             weight.numel for unit in list_units(model, job) for weight in unit.weights if is_trained(weight, job)

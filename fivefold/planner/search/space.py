@@ -29,6 +29,7 @@ from fivefold.layout.validity import (
     can_simulate,
     count_max_stages,
     explain_unsharded_base,
+    explain_unsharded_factors,
     explain_unsharded_offload,
     explain_unsupported_2d,
     explain_unsupported_schedule,
@@ -194,6 +195,7 @@ class Space:
             partials
             for tp in sizes
             if is_divisible_by_tp(self.model, tp) and can_shard_tower(self.model, self.job, tp)
+            if explain_unsharded_factors(self.model, self.job, tp=tp) is None
             if len((partials := self._list_partials(tp)).dp)
         ]
 

@@ -263,7 +263,34 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
         ("pp2 zb1p mbs1", {}, "whose backward is split"),
         ("dp1", {"precision": "fp8"}, "precision fp8"),
         ("dp1", {"optimizer": {"kind": "muon"}}, "optimizer muon"),
-        ("dp1", {"stack": "megatron-core"}, "merged projections of the stack megatron-core"),
+        ("dp1", {"stack": "megatron-lm"}, "merged projections of the stack megatron-lm"),
+        ("dp1", {"stack": "megatron-bridge", "adapter": "qlora:8"}, "a base in nf4 and the stack megatron-bridge"),
+        ("dp1", {"stack": "megatron-bridge", "adapter": "dora:8"}, "DoRA and the stack megatron-bridge"),
+        (
+            "dp1",
+            {"stack": "megatron-bridge", "adapter": {"targets": ["q_proj", "v_proj"]}},
+            "gives q_proj, k_proj, v_proj one pair of factors; target all of them or none",
+        ),
+        (
+            "dp1",
+            {"stack": "megatron-bridge", "adapter": {"rank_pattern": ["up_proj:8"]}},
+            "gate_proj, up_proj have one pair of factors in the stack megatron-bridge; give them one rank and alpha",
+        ),
+        (
+            "tp2",
+            {"stack": "megatron-bridge", "adapter": "lora:7"},
+            "adapter.rank=7 is not divisible by tp=2, which shards it; use a multiple of it",
+        ),
+        (
+            "tp4",
+            {"stack": "megatron-bridge"},
+            "tp4, more than key heads, and the stack megatron-bridge; lower tp",
+        ),
+        (
+            "dp1",
+            {"merged_adapters": "all_gather", "merged_projections": True},
+            "merged_adapters=all_gather and the stack fivefold; use linears=separate",
+        ),
         (
             "dp2 zero3",
             {"stack": "deepspeed", "adapter": "qlora:8"},
@@ -283,6 +310,71 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
 def test_unmodelled_adapter_is_an_error(layout: str, changed: dict[str, object], words: str) -> None:
     chosen = job(**{"adapter": "lora:8", **changed})  # type: ignore[arg-type]
     assert any(words in reason for reason in list_reasons(Layout.parse(layout), model=SMALL, job=chosen, machine=None))
+
+
+MERGED = {"qkv": (256, 512), "out": (256, 256), "gate_up": (256, 1280), "down": (640, 256)}  # inputs, outputs of SMALL
+
+
+@pytest.mark.parametrize(
+    "layout", ["dp1", "dp2 zero1", "tp2", "tp2 nosp", "tp2 dp2 zero1 ac=selective", "dp2 pp2 mbs1"]
+)
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_merged_projections_share_factors(layout: str, dropout: float) -> None:
+    """A Bridge's LoRA(dim=8): linear_in [8, in] and linear_out [out, 8] of each linear layer, both sharded over tp."""
+    spread = Layout.parse(layout)
+    adapter = {"rank": 8, "alpha": 16, "dropout": dropout}
+    of_block = 8 * sum(inputs + outputs for inputs, outputs in MERGED.values())
+    chosen = job(adapter, stack="megatron-bridge")
+    step = work(SMALL, layout=spread, job=chosen)
+    assert (step.trainable_parameters, step.parameters) == (4 * of_block, SMALL.parameters)
+    stages = ranks(layout, adapter, stack="megatron-bridge")
+    shards = spread.tp * (spread.dp if spread.zero else 1)
+    assert [rank.updated_numel for rank in stages] == [4 // spread.pp * of_block // shards] * spread.pp
+    part = LocalDegrees(sequences=1, tp=spread.tp, sp=spread.sp)
+    ops = Counts(SMALL, chosen).unit(part, Kind(slides=False, moe=False)).ops
+    assert sum(op.parameters for op in ops) == of_block // spread.tp
+    assert sum(op.name.endswith("lora_dropout") for op in ops) == 4 * bool(dropout)
+    read = {tensor for op in ops for tensor in op.reads}
+    assert {tensor for op in ops for tensor in op.writes if ".lora" in tensor and "mask" not in tensor} <= read
+
+
+def test_canonical_adapters_have_a_factor_for_each_projection() -> None:
+    """Bridge's CanonicalLoRA has two more factors A of q, k and v and one of gate and up."""
+    adapter = Adapter(rank=8)
+    separate, merged = (count_adapters(SMALL, adapter, merged=merged) for merged in (False, True))
+    assert separate - merged == SMALL.layers * 8 * (2 + 1) * 256
+
+
+@pytest.mark.parametrize("kind", ["all_gather", "all_to_all"])
+@pytest.mark.parametrize("sequence_parallel", [True, False])
+def test_sharded_factors_send_what_megatron_bridge_sends(kind: str, sequence_parallel: bool) -> None:
+    """A Bridge's ParallelLinearAdapter on a sequence of 512, bf16, tp2; payloads are those of a rank.
+
+    Column layers: low [512, 8] is gathered, its gradient all-reduced. Row layers: both are all-reduced; the update
+    [512, 256] is gathered, and so is its gradient under sequence parallelism, or both are exchanged.
+    """
+    part = LocalDegrees(sequences=1, tp=2, sp=sequence_parallel)
+    counts = Counts(SMALL, job("lora:8", stack="megatron-bridge", merged_adapters=kind))
+    ops = counts.unit(part, Kind(slides=False, moe=False)).ops
+    messages = {
+        op.name: (op.message.forward, op.message.backward, op.message.payload)
+        for op in ops
+        if ".lora_" in op.name and op.message is not None
+    }
+    low, inputs, update = 2 * 512 * 8, 2 * 512 * 256, 2 * 512 * 256
+    sends = {
+        ("all_gather", True): ("all_gather", "all_gather", update),
+        ("all_to_all", True): ("all_to_all", "all_to_all", update // 2),
+    }.get((kind, sequence_parallel), ("all_gather", "", update))
+    expected = dict[str, tuple[str, str, int]]()
+    for name in ("attention.qkv", "mlp.gate_up"):
+        expected |= {} if sequence_parallel else {f"{name}.lora_copy": ("", "all_reduce", inputs)}
+        expected[f"{name}.lora_gather"] = ("all_gather", "all_reduce", low)
+    for name in ("attention.out", "mlp.down"):
+        expected[f"{name}.lora_gather"] = ("all_reduce", "all_reduce", low)
+        expected[f"{name}.lora_send"] = sends
+    assert messages == expected
+    assert not any(op.regathered_bytes for op in ops)
 
 
 def test_adapters_of_embedding_and_head_are_counted() -> None:

@@ -292,6 +292,28 @@ def test_no_memory_bound_exceeds_the_peak_in_cases_that_once_failed(case: str) -
     assert [bound for bound in bounds if bound.is_exceeded] == []
 
 
+@pytest.mark.parametrize("merged", ["all_gather", "all_to_all"])
+def test_no_bound_exceeds_the_estimate_of_merged_adapters(merged: str) -> None:
+    """Factors that tp shards send what they make, also without sequence parallelism."""
+    model, machine = build_model("tiny"), resolve("h100:4", local=NOWHERE)
+    adapter = {"rank": 8, "dropout": 0.1}
+    job = Job.read(
+        {
+            "sequence": 1024,
+            "global_batch": 16,
+            "adapter": adapter,
+            "stack": "megatron-bridge",
+            "merged_adapters": merged,
+        },
+        origin="test",
+    )
+    bounds = list(
+        compare_bounds(Planner(model=model, machine=machine, job=job), Space(model, job, world=4), seed=0, count=40)
+    )
+    assert {bound.layout.tp for bound in bounds} > {1, 2}
+    assert [bound for bound in bounds if bound.is_exceeded] == []
+
+
 def test_no_bound_of_time_exceeds_the_estimate_of_low_rank_adapters() -> None:
     """ZeRO-3 gathers frozen weights, which ZeRO-2 keeps: the figures of one are not those of the other."""
     model, machine = build_model("tiny"), resolve("l4:4", local=NOWHERE)

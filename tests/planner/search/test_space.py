@@ -44,6 +44,7 @@ JOBS_THAT_NARROW: list[dict[str, Any]] = [
     {"adapter": "lora:16"},
     {"adapter": {"rank": 16, "base": "int8"}},
     {"adapter": "qlora:16", "stack": "deepspeed"},
+    {"adapter": "lora:6", "stack": "megatron-bridge"},
     {"objective": "dpo"},
     {"objective": "dpo", "adapter": "qlora:16"},
     {"freeze": ["embed_tokens", "layers[:3]"]},

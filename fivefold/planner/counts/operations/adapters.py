@@ -13,10 +13,15 @@ product that no backward follows. Our engine scales the sum; peft adds (m / n âˆ
 
 Of routed experts peft multiplies rows by W + s Â· B A, which it makes of all experts in every forward and keeps for dx:
 the backward makes the gradient of that sum, and from it those of A and B.
+
+Megatron-Bridge gives layers that are one matmul, as q, k and v, one pair of factors, and shards both over tp
+(``_list_merged``).
 Sources: huggingface/peft@0.21.2:src/peft/tuners/lora/layer.py, Linear.forward and ParamWrapper, and dora.py,
 DoraLinearLayer; transformers@5.23.0:src/transformers/integrations/moe.py, grouped_mm_experts_forward;
 bitsandbytes@0.50.2:bitsandbytes/autograd/_functions.py, MatMul4Bit and MatMul8bitLt;
-transformers@5.23.0:src/transformers/integrations/finegrained_fp8.py, FP8LinearFunction and FP8GroupedMatmulFunction.
+transformers@5.23.0:src/transformers/integrations/finegrained_fp8.py, FP8LinearFunction and FP8GroupedMatmulFunction;
+NVIDIA-NeMo/Megatron-Bridge@067f987:src/megatron/bridge/peft/lora_layers.py, LoRALinear, and utils.py,
+ParallelLinearAdapter and get_adapter_attributes_from_linear.
 """
 
 from __future__ import annotations
@@ -26,8 +31,9 @@ from types import MappingProxyType
 
 from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, Adapter, count_mxfp4_bytes, count_nf4_bytes, count_nf4_scale_bytes
 from fivefold.job import Job
+from fivefold.planner.counts.operations.linear import drop_wgrad, keeps_casts
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, is_weight_cast, matmul
+from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, exchange, is_weight_cast, matmul
 from fivefold.units import ceil_div
 
 FP8_EXPERTS_BYTES = 2**30  # of routed experts in fp8 that are dequantized at once (dequant_budget_bytes)
@@ -77,10 +83,17 @@ def _list_with_adapter(
     if op.name == "moe.combine" and adapter.adapts_experts and not is_ours:
         yield _weigh_outputs(op, local)
         return
+    is_merged = local.job.stack.merges_adapters
+    if is_merged and op.name.endswith(".reduce") and adapter.has_adapter(op.name.removesuffix(".reduce")):
+        yield from _add_to_reduced(op)
+        return
     if op.kind != "matmul" or not adapter.has_adapter(op.name):
         yield _freeze(op, local, adapter)
         return
     adapter = adapter.resolve_linear(op.name)
+    if is_merged:
+        yield from _list_merged(op, local, adapter, uncast=uncast)
+        return
     if op.name.startswith("moe.experts."):
         yield from (_list_experts_in_place if is_ours else _list_merged_experts)(op, local, adapter)
         return
@@ -148,6 +161,84 @@ def _list_with_adapter(
     yield elementwise(f"{op.name}.lora_scale", "activation", (high,), scaled, size=size)
     add = elementwise(f"{op.name}.lora_add", "add", (base, scaled), out, size=size)
     yield add._replace(reads=(*add.reads, *held), differentiates=add.reads)
+
+
+def _list_merged(op: Op, local: Local, adapter: Adapter, *, uncast: Mapping[str, str]) -> Iterator[Op]:
+    """Yield an operation with frozen weights and those of its adapter as Megatron-Bridge runs them: W, A, B, scale, +.
+
+    Under tensor parallelism A computes this rank's share of ranks of the update, which are gathered, or in a
+    row-parallel layer partial sums, which are all-reduced. B computes this rank's outputs; those of a row-parallel
+    layer then are gathered, or exchanged for all outputs of this rank's rows, and added to what the layer reduced.
+    """
+    (out, size), *_ = op.writes.items()
+    rows, out_features, in_features = op.shape
+    width, rank, part, name = local.width, adapter.rank, local.part, op.name
+    is_row = name.endswith((".out", ".down"))
+    is_sharded = part.tp > 1
+    is_reduced = is_row and is_sharded  # the base's output is a partial sum, to which nothing is added
+    base = out if is_reduced else f"{out}.base"
+    total = out.removesuffix(".partial")
+    yield _freeze(op, local, adapter)._replace(writes={base: size})
+    source, keeps = uncast.get(op.reads[0], op.reads[0]), tuple(uncast.get(kept, kept) for kept in op.keeps)
+    held = dict[str, int]()
+    if op.regathered_bytes:  # the gathered output of the norm is returned in 16 bits, and kept for A
+        held = {f"{out}.lora_input": rows * in_features * width} if keeps_casts(local) else {}
+        keeps = tuple(held) or (source,)
+    if adapter.dropout:
+        dropped = f"{out}.lora_drop"
+        numel = rows * in_features
+        yield dropout(f"{name}.lora_dropout", source, dropped, size=width * numel, mask=numel)
+        source, keeps, held = dropped, (dropped,), {}
+    if is_sharded and not is_row and not part.sp:  # A sums its own gradient of x over the ranks
+        source, copied = source if adapter.dropout else keeps[0], f"{out}.lora_copy"
+        message = OpMessage("tp", "", "all_reduce", rows * in_features * width)
+        yield exchange(f"{name}.lora_copy", source, copied, size=0, message=message)
+        source = copied
+    low, high, update = f"{out}.lora_a", f"{out}.lora_b", f"{total}.lora"
+    share = rank if is_row else rank // part.tp
+    product = matmul(f"{name}.lora_a", source, low, rows=rows, in_features=in_features, out_features=share, width=width)
+    product = product._replace(writes=product.writes | held, keeps=keeps)
+    yield drop_wgrad(product, local.job)
+    if is_sharded:
+        kinds = ("all_reduce", "all_reduce") if is_row else ("all_gather", "all_reduce")
+        low_bytes = rows * rank * width
+        yield exchange(
+            f"{name}.lora_gather", low, f"{low}.whole", size=low_bytes, message=OpMessage("tp", *kinds, low_bytes)
+        )
+        low = f"{low}.whole"
+    outputs = out_features // part.tp if is_row else out_features
+    product = matmul(f"{name}.lora_b", low, high, rows=rows, in_features=rank, out_features=outputs, width=width)
+    yield drop_wgrad(product, local.job)
+    if is_reduced:
+        size = local.stream_rows * out_features * width
+        yield _send_updates(f"{name}.lora_send", local, high, rows=rows, out_features=out_features)
+        high = f"{high}.whole"
+    yield elementwise(f"{name}.lora_scale", "activation", (high,), update, size=size)
+    if not is_reduced:
+        yield elementwise(f"{name}.lora_add", "add", (base, update), out, size=size)
+
+
+def _send_updates(name: str, local: Local, source: str, *, rows: int, out_features: int) -> Op:
+    """Return the message by which a rank gets all outputs of its rows of a row-parallel layer's update.
+
+    all_gather: of all rows, of which it takes its own; the backward gathers the gradients of those.
+    """
+    part, full_bytes = local.part, rows * out_features * local.width
+    if local.job.stack.merged_adapters == "all_to_all" and part.sp:
+        payload = full_bytes // part.tp
+        message = OpMessage("tp", "all_to_all", "all_to_all", payload)
+        return exchange(name, source, f"{source}.whole", size=payload, message=message)
+    message = OpMessage("tp", "all_gather", "all_gather" if part.sp else "", full_bytes)
+    return exchange(name, source, f"{source}.whole", size=full_bytes, message=message)
+
+
+def _add_to_reduced(op: Op) -> Iterator[Op]:
+    """Yield the reduction of a row-parallel layer's output and the sum with the update of its adapter."""
+    (out, size), *_ = op.writes.items()
+    yield op._replace(writes={f"{out}.base": size})
+    yield elementwise(
+        f"{op.name.removesuffix('.reduce')}.lora_add", "add", (f"{out}.base", f"{out}.lora"), out, size=size
+    )
 
 
 def _list_embedding(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
