@@ -438,6 +438,8 @@ def test_a_quantized_base_with_adapters_is_read(tmp_path: Path) -> None:
         ({"lora_target_linear": None, "lora_target_modules": "(a"}, ("all-linear",), ["lora_target_modules"]),
         ({"lora_modules_to_save": ["embed_tokens"]}, ("all-linear",), []),
         ({"lora_modules_to_save": ["norm"]}, ("all-linear",), ["lora_modules_to_save"]),
+        ({"peft_layers_to_transform": [0, 1]}, ("all-linear",), ["peft_layers_to_transform"]),
+        ({"peft_layers_to_transform": [], "lora_mlp_kernel": False}, ("all-linear",), []),
         ({"load_in_4bit": None}, ("all-linear",), ["adapter"]),
         ({"load_in_8bit": True}, ("all-linear",), ["load_in_4bit", "load_in_8bit", "adapter"]),
     ],
