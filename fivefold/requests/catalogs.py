@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
 from fivefold.record import Record, UserError
 from fivefold.results.catalog import CatalogFamily, CatalogLink, CatalogMachine, CatalogModel, CatalogStack
+from fivefold.units import GIB
 
 Entry = TypeVar("Entry", bound=Record)
 
@@ -62,7 +64,7 @@ def list_families(word: str | None = None) -> list[CatalogFamily]:
 
 
 def list_machines(word: str | None = None) -> list[CatalogMachine]:
-    """Return the machines of the catalog, or those that contain ``word``."""
+    """Return the machines of the catalog, or those that contain ``word``, or have that memory: 24 or 24gb."""
     from fivefold.machine.catalog import INSTANCES, list_names, resolve
 
     entries = []
@@ -82,7 +84,16 @@ def list_machines(word: str | None = None) -> list[CatalogMachine]:
                 source=chip.source,
             )
         )
-    return _select(entries, word, kind="machine")
+    with_memory = [entry for entry in entries if word is not None and _has_memory(entry, word)]
+    if word is None or not with_memory:
+        return _select(entries, word, kind="machine")
+    return [entry for entry in entries if entry in with_memory or word in entry.name]
+
+
+def _has_memory(machine: CatalogMachine, word: str) -> bool:
+    """Return whether ``word`` is the memory of a GPU as it is sold, of which PyTorch reports up to a tenth less."""
+    size = re.fullmatch(r"(\d{1,4}) ?(g|gb|gib)?", word.strip().lower())
+    return size is not None and 0.9 * int(size[1]) * GIB <= machine.memory_bytes <= int(size[1]) * GIB
 
 
 def list_stacks(word: str | None = None) -> list[CatalogStack]:

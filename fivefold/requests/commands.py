@@ -498,7 +498,7 @@ class MachinesOptions(JsonOption):
     command = "machines"
     panel = "Plan"
     example = "machines h100"
-    word: Annotated[Line | None, Field(description=f"{WORD}h100 or nvlink."), Argument()] = None
+    word: Annotated[Line | None, Field(description=f"{WORD}h100, nvlink or 24gb."), Argument()] = None
 
 
 class StacksOptions(JsonOption):

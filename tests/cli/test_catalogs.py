@@ -49,6 +49,22 @@ def test_a_word_selects_by_any_text_of_an_entry() -> None:
     assert len(ff.machines("mi").to_frame("arrow")) == len(ff.machines("mi"))
 
 
+def test_machines_are_found_by_their_memory_as_it_is_sold() -> None:
+    for words, known in {
+        ("24", "24gb", "24 GB"): {"rtx3090", "rtx4090", "l4", "a10", "a10g", "a30"},
+        ("80", "80GB"): {"a100", "a100-pcie", "a800", "h100", "h100-pcie", "h800"},
+        ("141gb",): {"h200"},
+        ("16gb",): {"t4"},
+        ("192",): {"b200", "gb200", "mi300x"},
+    }.items():
+        for word in words:
+            assert {machine.name for machine in ff.machines(word)} == known, word
+    assert {"h100", "a100", "v100"} <= {machine.name for machine in ff.machines("100")}
+    assert [machine.name for machine in ff.machines("4090")] == ["rtx4090"]
+    with pytest.raises(UserError, match="no machine contains '7gb'"):
+        ff.machines("7gb")
+
+
 @pytest.mark.slow
 def test_figures_are_those_of_the_records() -> None:
     model, listed = build_model("qwen3-30b-a3b"), ff.models("qwen3-30b")[0]
