@@ -103,7 +103,7 @@ class ReadInput(Request):
         Lines,
         Field(min_length=1, description="A config, a script, or the words of a launch command of any trainer."),
     ]
-    gpus: ConfigTarget = None
+    machine: ConfigTarget = None
     model: ConfigModel = None
     vocab: Annotated[int | None, Field(ge=1, description="Vocabulary size, if the config has none.")] = None
     answer: AnswerForm = "text"
@@ -112,10 +112,10 @@ class ReadInput(Request):
 class WriteInput(JobRequest):
     """The input of the tool ``write``."""
 
-    what: Annotated[Line, Field(description="A layout, a run file, or any config to translate.")]
+    layout: Annotated[Line, Field(description="A layout, or the path of a run file or of any config to translate.")]
     to: Annotated[Line, Field(description="Format to write, such as torchtitan, megatron, deepspeed or accelerate.")]
     model: ConfigModel = None
-    gpus: ConfigTarget = None
+    machine: ConfigTarget = None
 
 
 class WriteFileInput(WriteInput):
@@ -204,6 +204,10 @@ def _spell_values(name: str, request: Request, *, folder: Path) -> dict[str, Any
     wants_json = given.pop("answer", "") == "json"
     if isinstance(request, CompareInput):
         given["words"] = (given.pop("model"), *given.pop("machines"), *given.pop("layouts"))
+    if isinstance(request, WriteInput):
+        given["what"] = given.pop("layout")
+    if isinstance(request, ReadInput | WriteInput):
+        given["gpus"] = given.pop("machine")
     if isinstance(request, ExplainInput):
         given["files"] = tuple(map(Path, request.files))
     if isinstance(request, WriteFileInput) and request.output is not None:

@@ -60,6 +60,7 @@ def test_tools_have_the_schemas_of_the_requests(tmp_path: Path) -> None:
         assert not {"output", "charts", "chart", "trace", "measure", "out"} & set(fields)
     predict = tools["predict"].input_schema
     assert predict["required"] == ["model", "machine", "layout"]
+    assert {"model", "machine", "layout"} <= tools["write"].input_schema["properties"].keys()
     assert predict["properties"]["seq"]["description"] == "Tokens per sequence, such as 8192 or 8k. Default: 4096."
     assert sum(len(json.dumps(tool.input_schema)) for tool in tools.values()) < 30_000  # an assistant reads all of it
 
@@ -118,17 +119,18 @@ def test_the_tools_explain_read_and_write_answer(tmp_path: Path) -> None:
     log.write_text(OOM + "\n", encoding="utf-8")
     explained = call(tmp_path, "explain", files=[str(log)], answer="json").structured_content
     assert explained["explanations"]
-    written = call(tmp_path, "write", what="dp8 zero1 mbs1", to="megatron", model="nano", **JOB)
+    asked = {"model": "nano", "machine": "h100:8", "layout": "dp8 zero1 mbs1"}  # by the names of the other tools
+    written = call(tmp_path, "write", to="megatron", **asked, **JOB)
     assert "--micro-batch-size" in written.content[0].text
     script = tmp_path / "run.sh"
     script.write_text(written.content[0].text.split("\n\nfivefold:")[0], encoding="utf-8")
-    read = call(tmp_path, "read", words=[str(script)], answer="json")
+    read = call(tmp_path, "read", words=[str(script)], machine="h100:8", answer="json")
     assert not read.is_error, read.content
     assert read.structured_content["layout"]["dp"] == 8
 
 
 def test_nothing_is_written_unless_allowed(tmp_path: Path) -> None:
-    words = {"what": "dp8 zero1 mbs1", "to": "megatron", "model": "nano", **JOB}
+    words = {"layout": "dp8 zero1 mbs1", "to": "megatron", "model": "nano", **JOB}
     assert "unknown key 'output'" in call(tmp_path, "write", output="run.sh", **words).content[0].text
     assert [*tmp_path.iterdir()] == []
     tools = serve(lambda client: client.list_tools(), tmp_path, writes=True).tools
@@ -139,7 +141,7 @@ def test_nothing_is_written_unless_allowed(tmp_path: Path) -> None:
     assert not call(tmp_path, "write", writes=True, output="run.sh", **words).is_error
     first = (tmp_path / "run.sh").read_text(encoding="utf-8")
     assert "--micro-batch-size" in first
-    again = call(tmp_path, "write", writes=True, output="run.sh", **(words | {"what": "dp4 tp2 zero1 mbs1"}))
+    again = call(tmp_path, "write", writes=True, output="run.sh", **(words | {"layout": "dp4 tp2 zero1 mbs1"}))
     assert again.is_error
     assert (tmp_path / "run.sh").read_text(encoding="utf-8") == first
 
