@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
-from fivefold.job import Job, get_recipe
+from fivefold.job import RECIPES, Job, Recipe, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.stack.spec import FUSED_SCANS
@@ -49,3 +49,19 @@ def list_job_changes(model: Model, job: Job, layout: Layout) -> Iterator[JobChan
         if job.sequence % (2 * parts) == 0:
             length = job.sequence // parts
             yield JobChange(f"sequences of {length}", job.replace(sequence=length), "memory")
+
+
+def list_smaller_precisions(model: Model, job: Job) -> list[Recipe]:
+    """Return the precisions of the job's software with smaller states than the job's, the largest first.
+
+    One that only sums gradients in their own width is one of ``list_job_changes``.
+    """
+    own = job.precision.replace(name="", accumulated_bytes=0)
+    names = job.stack.runs.list_config_precisions(experts=model.moe is not None) or tuple(RECIPES)
+    recipes = (RECIPES[name] for name in names)
+    smaller = [
+        recipe
+        for recipe in recipes
+        if recipe.total_bytes < job.precision.total_bytes and recipe.replace(name="") != own
+    ]
+    return sorted(smaller, key=lambda recipe: -recipe.total_bytes)

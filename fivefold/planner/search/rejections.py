@@ -17,7 +17,7 @@ from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Estimate, Planner, find_max_peak_bytes
 from fivefold.planner.search.bounds import TIME_PARTS
 from fivefold.planner.search.columns import Ints
-from fivefold.planner.search.job_changes import list_job_changes
+from fivefold.planner.search.job_changes import list_job_changes, list_smaller_precisions
 from fivefold.planner.search.layout_changes import with_optimizer_offloaded
 from fivefold.results.search_result import NearMiss, Reason
 from fivefold.units import show_bytes, show_risk, show_seconds
@@ -122,7 +122,10 @@ def make_near_miss(estimate: Estimate, planner: Planner) -> NearMiss:
 
 
 def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk: float) -> Iterator[str]:
-    """Yield single changes that make a layout fit, each with the memory that it then needs."""
+    """Yield single changes that make a layout fit, each with the memory that it then needs.
+
+    Of precisions and of numbers of GPUs, the nearest.
+    """
 
     def predict_peak(changed_job: Job, changed_layout: Layout = layout) -> int | None:
         """Return the peak after a change; None if it does not fit."""
@@ -140,7 +143,14 @@ def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk
             continue
         if (size := predict_peak(change.job)) is not None:
             yield f"{change.words}: {show_bytes(size)}"
-    sharded = layout.replace(zero=3, shard_group=None)
+    for recipe in list_smaller_precisions(model, job):
+        recipe_job = job.replace(precision=recipe)
+        if not is_legal(layout, model=model, job=recipe_job, machine=machine):
+            continue
+        if (size := predict_peak(recipe_job)) is not None:
+            yield f"precision {recipe.name}: {show_bytes(size)}"
+            break
+    sharded = layout.replace(zero=max(job.stack.runs.zero_with(layout.pp)), shard_group=None)
     for factor in (2, 4, 8, 16, 32, 64):
         scaled_layout = sharded.replace(dp=layout.dp * factor)
         for batch in (job.global_batch, job.global_batch * factor):

@@ -25,6 +25,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner, predict
 from fivefold.planner.search import find_fitting_layout, search
 from fivefold.planner.search.neighbours import list_neighbours
+from fivefold.planner.search.rejections import find_fixes
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import FIRST_GAP, MAX_DOUBLINGS, SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
@@ -34,7 +35,7 @@ from fivefold.rendering.search import render_page
 from fivefold.results.search_result import By, SearchResult
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import FITS_RISK, TIGHT_RISK
-from fivefold.units import show_seconds
+from fivefold.units import show_bytes, show_seconds
 from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
@@ -309,8 +310,32 @@ def test_search_without_a_fit_names_what_would_fit() -> None:
     assert miss.risk > FITS_RISK
     assert any(" ranks as 'dp" in mend for mend in miss.fixes)  # its batch is kept where it can be divided
     assert result.reasons[0].cause == "memory"
+    precisions = {mend.partition(":")[0] for mend in miss.fixes if mend.startswith("precision ")}
+    assert len(precisions) <= 1
+    for name in (words.split()[1] for words in precisions):
+        smaller = JOB.replace(precision=name)
+        assert Planner(model=build_model("llama3-70b"), machine=NODE, job=smaller).fits(Layout.parse(miss.layout))
     few = search(model=build_model("llama3-70b"), machine=NODE, job=JOB.replace(global_batch=8))
     assert any(" ranks with gbs " in mend for miss in few.misses for mend in miss.fixes)
+
+
+def test_what_would_fit_is_a_precision_of_the_software_or_more_of_its_gpus() -> None:
+    """A model that 13 to 15 bytes per parameter fit, in software with ZeRO-1 and its own fp8."""
+    model = SMALL.replace(layers=30, width=4096, heads=32, kv_heads=8, ffn=14336, moe=None)
+    job = JOB.replace(stack="deepseek", global_batch=2)
+    layout, narrow = Layout.parse("dp1 pp2 mbs1"), resolve("h100:2", local=Path("/nowhere"))
+    peak = {
+        name: Planner(model=model, machine=narrow, job=job.replace(precision=name)).step(layout).memory.peak_bytes
+        for name in ("bf16", "fp8-deepseek")
+    }
+    machine = narrow.replace(chip=narrow.chip.replace(memory_bytes=(peak["bf16"] + peak["fp8-deepseek"]) // 2))
+    fixes = list(find_fixes(layout, model=model, machine=machine, job=job, risk=0.4))
+    assert [fix for fix in fixes if "precision" in fix] == [
+        f"precision fp8-deepseek: {show_bytes(peak['fp8-deepseek'])}"
+    ]
+    assert any(re.match(r"4 ranks .*as 'dp2 pp2 zero1 mbs1'", fix) for fix in fixes)
+    old = machine.replace(chip=machine.chip.replace(peak_flops={"bf16": 312e12}))
+    assert not any("fp8" in fix for fix in find_fixes(layout, model=model, machine=old, job=job, risk=0.4))
 
 
 def test_layouts_on_one_gpu_are_not_rejected_because_of_messages() -> None:
