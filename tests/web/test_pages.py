@@ -76,6 +76,16 @@ def test_a_choice_redraws_and_is_the_address(page: Any) -> None:
     )
 
 
+def test_a_field_with_a_list_is_replaced_by_what_is_typed(page: Any) -> None:
+    """Otherwise its list would be cut to what it holds."""
+    page.goto(PLAN)
+    for name, typed in (("model", "nano"), ("machine", "a100:16"), ("seq", "512")):
+        page.locator(f"input[name={name}]").click()
+        page.keyboard.type(typed)
+        playwright.expect(page.locator(f"input[name={name}]")).to_have_value(typed)
+    page.wait_for_url(re.compile(r"seq=512"))
+
+
 def test_disabled_control_says_why(page: Any) -> None:
     page.goto("/plan?model=gpt2&machine=h100:8&layout=dp8&seq=1024&gbs=64")
     tip = read_tip(page, page.get_by_role("group", name="tensor").get_by_text("8", exact=True))

@@ -313,6 +313,19 @@ def test_the_page_explains_parts_of_memory_that_add_up_to_more_than_the_peak(cli
     assert remark not in client.get(f"{address}&gbs=64").text  # gradients stay from the first micro-batch on
 
 
+def test_lists_of_models_and_machines_are_found_by_what_people_know(client: TestClient) -> None:
+    text = client.get("/plan").text
+    models = re.search(r'<datalist id="models">(.*?)</datalist>', text)
+    machines = re.search(r'<datalist id="machines">(.*?)</datalist>', text)
+    assert models is not None
+    assert machines is not None
+    names = re.findall(r'value="([^"]+)"', models[1])
+    assert [name for name in names if name.startswith("qwen2.5-math")] == ["qwen2.5-math-1.5b", "qwen2.5-math-7b"]
+    assert names.index("llama3-8b") + 1 == names.index("llama3-70b")  # by size, not by letters
+    assert 'value="llama3-8b" label="meta-llama/Meta-Llama-3-8B"' in models[1]
+    assert re.search(r'value="h100:8" label="79 GiB · 8 GPUs per node · p5.48xlarge · [^"]+"', machines[1])
+
+
 def test_a_default_is_listed_once_among_its_choices(client: TestClient) -> None:
     page = client.get("/plan?model=llama3-8b&machine=h100:8&gbs=64&layout=dp8+zero3").text
     for name, default in (("precision", "bf16"), ("optimizer", "adamw"), ("documents", "joined")):

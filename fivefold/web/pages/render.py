@@ -11,14 +11,14 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 import fivefold
-from fivefold.machine.catalog import list_names as machine_names
 from fivefold.machine.catalog import replace_ranks
-from fivefold.model.catalog import list_names as model_names
+from fivefold.model.catalog import CATALOG
 from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.drawing.svg import draw_legend
 from fivefold.rendering.grid import Grid, find_tone, find_weight
+from fivefold.requests.catalogs import list_machines
 from fivefold.requests.settings import load_settings
-from fivefold.units import show_bytes, show_cause, show_count, show_risk, show_seconds
+from fivefold.units import GIB, show_bytes, show_cause, show_count, show_risk, show_seconds
 from fivefold.web.controls import JOB_HELP, PART_LABELS, list_values
 from fivefold.web.copies import write_copies
 from fivefold.web.question import JobQuestion, spell_field
@@ -45,6 +45,34 @@ def _find_cell_class(heading: str, grid: Grid) -> str:
     if heading not in grid.words:
         return "n"
     return "code" if heading in CODE else "w" if heading in PROSE else ""
+
+
+def _list_model_offers() -> list[tuple[str, str]]:
+    """Return the models for the list of their control, by family and size, with the repositories to find them by."""
+
+    def split_numbers(name: str) -> list[tuple[float, str]]:
+        return [
+            (float(part), "") if part[0].isdigit() else (-1.0, part) for part in re.findall(r"[\d.]+|[^\d.]+", name)
+        ]
+
+    return [(name, CATALOG[name].repository or "") for name in sorted(CATALOG, key=split_numbers)]
+
+
+def _list_machine_offers() -> list[tuple[str, str]]:
+    """Return the chips for the list of their control, with memory, node and instances of clouds to find them by."""
+    return [
+        (
+            machine.name,
+            " · ".join(
+                (
+                    f"{machine.memory_bytes / GIB:.0f} GiB",
+                    f"{machine.ranks_per_node} GPUs per node",
+                    *machine.instances,
+                )
+            ),
+        )
+        for machine in list_machines()
+    ]
 
 
 environment = Environment(
@@ -79,8 +107,8 @@ environment.globals |= {
     "legend": draw_legend,
     "draw_stacked": draw_stacked,
     "known": {
-        "models": model_names(),
-        "machines": machine_names(),
+        "models": _list_model_offers(),
+        "machines": _list_machine_offers(),
         "choices": list_values(),
         "help": JOB_HELP,
         "parts": PART_LABELS,

@@ -15,6 +15,17 @@ document.addEventListener("keydown", (event) => {
   event.preventDefault();
 });
 
+// A field with a list is selected once it is entered, so that typing replaces it and the list is not cut to what it holds.
+let entered = null;
+document.addEventListener("focusin", ({ target }) => {
+  entered = target.list ? target : null;
+  entered?.select();
+});
+document.addEventListener("click", ({ target }) => { // the click that enters it puts the cursor into the text
+  if (target === entered && target.selectionStart === target.selectionEnd) target.select();
+  entered = null;
+});
+
 // A field that takes several values always has one empty input at its end.
 document.addEventListener("input", (event) => {
   const last = event.target.closest?.("[data-grow]")?.lastElementChild;
