@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fivefold.api.documentation import document_parameters, use_python_words
 from fivefold.api.job_fields import build_job, list_stated
 from fivefold.api.job_words import JobWords
+from fivefold.layout.batch import find_most_ranks
 from fivefold.record import UsageWarning, UserError
 from fivefold.requests.commands import (
     AskOptions,
@@ -267,7 +268,7 @@ def compare_machines(
     from fivefold.requests.offers import list_offers
 
     resolved_machines = [_resolve_machine(name) for name in machines]
-    most_ranks = max((one_machine.ranks for one_machine in resolved_machines), default=None)
+    most_ranks = find_most_ranks((one_machine.ranks for one_machine in resolved_machines), gpu_counts)
     return list_offers(
         _resolve_model(model),
         resolved_machines,

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fivefold.layout.batch import fill_batch
 from fivefold.record import UserError
-from fivefold.requests.batch import fill_batch
 from fivefold.requests.job import FIELDS
 from fivefold.requests.words import parse_length
 

@@ -20,11 +20,12 @@ from fivefold.cli.first_calibration import calibrate_if_needed
 from fivefold.cli.options import show
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
 from fivefold.cli.user_settings import DEFAULT_STACK, apply_prices, apply_settings, assumes_stack
+from fivefold.layout.batch import fill_batch, find_most_ranks
 from fivefold.record import UserError
-from fivefold.requests.batch import fill_batch
-from fivefold.requests.commands import CalibrationOption, ConfigOptions, JobRequest, PlanRequest
+from fivefold.requests.commands import CalibrationOption, ConfigOptions, JobRequest, PlanRequest, SearchRequest
 from fivefold.requests.configs import list_fields
 from fivefold.requests.job import get_job_words, list_stated, load_job
+from fivefold.requests.machines import load_machine
 from fivefold.requests.schema import Request
 
 Asked = TypeVar("Asked", bound=Request)
@@ -109,7 +110,8 @@ def _fill_batch(request: Request, records: dict[str, Any]) -> dict[str, Any]:
     machine, layout = records.get("machine"), records.get("layout")
     if machine is None or "job" not in records or isinstance(request, PlanRequest):
         return records
-    count = (getattr(request, "gpu_counts", None) or "").rpartition("-")[2]
-    ranks = int(count) if count.isdecimal() else machine.ranks
+    others = map(load_machine, request.machines if isinstance(request, SearchRequest) else ())
+    counts = (one_machine.ranks for one_machine in (machine, *others))
+    ranks = find_most_ranks(counts, request.gpu_counts if isinstance(request, SearchRequest) else None)
     layouts = [] if layout is None else [layout]
     return records | {"job": fill_batch(records["job"], ranks=ranks, stated=records["stated"], layouts=layouts)}

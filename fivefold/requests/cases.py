@@ -7,9 +7,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fivefold.layout.batch import fill_batch, find_most_ranks
 from fivefold.record import UserError
 from fivefold.requests.answers import find_fastest
-from fivefold.requests.batch import fill_batch
 from fivefold.requests.machines import check_is_model
 from fivefold.requests.offers import apply_prices
 from fivefold.step import FITS_RISK
@@ -78,7 +78,7 @@ def _list_combinations(
     models = [resolve(name) for name in (words[0], *more_models)]
     machines = [resolve_machine(name) for name in names]
     layouts = [(machine, Layout.parse(text, ranks=machine.ranks)) for machine, text in product(machines, texts)]
-    most_ranks = max(machine.ranks for machine in machines)
+    most_ranks = find_most_ranks(machine.ranks for machine in machines)
     job = fill_batch(job, ranks=most_ranks, stated=stated, layouts=[layout for _, layout in layouts])
     jobs = list_jobs(job, stacks, precisions)
     return [

@@ -3,6 +3,8 @@
 models = ["llama3-8b"]                 machines = ["h100"]            ranks = [8, 16, 32]
 layouts = ["dp* tp{1,2} zero{0,1}", "dp8 zero3", "best 3"]            recomputations = ["none", "full"]
 sequences · batches (or batch_tokens) · precisions · stacks           [job]: fields that all settings share
+
+Without a batch all settings have the one of the commands, a sequence per GPU, for the largest number of ranks.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from pydantic import Field, model_validator
 
 from fivefold.bounded_types import Degree, Sequences, Steps, Tokens
 from fivefold.job import Job, get_recipe
+from fivefold.layout.batch import fill_batch
 from fivefold.layout.pattern import expand_alternatives, fill_degree
 from fivefold.machine.catalog import locate_machine
 from fivefold.machine.catalog import resolve as resolve_machine
@@ -138,18 +141,22 @@ def list_settings(sweep: Sweep, *, local: Path) -> Iterator[SweepSetting]:
         for name in sweep.machines
         for ranks in sweep.ranks or (None,)
     ]
-    for model, (values, job, why), (name, machine) in product(models, list(_list_jobs(sweep)), machines):
+    most_ranks = max(machine.ranks for _, machine in machines)
+    for model, (values, job, why), (name, machine) in product(models, list(_list_jobs(sweep, most_ranks)), machines):
         yield SweepSetting(model, name, machine.ranks, *values, machine=machine, job=job, why=why)
 
 
-def _list_jobs(sweep: Sweep) -> Iterator[tuple[tuple[int, int, str, str], Job | None, str]]:
+def _list_jobs(sweep: Sweep, most_ranks: int) -> Iterator[tuple[tuple[int, int, str, str], Job | None, str]]:
     """Yield the sequence, batch, precision and stack of each job, then the job, or None and why it is invalid."""
     base = Job.read(sweep.job, origin="job")
     sequences = sweep.sequences or (base.sequence,)
-    batches = sweep.batch_tokens or sweep.batches or (base.global_batch,)
+    batches = sweep.batch_tokens or sweep.batches or (None,)
     for sequence, size, precision, stack in product(
         sequences, batches, sweep.precisions or ("",), sweep.stacks or ("",)
     ):
+        if size is None:
+            job = base.model_copy(update={"sequence": sequence})
+            size = fill_batch(job, ranks=most_ranks, stated=sweep.job).global_batch
         batch, rest = divmod(size, sequence) if sweep.batch_tokens else (size, 0)
         names = (sequence, batch, precision or base.precision.name, stack or base.stack.name)
         if rest or not batch:

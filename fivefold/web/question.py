@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -18,6 +18,7 @@ from pydantic import Field, model_validator
 
 from fivefold.bounded_types import Ffn, Heads, Layers, Tokens, Vocab, Width
 from fivefold.job import Job
+from fivefold.layout.batch import fill_batch, find_most_ranks
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
@@ -25,7 +26,6 @@ from fivefold.model import catalog as models
 from fivefold.model.spec import Model
 from fivefold.planner.compare import ComparedCase, with_precision, with_stack
 from fivefold.record import UsageWarning, UserError
-from fivefold.requests.batch import fill_batch
 from fivefold.requests.commands import (
     AskRequest,
     CompareRequest,
@@ -72,6 +72,11 @@ class ResolvedRequest(NamedTuple):
     remarks: tuple[str, ...]
     settings: str = ""
     stated: frozenset[str] = frozenset()
+
+    @property
+    def chosen_batch(self) -> dict[str, int]:
+        """Return the global batch as a field of a URL, if the question leaves it open: another one may have another."""
+        return {} if "global_batch" in self.stated else {"gbs": self.job.global_batch}
 
 
 NEEDED = ("model", "machine")  # fields that a form may leave empty, and that are then asked for
@@ -152,7 +157,8 @@ class JobQuestion(MachineRequest, defer_build=False):
             model = self._resolve_model(folder)
             if not self.machine.strip():
                 raise UserError("name a machine, such as h100:8, or a file")
-            machine = machines.resolve(self.machine, local=local, find=folder.path)
+            named = [machines.resolve(name, local=local, find=folder.path) for name in self.machine_names]
+            machine = named[0]
             settings = load_settings() if self.reads_settings else UserSettings()
             applied = AppliedSettings(file=show_settings_file())
             stack = self.stack
@@ -165,13 +171,23 @@ class JobQuestion(MachineRequest, defer_build=False):
                 applied = applied.replace(prices={name: price})
             words = get_job_words(self) | {"stack": stack, "settings": list(self.settings)}
             job, stated = load_job(**words), list_stated(**words)
-            job = self._fill_batch(job, stated, machine)
+            job = self._fill_batch(job, stated, named)
         remarks = tuple(str(warning.message) for warning in caught)
         return ResolvedRequest(model, machine, job, remarks, "" if applied.is_empty else applied.describe(), stated)
 
-    def _fill_batch(self, job: Job, stated: frozenset[str], machine: Machine) -> Job:
-        """Return the job with a global batch for the machine, if the question names none."""
-        return fill_batch(job, ranks=machine.ranks, stated=stated)
+    @property
+    def machine_names(self) -> tuple[str, ...]:
+        """Return the names of the machines of the question, the first of which is that of its plan."""
+        return (self.machine,)
+
+    def _fill_batch(self, job: Job, stated: frozenset[str], named: Sequence[Machine]) -> Job:
+        """Return the job with a global batch for the machines ``named``, if the question names no batch."""
+        ranks = find_most_ranks(machine.ranks for machine in named)
+        return fill_batch(job, ranks=ranks, stated=stated, layouts=self._list_layouts(named))
+
+    def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+        """Return the layouts of the question on its machines, of which the batch is a multiple."""
+        return []
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -234,12 +250,11 @@ class PredictQuestion(JobQuestion, LayoutRequest, defer_build=False):
 
     layout: LayoutText = "dp8 zero3 mbs1"
 
-    def _fill_batch(self, job: Job, stated: frozenset[str], machine: Machine) -> Job:
+    def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
         try:
-            layouts = [self.parse_layout(machine)]
+            return [self.parse_layout(machine) for machine in named]
         except UserError:  # the answer names it, below the controls
-            layouts = []
-        return fill_batch(job, ranks=machine.ranks, stated=stated, layouts=layouts)
+            return []
 
     def parse_layout(self, machine: Machine) -> Layout:
         """Parse the layout, of which ``machine`` may fill in the data-parallel ranks."""
@@ -255,6 +270,9 @@ class DryrunQuestion(PredictQuestion, defer_build=False):
 class RatiosQuestion(JobQuestion, RatiosRequest, defer_build=False):
     """A question to ``ratios``."""
 
+    def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+        return [parse_layout(self.layout, machine) for machine in named]
+
 
 class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
     """A question to ``compare``: every layout on every machine, with every software, in every precision."""
@@ -262,17 +280,22 @@ class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
     layout: Lines = Field((), description="Layouts.")
     machines: Lines = Field((), description="Machines, besides the first.")
 
+    @property
+    def machine_names(self) -> tuple[str, ...]:
+        """Return the names of all machines."""
+        return (self.machine, *self.machines)
+
+    def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+        return [parse_layout(text, machine) for text in self.layout for machine in named]
+
     def cases(self, *, folder: ServedFolder, local: Path) -> dict[ComparedCase, str]:
         """Return every combination, with the URL of its plan."""
         resolved = self.resolve(folder=folder, local=local)
         url_by_case: dict[ComparedCase, str] = {}
-        names = (self.machine, *self.machines)
+        names = self.machine_names
         machines_by_name = {
             name: apply_prices([machines.resolve(name, local=local, find=folder.path)], self.price)[0] for name in names
         }
-        layouts = [parse_layout(text, machine) for text in self.layout for machine in machines_by_name.values()]
-        ranks = max(machine.ranks for machine in machines_by_name.values())
-        resolved = resolved._replace(job=fill_batch(resolved.job, ranks=ranks, stated=resolved.stated, layouts=layouts))
         stacks = split_names(self.stacks) or ("",)
         precisions = split_names(self.precisions) or ("",)
         for stack, precision, name, text in product(stacks, precisions, names, self.layout):
@@ -284,6 +307,7 @@ class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
                 "layout": text,
                 "stack": stack or self.stack,
                 "precision": precision or self.precision,
+                **resolved.chosen_batch,
             }
             url_by_case[ComparedCase(resolved.model, machine, parse_layout(text, machine), job)] = self.to_shared().url(
                 "/plan", **words
@@ -315,9 +339,21 @@ class SearchQuestion(JobQuestion, SearchRequest, defer_build=False):
     top: Annotated[ShownLayouts, Field(le=MAX_LAYOUTS)] = 10
     front: Annotated[FrontLevels, Field(le=MAX_LEVELS)] = 1
 
+    @property
+    def machine_names(self) -> tuple[str, ...]:
+        """Return the names of all machines."""
+        return (self.machine, *self.machines)
+
+    def _fill_batch(self, job: Job, stated: frozenset[str], named: Sequence[Machine]) -> Job:
+        ranks = find_most_ranks((machine.ranks for machine in named), self.gpu_counts)
+        return fill_batch(job, ranks=ranks, stated=stated)
+
 
 class AskQuestion(JobQuestion, AskRequest, defer_build=False):
     """A question to ``ask``."""
+
+    def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+        return [parse_layout(self.layout, machine) for machine in named] if self.layout else []
 
 
 class ChosenQuestion(AskQuestion, defer_build=False):
@@ -329,7 +365,7 @@ class ChosenQuestion(AskQuestion, defer_build=False):
 class PlaybookQuestion(JobQuestion, PlanRequest, defer_build=False):
     """A question to ``plan``, which answers what the batch is."""
 
-    def _fill_batch(self, job: Job, stated: frozenset[str], machine: Machine) -> Job:
+    def _fill_batch(self, job: Job, stated: frozenset[str], named: Sequence[Machine]) -> Job:
         return job
 
 

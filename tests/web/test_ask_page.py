@@ -55,7 +55,7 @@ def test_answers_are_those_of_the_copied_command(client: TestClient, folder: Pat
     response = client.get(f"/api/ask/{question}", params=SMALL | MORE | {"layout": "dp2 zero1 mbs1"})
     assert response.status_code == 200
     assert response.json() == plain
-    text = render_replies(asked, replies)
+    text = render_replies(asked, replies, plan_fields={})
     assert text.count("<table") == {"run": 4, "sequence": 2}.get(question, 1)
     for url in re.findall(r'href="([^"]+)"', text):
         answer = client.get(url.replace("&amp;", "&"))
@@ -66,7 +66,7 @@ def test_answers_are_those_of_the_copied_command(client: TestClient, folder: Pat
 def test_changes_of_the_job_do_not_link_to_a_plan_without_them(folder: Path) -> None:
     asked = AskPage(**SMALL | {"question": "changes", "layout": "dp2 zero1 mbs1"})
     replies = ask(folder, asked)
-    text = render_replies(asked, replies)
+    text = render_replies(asked, replies, plan_fields={})
     of_layout = [reply for reply in replies if reply.layout != "dp2 zero1 mbs1"]
     assert 0 < text.count('<a href="/plan') == len(of_layout) < len(replies)
 
@@ -76,7 +76,7 @@ def test_the_longest_sequence_with_tensors_in_host_memory_links_to_its_plan(fold
     (lengths,) = ask(folder, asked)
     layout = "dp2 zero1 mbs1 offload=activations"
     offloaded = lengths.answer.replace(question="offloaded", layout=layout, value=lengths.answer.value + 256)
-    text = render_replies(asked, [lengths.replace(offloaded=offloaded)])
+    text = render_replies(asked, [lengths.replace(offloaded=offloaded)], plan_fields={})
     plans = [AskPage(**dict(parse_qsl(urlsplit(unescape(url)).query))) for url in re.findall(r'href="([^"]+)"', text)]
     rows = (lengths.longest, offloaded, lengths.answer)
     assert [(plan.layout, plan.seq) for plan in plans] == [(row.layout, int(row.value)) for row in rows]

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from fivefold.atomic_file import replace_file
 from fivefold.cli.options import print_line
 from fivefold.cli.request_options import accept_request
+from fivefold.layout.batch import fill_batch
 from fivefold.record import UserError
-from fivefold.requests.batch import fill_batch
 from fivefold.requests.commands import ReportOptions
 from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.job import load_job

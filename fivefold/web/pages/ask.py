@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -48,16 +48,22 @@ def build_router(site: WebServer) -> APIRouter:
         stream = streams[asked.question]
         return stream.answer(
             asked.convert(AskQuestion),
-            lambda replies, _: stream.describe(asked) + render_replies(asked, REPLIES.validate_python(replies)),
+            lambda replies, _: (
+                stream.describe(asked)
+                + render_replies(asked, REPLIES.validate_python(replies), plan_fields=site.resolve(asked).chosen_batch)
+            ),
         )
 
     return pages
 
 
-def render_replies(asked: AskPage, replies: Sequence[Any]) -> str:
-    """Return the answers as HTML; layouts in the first table link to their plans."""
+def render_replies(asked: AskPage, replies: Sequence[Any], *, plan_fields: Mapping[str, int]) -> str:
+    """Return the answers as HTML; layouts in the first table link to their plans.
+
+    ``plan_fields``: what these plans have in common and the question does not say.
+    """
     rows = [row for reply in replies for row in (list_answers(reply) if isinstance(reply, Lengths) else (reply,))]
-    links = [address(asked, reply) for reply in mark_plans(rows)]
+    links = [address(asked, reply, plan_fields) for reply in mark_plans(rows)]
     return render_fragment(
         "sections.html",
         sections=list_sections(asked.question, replies),
@@ -79,7 +85,7 @@ def mark_plans(replies: Sequence[Any]) -> list[Any]:
     ]
 
 
-def address(asked: AskPage, reply: Any) -> str:
+def address(asked: AskPage, reply: Any, plan_fields: Mapping[str, int]) -> str:
     """Return the URL of the plan of a reply, or an empty string if it has none."""
     changes: dict[str, Any]
     match asked.question, reply:
@@ -95,4 +101,4 @@ def address(asked: AskPage, reply: Any) -> str:
             changes = {}
         case _:
             return ""
-    return asked.to_shared().url("/plan", layout=reply.layout, **changes)
+    return asked.to_shared().url("/plan", layout=reply.layout, **plan_fields, **changes)

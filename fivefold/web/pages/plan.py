@@ -101,17 +101,18 @@ def build_router(site: WebServer) -> APIRouter:
     async def changes(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         """Return what changes would give, with the plans of those that change the layout only."""
 
-        def find_changes(resolved: ResolvedRequest) -> tuple[str, list[Change]]:
+        def find_changes(resolved: ResolvedRequest) -> tuple[ResolvedRequest, list[Change]]:
             layout = asked.parse_layout(resolved.machine)
-            return str(layout), questions.list_changes_and_pairs(
+            return resolved, questions.list_changes_and_pairs(
                 model=resolved.model, machine=resolved.machine, job=resolved.job, layout=layout
             )
 
-        own_layout, change_list = await site.answer(asked, find_changes)
+        resolved, change_list = await site.answer(asked, find_changes)
+        own_layout = str(asked.parse_layout(resolved.machine))
 
         def address(change: Change | None) -> str:
             is_plan = change is not None and change.layout != own_layout
-            return asked.url("/plan", layout=change.layout) if change is not None and is_plan else ""
+            return asked.url("/plan", layout=change.layout, **resolved.chosen_batch) if change and is_plan else ""
 
         links = [address(change) for change in mark_plans(change_list)]
         return HTMLResponse(render_fragment("changes.html", sections=list_change_sections(change_list), links=links))

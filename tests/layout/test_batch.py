@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fivefold as ff
 from fivefold.job import Job
+from fivefold.layout.batch import fill_batch
 from fivefold.layout.spec import Layout
-from fivefold.requests.batch import fill_batch
 from fivefold.update import Ramp
+from fivefold.web.folder import ServedFolder
+from fivefold.web.question import AskQuestion, CompareQuestion, SearchQuestion
+from tests.cli.commands import run
 
 
 @pytest.mark.parametrize(
@@ -56,6 +61,38 @@ def test_python_fills_the_batch_as_the_command_line_does() -> None:
     assert ff.predict("nano", "h100:16", "dp4 tp2 pp2", job=Job(sequence=64)).job["global_batch"] == 8
     comparison = ff.compare("nano", "h100:16", "dp16 mbs2", "dp8 tp2 mbs1", seq=64)
     assert [variant.step.job["global_batch"] for variant in comparison.variants if variant.step] == [32, 32]
+
+
+def test_all_interfaces_compare_machines_with_the_batch_of_the_largest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a run on a range of GPUs with that of the last number."""
+    folder, local = ServedFolder(Path()), Path("none")
+    quick: dict[str, Any] = {"where": "tp=1 pp=1 cp=1 ac=none order=default", "tokens": 1e9, "seq": 64}
+    words = ["--where", quick["where"], "--tokens", "1e9", "--seq", "64", "--json"]
+    for machines, counts, batch in ((["h100:6", "a100:8"], None, 8), (["h100:16"], "8-32", 32)):
+        asked = ff.compare_machines("nano", machines, gpu_counts=counts, **quick)
+        assert run(monkeypatch, "search", "nano", *machines, *(["--gpu-counts", counts] if counts else []), *words) == 0
+        printed = json.loads(capsys.readouterr().out)
+        assert [(offer.layout, offer.mfu) for offer in asked.offers] == [
+            (offer["layout"], offer["mfu"]) for offer in printed["offers"]
+        ]
+        question = SearchQuestion(
+            model="nano", machine=machines[0], machines=tuple(machines[1:]), gpu_counts=counts, **quick
+        )
+        assert question.resolve(folder=folder, local=local).job.global_batch == batch
+
+
+def test_pages_choose_the_batch_of_their_layouts_and_say_it_in_their_links() -> None:
+    folder, local = ServedFolder(Path()), Path("none")
+    ask = AskQuestion(model="nano", machine="h100:8", layout="dp8 mbs4")
+    assert ask.resolve(folder=folder, local=local).job.global_batch == 32
+    assert AskQuestion(model="nano", machine="h100:16").resolve(folder=folder, local=local).job.global_batch == 16
+    compared = CompareQuestion(model="nano", machine="h100:6", machines=("h100:8",), layout=("mbs1", "mbs2"))
+    urls = [*compared.cases(folder=folder, local=local).values()]
+    assert [re.findall(r"gbs=(\d+)", url) for url in urls] == [["48"]] * 4
+    stated = compared.replace(gbs=96)
+    assert all("gbs=96" in url for url in stated.cases(folder=folder, local=local).values())
 
 
 def test_a_config_keeps_its_batch(tmp_path: Path) -> None:

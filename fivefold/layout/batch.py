@@ -13,6 +13,12 @@ if TYPE_CHECKING:
 MAX_TOKENS = 2**24  # of a step: the largest batch of Llama 3 405B (arXiv:2407.21783 §3.4.1)
 
 
+def find_most_ranks(ranks: Iterable[int], gpu_counts: str | None = None) -> int:
+    """Return the largest number of GPUs that a question compares: that of ``gpu_counts``, or of its machines."""
+    last = (gpu_counts or "").rpartition("-")[2].strip()
+    return int(last) if last.isdecimal() and int(last) else max(ranks, default=1)
+
+
 def fill_batch(job: Job, *, ranks: int, stated: Collection[str], layouts: Iterable[Layout] = ()) -> Job:
     """Return ``job`` with a global batch for ``ranks`` GPUs, unless ``stated`` has one.
 
