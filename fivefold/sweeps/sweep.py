@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,7 @@ from fivefold.sweeps.spec import Sweep, SweepSetting, fill_request, list_setting
 from fivefold.sweeps.trial import STEPS, Trial
 
 Report = Callable[[str, int, int], None]  # what is counted, done, total
+OnRows = Callable[[Sequence[SweepRow]], None]  # rows that have been predicted
 
 
 class Trials(NamedTuple):
@@ -64,39 +65,49 @@ class SweepPlan(NamedTuple):
 
 
 def run(
-    plan: SweepPlan, journal: Journal, *, trials: Trials | None, report: Report, risk: float = FITS_RISK
+    plan: SweepPlan,
+    journal: Journal,
+    *,
+    trials: Trials | None,
+    report: Report,
+    on_rows: OnRows = lambda _: None,
+    risk: float = FITS_RISK,
 ) -> list[SweepRow]:
     """Return all rows in the order of the sweep; work that is in the journal is not repeated.
 
-    ``risk``: the highest probability of running out of memory at which a row counts as fitting.
+    ``on_rows`` is called with predicted rows as they finish. ``risk``: the highest probability of running out of
+    memory at which a row counts as fitting.
     """
     if trials and trials.submit is None:
         check_here([setting for setting, _ in plan.parts])
-    cases = list(_predict_rows(plan, journal, report, risk=risk))
+    cases = list(_predict_rows(plan, journal, report, on_rows, risk=risk))
     if trials is None:
         return [row for _, row in cases]
     return list(_measure_rows(cases, journal, trials, report))
 
 
-def _predict_rows(plan: SweepPlan, journal: Journal, report: Report, *, risk: float) -> Iterator[PredictedRow]:
+def _predict_rows(
+    plan: SweepPlan, journal: Journal, report: Report, on_rows: OnRows, *, risk: float
+) -> Iterator[PredictedRow]:
     """Yield the predicted rows of all settings; those in the journal are not predicted again."""
     predictor = Predictor(risk)
     done = 0
     total = sum(len(requests) for _, requests in plan.parts)
     for setting, requests in plan.parts:
-        setting_digest, seen_names = hash_setting(setting, risk=risk), set()
+        setting_digest, seen_names = hash_setting(setting, risk=risk), set[tuple[object, ...]]()
         for request in requests:
             key = f"{setting_digest} {request}"
             values = journal.get("predicted", key)
             rows = [SweepRow(**value) for value in values] if values else predictor.rows(setting, request)
             if not values:
                 journal.put("predicted", key, [row.model_dump(exclude_defaults=True) for row in rows])
+            new_rows = {row.name: row for row in rows if row.name not in seen_names}  # two texts may name one layout
+            seen_names.update(new_rows)
             done += 1
+            on_rows([*new_rows.values()])
             report("rows", done, total)
-            for row in rows:
-                if row.name not in seen_names:  # two texts may name one layout
-                    seen_names.add(row.name)
-                    yield PredictedRow(setting, row)
+            for row in new_rows.values():
+                yield PredictedRow(setting, row)
 
 
 def _measure_rows(cases: list[PredictedRow], journal: Journal, trials: Trials, report: Report) -> Iterator[SweepRow]:

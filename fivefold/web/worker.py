@@ -2,9 +2,10 @@
 
     {"begun": true} {"progress": [done, total, doing]} … {"result": …}        or {"mistake": "one line"}
 
-A search of layouts also sends those that fit, as it evaluates them: {"fitted": [[score, layout, seconds, bytes,
-precision, reduce], …]}. A search reports that it has begun: from then on SIGINT ends it early, with the best found so
-far as its result, or, if nothing has been found, with {"stopped": "one line"}.
+A search and a sweep also send what they find, as they find it: {"finds": […]}, of a search [score, layout, seconds,
+bytes, precision, reduce] of each layout that fits, of a sweep its rows. They report that they have begun: from then on
+SIGINT ends them early, with what has been found so far as the result, or, if nothing has been found, with {"stopped":
+"one line"}.
 A memory limit protects the computer from unreasonable questions.
 """
 
@@ -61,7 +62,7 @@ def answer_from_stdin() -> None:
         write_event(begun=True)
     try:
         result = VERBS[verb](request, progress)
-        progress.say_fitted()
+        progress.send_finds()
         write_event(result=result)
     except StopSignal:
         write_event(stopped="Stopped before any layout was found that fits.")
@@ -79,7 +80,7 @@ class ProgressReporter:
     def __init__(self) -> None:
         self.last, self.doing, self.is_stopping = 0.0, "", False
         self.seen: set[tuple[str, str, str]] = set()
-        self.new: list[Sequence[float | str]] = []
+        self.finds: list[Any] = []
 
     def stop(self, *_: object) -> None:
         """Raise ``StopSignal`` at the next report: the handler of a signal."""
@@ -92,7 +93,7 @@ class ProgressReporter:
         if monotonic() - self.last >= EVERY_SECONDS or doing != self.doing:
             self.last, self.doing = monotonic(), doing
             write_event(progress=[done, total, doing])
-            self.say_fitted()
+            self.send_finds()
 
     def on_fit(self, evaluated: EvaluatedLayout) -> None:
         """Note a layout that fits, to send it with the next report; a second search may find it again."""
@@ -100,13 +101,17 @@ class ProgressReporter:
         key = (evaluated.text, job.precision.name, job.stack.reduce)
         if key not in self.seen:
             self.seen.add(key)
-            self.new.append((evaluated.score, key[0], evaluated.seconds, evaluated.peak_bytes, *key[1:]))
+            self.finds.append((evaluated.score, key[0], evaluated.seconds, evaluated.peak_bytes, *key[1:]))
 
-    def say_fitted(self) -> None:
-        """Send the layouts that were noted since the last time."""
-        if self.new:
-            write_event(fitted=self.new)
-            self.new = []
+    def on_rows(self, rows: Sequence[SweepRow]) -> None:
+        """Note rows of a sweep, to send them with the next report."""
+        self.finds += (row.model_dump(exclude_defaults=True) for row in rows)
+
+    def send_finds(self) -> None:
+        """Send what was noted since the last time."""
+        if self.finds:
+            write_event(finds=self.finds)
+            self.finds = []
 
 
 def write_event(**event: Any) -> None:
@@ -223,9 +228,16 @@ def sweep(asked: dict[str, Any], report: Report) -> Any:
         raise UserError(f"{question.rows} already exists; name another file for the rows")
     with open_journal(journal_path) as journal:
         try:
-            rows = run(plan, journal, trials=None, report=lambda _, done, total: report(done, total))
+            rows = run(
+                plan,
+                journal,
+                trials=None,
+                report=lambda _, done, total: report(done, total),
+                on_rows=report.on_rows if isinstance(report, ProgressReporter) else lambda _: None,
+            )
         except StopSignal:
-            rows = [SweepRow(**value) for values in journal.list_values("predicted") for value in values]
+            kept = [SweepRow(**value) for values in journal.list_values("predicted") for value in values]
+            rows = [*{row.name: row for row in kept}.values()]  # two texts may name one layout
             rows_file.write(rows, path)
             return {"file": question.rows, "rows": len(rows), "stopped": True}
         rows_file.write(rows, path)

@@ -16,9 +16,8 @@ from starlette.testclient import TestClient
 from fivefold.layout.spec import Layout
 from fivefold.web import worker
 from fivefold.web.folder import ServedFolder
-from fivefold.web.pages.search import FOUND, draw_choices, render_best, render_result
+from fivefold.web.pages.search import FOUND, Fit, draw_choices, render_best, render_result
 from fivefold.web.pages.search import SearchPage as Page
-from fivefold.web.pages.stream import Fit
 from fivefold.web.site import WebServer
 
 ASKED: dict[str, Any] = {"model": "nano", "machine": "h100:4", "gbs": 16, "where": "cp=1 ac=none order=default mbs<=2"}
@@ -31,12 +30,10 @@ def streamed_search(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[Fit]
     progress = worker.ProgressReporter()
     sent: list[Fit] = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(
-            worker, "write_event", lambda **event: sent.extend(Fit(*fit) for fit in event.get("fitted", ()))
-        )
+        patched.setattr(worker, "write_event", lambda **event: sent.extend(Fit(*fit) for fit in event.get("finds", ())))
         request = {"question": ASKED | {"front": 4}, "root": str(folder), "local": "none"}
         result = worker.search(request, progress)
-        progress.say_fitted()
+        progress.send_finds()
     return sorted(sent), FOUND.validate_python(json.loads(json.dumps(result)))
 
 

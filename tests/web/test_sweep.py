@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import re
 from html import unescape
 from pathlib import Path
@@ -112,6 +113,45 @@ def test_a_stopped_sweep_keeps_its_rows_and_goes_on(tmp_path: Path) -> None:
         start(tmp_path)
 
 
+def test_a_sweep_tells_its_rows_as_they_finish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each row before the next report; those of a journal too; two texts of one layout are one row."""
+    events: list[dict[str, Any]] = []
+    monkeypatch.setattr(worker, "write_event", lambda **event: events.append(event))
+    monkeypatch.setattr(worker, "EVERY_SECONDS", 0.0)
+    layouts = ["dp* tp{1,2} zero{0,1} mbs1", "zero1 dp2 mbs1"]
+    start(tmp_path, worker.ProgressReporter(), layouts=layouts)
+    told = [SweepRow(**row) for event in events for row in event.get("finds", ())]
+    assert told == read(tmp_path / "rows.jsonl")
+    assert [next(iter(event)) for event in events] == ["progress", "finds"] * 4 + ["progress"]
+
+
+def test_the_page_shows_the_best_rows_so_far_with_the_job_of_the_question(client: TestClient, folder: Path) -> None:
+    asked = SMALL | {"rows": "streamed.jsonl", "optimizer": "muon"}
+    text = client.get("/sweep/events", params=asked).text
+    events = re.findall(r"event: (\w+)\ndata: (.*)\n", text)
+    names = [name for name, _ in events]
+    assert names.index("sketch") < names.index("found") == len(names) - 1
+    rows = read(folder / "streamed.jsonl")
+    for name in ("sketch", "found"):
+        shown = json.loads(events[names.index(name)][1])
+        links = re.findall(r'<td class="code"><a href="([^"]+)"', shown)
+        assert 0 < len(links) <= len(rows)
+        assert all("optimizer=muon" in link for link in links)
+    assert "4 of 4 rows fit" in shown
+    best = max(rows, key=lambda row: row.mfu_causal or 0.0)
+    assert shown.index(f">{best.layout}<") == min(shown.index(f">{row.layout}<") for row in rows)
+    assert show_seconds(best.step_seconds or 0.0) in client.get(unescape(links[0])).text
+
+
+def test_a_sweep_without_a_batch_has_one_sequence_per_gpu(tmp_path: Path) -> None:
+    start(tmp_path, gbs=None, machine="h100:16", ranks=["8,16"], layouts=["dp* mbs1"])
+    assert [(row.ranks, row.batch, row.status) for row in read(tmp_path / "rows.jsonl")] == [
+        (8, 16, "fits"), (16, 16, "fits")
+    ]  # fmt: skip
+    (tmp_path / "sweep.toml").write_text('models = ["nano"]\nmachines = ["h100:64"]\nlayouts = ["dp*"]\n')
+    assert [row.batch for row in fivefold.sweep(tmp_path / "sweep.toml", out=tmp_path / "rows.csv")] == [64]
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
@@ -146,6 +186,27 @@ def test_another_site_starts_no_sweep(client: TestClient, folder: Path) -> None:
     assert "run=" not in answer.headers["location"]
     assert client.get("/sweep/events", params=SMALL, headers=headers).status_code == 422
     assert not (folder / "rows.jsonl").exists()
+
+
+@NEEDS_CHROMIUM
+def test_a_running_sweep_shows_rows_and_stop_keeps_them(page: Any, folder: Path) -> None:
+    """It has 24,000 rows, of which the first are shown long before the last are predicted."""
+    expect = pytest.importorskip("playwright.sync_api").expect
+    lengths = ",".join(map(str, range(64, 2064)))
+    asked = f"model=nano&machine=h100:2&gbs=8&layouts=dp*+tp{{1,2}}+zero{{0,1}}+mbs{{1,2,4}}&sequences={lengths}"
+    page.goto(f"/sweep/start?{asked}&rows=stopped.csv&run=1")
+    rows = page.get_by_role("region", name="best rows").locator("tbody tr")
+    expect(rows.first).to_be_visible()
+    expect(page.locator("#going")).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    expect(page.locator("#answer")).to_contain_text(re.compile(r"Stopped after [\d,]+ rows, which are in stopped.csv"))
+    expect(rows).to_have_count(20)
+    kept = re.search(r"Stopped after ([\d,]+) rows", page.locator("#answer").inner_text())
+    assert kept is not None
+    assert len(read(folder / "stopped.csv")) == int(kept[1].replace(",", ""))
+    assert list_violations(page) == []
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert is_within_window(page)
 
 
 @NEEDS_CHROMIUM

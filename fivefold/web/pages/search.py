@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
@@ -30,7 +30,7 @@ from fivefold.results.search_result import Ranked, SearchResult, Walk
 from fivefold.units import choose_byte_unit, show_bytes, show_seconds
 from fivefold.web.answers import Found
 from fivefold.web.pages.render import render_fragment, render_page
-from fivefold.web.pages.stream import Begun, Fit, Stream
+from fivefold.web.pages.stream import Begun, Stream
 from fivefold.web.question import SearchQuestion
 from fivefold.web.site import WebServer
 from fivefold.web.wording import use_page_words
@@ -38,6 +38,19 @@ from fivefold.web.wording import use_page_words
 MAX_LINES = 150  # of the parallel coordinates
 CHOICE_AXES = ("tp", "cp", "pp", "ep", "v", "dp", "zero", "mbs", "ac")
 SKETCHED, DRAWN = 10, 400  # layouts in the table while a search runs, and points of its picture at the end
+
+
+class Fit(NamedTuple):
+    """A layout that fits, as a search has evaluated it; the lowest score is the best."""
+
+    score: float
+    layout: str
+    seconds: float
+    peak_bytes: int
+    precision: str
+    reduce: str
+
+
 FITS: tuple[Column[Fit], ...] = (
     Column("layout", attrgetter("layout"), is_text=True),
     Column("step time", attrgetter("seconds"), show_seconds),
@@ -63,7 +76,7 @@ class SearchPage(Begun, SearchQuestion):
 
 def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
-    pages, stream = APIRouter(include_in_schema=False), Stream(site, "search")
+    pages, stream = APIRouter(include_in_schema=False), Stream(site, "search", read=Fit._make)
 
     @pages.get("/search")
     async def search(request: Request, asked: Annotated[SearchPage, Query()]) -> HTMLResponse:
@@ -74,9 +87,9 @@ def build_router(site: WebServer) -> APIRouter:
         return stream.answer(
             asked.question(),
             lambda result, fits: (
-                stream.describe(asked) + render_result(site, asked, FOUND.validate_python(result), fits)
+                stream.describe(asked) + render_result(site, asked, FOUND.validate_python(result), sorted(fits))
             ),
-            sketch=lambda fits: render_best(asked, fits),
+            sketch=lambda fits: render_best(asked, sorted(fits)),
         )
 
     @pages.post("/search/events/stop")
@@ -160,7 +173,10 @@ def get_plan_url(site: WebServer, asked: SearchQuestion, offer: Offer) -> str:
     words = (asked.machine, *asked.machines)
     word_by_machine = {resolve(word, local=site.local, find=site.folder.path).name: word for word in words}
     return asked.to_shared().url(
-        "/plan", machine=replace_ranks(word_by_machine[offer.machine], offer.ranks), layout=offer.layout
+        "/plan",
+        machine=replace_ranks(word_by_machine[offer.machine], offer.ranks),
+        layout=offer.layout,
+        **site.resolve(asked).chosen_batch,
     )
 
 

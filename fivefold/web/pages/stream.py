@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Generic, TypeVar
 
 from pydantic import Field
 from starlette.responses import StreamingResponse
@@ -24,18 +24,8 @@ from fivefold.web.site import WebServer
 from fivefold.web.work import Busy
 
 KEPT = 16  # number of results kept
+Find = TypeVar("Find")  # what the work finds before its result
 FAILED = "the answer could not be shown, which is an error of Fivefold; its traceback is where fivefold web runs"
-
-
-class Fit(NamedTuple):
-    """A layout that fits, as a search has evaluated it; the lowest score is the best."""
-
-    score: float
-    layout: str
-    seconds: float
-    peak_bytes: int
-    precision: str
-    reduce: str
 
 
 class Begun(Record):
@@ -44,22 +34,28 @@ class Begun(Record):
     run: bool = Field(False, description="Start the work at once.")
 
 
-class Stream:
-    """The answers of one long-running command, as pages request them. ``keeps``: the last results are kept."""
+class Stream(Generic[Find]):
+    """The answers of one long-running command, as pages request them.
 
-    def __init__(self, site: WebServer, verb: str, *, keeps: bool = True) -> None:
-        self.site, self.verb, self.keeps = site, verb, keeps
+    ``read`` turns what the process sends as found before its result into a record. ``keeps``: the last results are
+    kept.
+    """
+
+    def __init__(
+        self, site: WebServer, verb: str, *, read: Callable[[Any], Find] = lambda found: found, keeps: bool = True
+    ) -> None:
+        self.site, self.verb, self.read, self.keeps = site, verb, read, keeps
         self.kept: OrderedDict[str, str] = OrderedDict()
 
     def answer(
         self,
         asked: JobQuestion,
-        draw: Callable[[Any, Sequence[Fit]], str],
-        sketch: Callable[[Sequence[Fit]], str] | None = None,
+        draw: Callable[[Any, Sequence[Find]], str],
+        sketch: Callable[[Sequence[Find]], str] | None = None,
     ) -> StreamingResponse:
         """Return the events of one question.
 
-        ``draw`` turns its result, with the layouts that fit, into HTML; ``sketch`` those that are known so far.
+        ``draw`` turns its result, with all finds, into HTML; ``sketch`` those that are known so far.
         """
         return StreamingResponse(self._list_events(asked, draw, sketch), media_type="text/event-stream")
 
@@ -72,27 +68,27 @@ class Stream:
     async def _list_events(
         self,
         asked: JobQuestion,
-        draw: Callable[[Any, Sequence[Fit]], str],
-        sketch: Callable[[Sequence[Fit]], str] | None,
+        draw: Callable[[Any, Sequence[Find]], str],
+        sketch: Callable[[Sequence[Find]], str] | None,
     ) -> AsyncIterator[str]:
         key = asked.model_dump_json()
         if key in self.kept:
             yield format_event("found", self.kept[key])
             return
-        is_ended, fits = False, list[Fit]()
+        is_ended, finds = False, list[Find]()
         try:
             async for event_item in self.site.events(self.verb, asked):
                 ((name, data),) = event_item.items()
                 is_ended = name in ("result", "mistake", "stopped")
                 if name == "result":
-                    text = draw(data, sorted(fits))
+                    text = draw(data, finds)
                     if self.keeps and not (isinstance(data, dict) and data.get("stopped")):
                         self._keep(key, text)
                     yield format_event("found", text)
-                elif name == "fitted":
-                    fits += (Fit(*values) for values in data)
+                elif name == "finds":
+                    finds += map(self.read, data)
                     if sketch is not None:
-                        yield format_event("sketch", sketch(sorted(fits)))
+                        yield format_event("sketch", sketch(finds))
                 elif name == "mistake":
                     yield format_event("mistake", self.site.word_message(data))
                 else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import nlargest
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
 
@@ -15,8 +16,8 @@ from fivefold.machine.catalog import replace_ranks
 from fivefold.record import UserError
 from fivefold.rendering.drawing import heat, scatter
 from fivefold.rendering.point_charts import draw_rows
+from fivefold.rendering.sweep.settings import get_mfu, list_varied_axes
 from fivefold.rendering.sweep.table import make_row_grid
-from fivefold.requests.fields import MAX_LENGTH
 from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps.rows_file import SUFFIXES, read
 from fivefold.units import show_bytes, show_count, show_seconds
@@ -27,6 +28,7 @@ from fivefold.web.question import JobQuestion, SweepStart
 from fivefold.web.site import WebServer
 
 MAX_ROWS, MAX_POINTS = 300, 1500  # largest number of rows in the table, and of points
+SKETCHED = 20  # rows in the table of a sweep that runs, or has just ended
 REACH = 2  # points that do not fit are drawn up to this multiple of the largest memory that fits
 Across = Literal[
     "dp",
@@ -72,7 +74,7 @@ class SweepStartPage(Begun, SweepStart):
 def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
-    stream = Stream(site, "sweep", keeps=False)
+    stream = Stream(site, "sweep", read=SweepRow.model_validate, keeps=False)
 
     @pages.get("/sweep")
     async def sweep(request: Request, asked: Annotated[SweepQuestion, Query()]) -> HTMLResponse:
@@ -106,7 +108,9 @@ def build_router(site: WebServer) -> APIRouter:
         if request.headers.get("sec-fetch-mode") == "navigate":
             raise UserError("a sweep is started with the button of the page Sweep, not by a link")
         return stream.answer(
-            asked.convert(SweepStart), lambda result, _: render_fragment("sweep_started.html", **result)
+            asked.convert(SweepStart),
+            lambda result, rows: render_fragment("sweep_started.html", **result) + render_best(asked, rows),
+            sketch=lambda rows: render_best(asked, rows),
         )
 
     @pages.post("/sweep/events/stop")
@@ -147,7 +151,7 @@ def build_view(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
     rows = read(site.folder.path(asked.file))
     predicted = [row for row in rows if row.step_seconds is not None and row.peak_bytes is not None]
     fitting = [row for row in predicted if row.status == "fits"]
-    best = sorted(fitting, key=lambda row: -(row.mfu_causal or 0.0))
+    best = sorted(fitting, key=get_mfu, reverse=True)
     return {
         "rows": rows,
         "question": describe_question(rows),
@@ -165,6 +169,18 @@ def build_view(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
         "shown": make_row_grid(best[:MAX_ROWS], axes=("model", "machine", "ranks", "sequence", "batch")),
         "links": [address(row) for row in best[:MAX_ROWS]],
     }
+
+
+def render_best(asked: SweepStartPage, rows: Sequence[SweepRow]) -> str:
+    """Return the best of the rows that a sweep has predicted so far as a table."""
+    best = nlargest(SKETCHED, (row for row in rows if row.status == "fits"), key=get_mfu)
+    return render_fragment(
+        "best_rows.html",
+        grid=make_row_grid(best, axes=list_varied_axes(rows)),
+        links=[address(row, asked.to_shared()) for row in best],
+        rows=len(rows),
+        fits=sum(row.status == "fits" for row in rows),
+    )
 
 
 def draw_points(best: Sequence[SweepRow], known: Sequence[SweepRow]) -> Any:
@@ -208,17 +224,18 @@ def find_best_cells(rows: Sequence[SweepRow], asked: SweepQuestion) -> dict[tupl
     return best
 
 
-def address(row: SweepRow) -> str:
-    """Return the URL of a row's plan."""
-    about = JobQuestion(
-        model=row.model[:MAX_LENGTH],
-        machine=replace_ranks(row.machine, row.ranks)[:MAX_LENGTH],
+def address(row: SweepRow, asked: JobQuestion | None = None) -> str:
+    """Return the URL of a row's plan; ``asked``: the rest of the job, which no row contains."""
+    return (asked or JobQuestion()).url(
+        "/plan",
+        model=row.model,
+        machine=replace_ranks(row.machine, row.ranks),
         seq=row.sequence,
         gbs=row.batch,
         precision=row.precision,
-        stack=None if row.stack == "fivefold" else row.stack,
+        stack=row.stack,
+        layout=row.layout,
     )
-    return about.url("/plan", layout=row.layout)
 
 
 def format_value(value: str, size: float | None) -> str:
