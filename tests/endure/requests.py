@@ -1,6 +1,8 @@
 """10,000 random requests of the page and its API: no 5xx, no traceback, no file from outside, no empty part of a page.
 
-python -m tests.endure.requests --count 10000 --seed 0
+Of two in a hundred a process computes the answer, for at most ``SECONDS``; its events are checked too.
+
+python -m tests.endure.requests --count 10000 --seed 0 [--slow-share 1]
 """
 
 from __future__ import annotations
@@ -19,8 +21,11 @@ from fastapi import FastAPI
 from starlette.testclient import TestClient
 
 from fivefold.web.app import create
+from fivefold.web.work import WorkQueue
 from tests.web.conftest import OWN, SECRET
-from tests.web.requests import draw, find_fault, routes
+from tests.web.requests import SLOW_SHARE, draw, find_fault, list_routes
+
+SECONDS = 8.0  # limit of a request with a process
 
 
 def explain(app: FastAPI, request: dict[str, Any]) -> str:
@@ -38,6 +43,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--count", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--slow-share", type=float, default=SLOW_SHARE, help="share of requests that need a process")
     options = parser.parse_args()
     chance, codes, slowest, bad = random.Random(options.seed), Counter[int](), (0.0, ""), 0
     with tempfile.TemporaryDirectory() as name:
@@ -46,11 +52,11 @@ def main() -> int:
         (root / "outside.toml").write_text(f'name = "{SECRET}"\n{OWN}')
         (root / "inside" / "own.toml").write_text(OWN)
         (root / "inside" / "link.toml").symlink_to(root / "outside.toml")
-        app = create(root / "inside", local=root / "none")
+        app = create(root / "inside", local=root / "none", work=WorkQueue(long_limit_seconds=SECONDS))
         with TestClient(app, base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as client:
-            known = routes(client)
+            short, slow = list_routes(client)
             for _ in range(options.count):
-                request = draw(chance, chance.choice(known))
+                request = draw(chance, chance.choice(slow if chance.random() < options.slow_share else short))
                 begin = time.perf_counter()
                 try:
                     answer = client.request(**request)
@@ -62,6 +68,9 @@ def main() -> int:
                 if line := find_fault(answer):
                     bad += 1
                     print(line, request, explain(app, request) or answer.text[-1000:], sep="\n", flush=True)
+        if {path.name for path in root.iterdir()} != {"inside", "outside.toml"}:
+            bad += 1
+            print("a request wrote outside of the folder:", *root.iterdir())
     print(f"{options.count} requests, {bad} wrong; by status {dict(sorted(codes.items()))}")
     print(f"slowest {slowest[0]:.2f} s: {slowest[1][:400]}")
     return 1 if bad else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from typing import Any
@@ -21,6 +22,7 @@ from fivefold.web.pages.learn import list_chapters
 from fivefold.web.pages.plan import PlanQuestion
 from fivefold.web.pages.runs import RunQuestion
 from fivefold.web.pages.search import SearchPage
+from fivefold.web.pages.stream import FAILED
 from fivefold.web.pages.sweep import SweepQuestion, SweepStartPage
 from fivefold.web.question import CompareQuestion, JobQuestion
 from tests.web.conftest import SECRET
@@ -106,6 +108,14 @@ WORDS = {
     "files": ["own.toml", "dropped:1/x", "dropped:../x", "dropped:1/..", "link.toml", ".", "/etc/passwd"],
     "file": ["own.toml", "x.csv", "../x.csv", "/etc/x.csv"],
     "where": ["tp<=8", "tp", "zero<<1"],
+    "layouts": ["dp* tp{1,2} zero{0,1}", "best 2", "dp8", "tp{1,2", "best 0", "x"],
+    "rows": ["rows.jsonl", "rows.csv", "../x.csv", "/etc/x.csv", "own.toml", "link.toml", "new/rows.jsonl", ".jsonl"],
+    "sequences": ["512, 1024", "8k", "0"],
+    "batches": ["8", "8,16", "x"],
+    "precisions": ["bf16, fp8", "fp8", "x"],
+    "recomputations": ["none, full", "x"],
+    "stacks": ["torchtitan", "fivefold,deepspeed", "x"],
+    "work": ["1", "2", "x", "-1"],
     "question": [*QUESTIONS],
     "tokens": ["1e12", "2T", "1.5B", "x", "nan", "-1"],
     "price": ["2.2", "h100=2.2/h", "b200=1", "=", "x=y"],
@@ -167,33 +177,40 @@ PATHS = [
     "/api/../../etc/passwd",
     "/%2e%2e/%2e%2e/etc/passwd",
 ]
-SLOW = (  # a process each: asked elsewhere
-    "/api/search",
-    "/api/plan",
-    "/api/ratios",
-    "/api/dryrun",
-    "/search/events",
-    "/ask/events",
-    "/dryrun/events",
-    "/trace/events",
-    "/explain/events",
-)
+SLOW = ("/api/search", "/api/plan", "/api/ratios", "/api/dryrun")  # a process each, as the streams
+STREAMS = {
+    "/search/events": SearchPage.model_fields,
+    "/ask/events": AskPage.model_fields,
+    "/dryrun/events": DryrunPage.model_fields,
+    "/sweep/events": SweepStartPage.model_fields,
+    "/trace/events": TracePage.model_fields,
+    "/explain/events": ExplainPage.model_fields,
+}
+STOPS = ("/search/events/stop", "/sweep/events/stop")
+SLOW_SHARE = 0.02  # of the requests that need a process
+STREAM_ENDS = ("found", "mistake", "stopped")  # the last event of a stream
+Route = tuple[str, str, list[str]]
 
 
-def routes(client: TestClient) -> list[tuple[str, str, list[str]]]:
-    """Method, path and parameters of every route of the OpenAPI, and of the pages, which take the same."""
+def list_routes(client: TestClient) -> tuple[list[Route], list[Route]]:
+    """Method, path and parameters of every route of the OpenAPI, and of the pages, which take the same.
+
+    The second list has those that need a process each.
+    """
     schema = client.get("/api/openapi.json").json()
-    results = [
+    routes = [
         (method.upper(), path, [item["name"] for item in route.get("parameters", [])])
         for path, methods in schema["paths"].items()
         for method, route in methods.items()
-        if path not in SLOW
     ]
-    return [
-        *results,
+    short = [
+        *(route for route in routes if route[1] not in SLOW),
         *((("GET", path, [*fields])) for path, fields in 3 * [*PAGES.items()]),
         *(("GET", path, ["x"]) for path in PATHS),
+        *(("POST", path, ["work"]) for path in STOPS),
     ]
+    streams = [("GET", path, [*fields]) for path, fields in STREAMS.items()]
+    return short, [*(route for route in routes if route[1] in SLOW), *streams]
 
 
 LEGAL = ("model", "machine", "layout", "seq", "gbs", "layers", "width", "heads", "kv_heads", "ffn", "vocab")
@@ -246,7 +263,7 @@ def draw(chance: random.Random, route: tuple[str, str, list[str]]) -> dict[str, 
         "{name}", chance.choice(WORDS["name"])
     )
     request: dict[str, Any] = {"method": method, "url": path}
-    if method == "POST":
+    if method == "POST" and path not in STOPS:
         body: Any = dict(values)
         return request | {"json": chance.choice([body, body, body, [], None, "x", {"layout": 3}, {"set": [body]}])}
     headers = {"host": "evil.example"} if chance.random() < 0.02 else {}
@@ -258,8 +275,31 @@ def find_fault(answer: Any) -> str:
     text = answer.text
     if answer.status_code >= 500:
         return f"status {answer.status_code}"
+    kind = answer.headers.get("content-type", "").partition(";")[0]
+    if kind == "text/event-stream":
+        return find_fault_of_stream(text)
+    return find_fault_of_text(text, is_page=kind == "text/html")
+
+
+def find_fault_of_stream(text: str) -> str:
+    """Why these may not be the events of a stream; empty if they may."""
+    events = re.findall(r"event: (\w+)\ndata: (.*)\n\n", text)
+    names = [name for name, _ in events]
+    if not names or names[-1] not in STREAM_ENDS or {*names[:-1]} & {*STREAM_ENDS}:
+        return f"ends with {names[-1:]} of {len(names)} events"
+    values = [(name, json.loads(data)) for name, data in events]
+    if values[-1][0] == "mistake" and (values[-1][1] == FAILED or "\n" in values[-1][1]):
+        return f"tells {values[-1][1]!r}"
+    faults = (
+        find_fault_of_text(value if isinstance(value, str) else str(value), is_page=name in ("sketch", "found"))
+        for name, value in values
+    )
+    return next(filter(None, faults), "")
+
+
+def find_fault_of_text(text: str, *, is_page: bool) -> str:
+    """Why this may not be in an answer; empty if it may."""
     never = ["Traceback", SECRET, "root:x:", 'File "/']
-    is_page = answer.headers.get("content-type", "").startswith("text/html")
     never += ["<script>alert"] if is_page else []
     told = [word for word in never if word in text]
     if is_page and (unset := re.search(r">\s*(None|nan|-?inf|Undefined)\b[^<]{0,20}", text)):
