@@ -53,7 +53,8 @@ class Grid:
     """A table with one cell per heading in each of ``rows``.
 
     Columns in ``words`` are left-aligned and may wrap; the others are numbers. ``wide``: columns that the terminal
-    leaves out. ``values``: the numbers behind the cells, row by row, if known.
+    leaves out. ``values``: the numbers behind the cells, row by row, if known. ``records``: the records of the rows, if
+    known, by which a page links them.
     """
 
     headings: tuple[str, ...]
@@ -61,6 +62,7 @@ class Grid:
     words: tuple[str, ...]
     wide: tuple[str, ...] = ()
     values: tuple[tuple[Any, ...], ...] = ()
+    records: tuple[Any, ...] = ()
 
     def drop_columns(self, headings: Collection[str]) -> Grid:
         """Return the table without the columns of these headings."""
@@ -69,7 +71,8 @@ class Grid:
         def pick(row: Sequence[Any]) -> tuple[Any, ...]:
             return tuple(row[index] for index in indices)
 
-        return Grid(pick(self.headings), tuple(map(pick, self.rows)), self.words, (), tuple(map(pick, self.values)))
+        rows, values = tuple(map(pick, self.rows)), tuple(map(pick, self.values))
+        return Grid(pick(self.headings), rows, self.words, values=values, records=self.records)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Render for the terminal's width; called by rich."""
@@ -118,6 +121,7 @@ class Grid:
 
 def make_grid(columns: Sequence[Column[Item]], records: Iterable[Item]) -> Grid:
     """Return the table of ``records``, a row each; wide columns in which every cell is empty are left out."""
+    records = tuple(records)
     values = [[column.value(record) for column in columns] for record in records]
     indices = [
         index
@@ -131,6 +135,7 @@ def make_grid(columns: Sequence[Column[Item]], records: Iterable[Item]) -> Grid:
         words=tuple(column.heading for column in shown_columns if column.is_text),
         wide=tuple(column.heading for column in shown_columns if column.is_wide),
         values=tuple(tuple(row[index] for index in indices) for row in values),
+        records=records,
     )
 
 

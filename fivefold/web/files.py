@@ -92,4 +92,4 @@ def draw_ranks(report: TraceReport) -> Raw:
 
 
 def _render(sections: Iterable[AnswerSection]) -> str:
-    return render_fragment("sections.html", sections=list(sections), remarks=(), links=[])
+    return render_fragment("sections.html", sections=list(sections), remarks=(), to=None)

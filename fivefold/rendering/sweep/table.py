@@ -65,7 +65,10 @@ def _shorten(grid: Grid) -> RenderableType:
     rest = (
         [Text(f"{len(grid.rows) - MAX_ROWS:,} more are in the file", style="dim")] if len(grid.rows) > MAX_ROWS else []
     )
-    return Group(replace(grid, rows=grid.rows[:MAX_ROWS], values=grid.values[:MAX_ROWS]), *rest)
+    return Group(
+        replace(grid, rows=grid.rows[:MAX_ROWS], values=grid.values[:MAX_ROWS], records=grid.records[:MAX_ROWS]),
+        *rest,
+    )
 
 
 def _make_measured_grid(rows: Sequence[SweepRow], *, axes: Sequence[str]) -> Grid:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -30,7 +30,7 @@ class AskPage(Begun, ChosenQuestion):
 def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
     pages = APIRouter(include_in_schema=False)
-    streams = {question: Stream(site, f"ask {question}") for question in QUESTIONS}
+    streams: dict[str, Stream[Any]] = {question: Stream(site, f"ask {question}") for question in QUESTIONS}
 
     @pages.get("/ask")
     async def show_question(request: Request, asked: Annotated[AskPage, Query()]) -> HTMLResponse:
@@ -62,26 +62,30 @@ def render_replies(asked: AskPage, replies: Sequence[Any], *, plan_fields: Mappi
 
     ``plan_fields``: what these plans have in common and the question does not say.
     """
-    rows = [row for reply in replies for row in (list_answers(reply) if isinstance(reply, Lengths) else (reply,))]
-    links = [address(asked, reply, plan_fields) for reply in mark_plans(rows)]
+    linked = select_plans(row for reply in replies for row in list_rows(reply))
     return render_fragment(
         "sections.html",
         sections=list_sections(asked.question, replies),
         remarks=replies[0].remarks if replies else (),
-        links=links if any(links) else [],
+        to=lambda row: address(asked, row, plan_fields) if row in linked else "",
     )
 
 
-def mark_plans(replies: Sequence[Any]) -> list[Any]:
-    """Return the replies whose layout tells the full plan, with None for the others.
+def list_rows(reply: Any) -> Sequence[Any]:
+    """Return the records of a reply that a table has in its rows."""
+    return list_answers(reply) if isinstance(reply, Lengths) else (reply,)
+
+
+def select_plans(rows: Iterable[Any]) -> list[Any]:
+    """Return the rows whose layout tells the full plan.
 
     A change of the job leaves the layout as it is, so that several rows have the same one; a pair with such a change
     has the layout of the other change.
     """
-    singles = [reply.layout for reply in replies if isinstance(reply, Change) and not reply.together]
+    rows = list(rows)
+    singles = [row.layout for row in rows if isinstance(row, Change) and not row.together]
     return [
-        None if isinstance(reply, Change) and singles.count(reply.layout) > (0 if reply.together else 1) else reply
-        for reply in replies
+        row for row in rows if not (isinstance(row, Change) and singles.count(row.layout) > (0 if row.together else 1))
     ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
@@ -19,7 +19,8 @@ class DryrunPage(Begun, DryrunQuestion):
 
 def build_router(site: WebServer) -> APIRouter:
     """Build the routes of the page."""
-    pages, stream = APIRouter(include_in_schema=False), Stream(site, "dryrun")
+    pages = APIRouter(include_in_schema=False)
+    stream: Stream[Any] = Stream(site, "dryrun")
 
     @pages.get("/dryrun")
     async def show_dry_run(request: Request, asked: Annotated[DryrunPage, Query()]) -> HTMLResponse:

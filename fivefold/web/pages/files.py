@@ -26,7 +26,7 @@ class ExplainPage(Begun, ExplainQuestion):
 def build_router(site: WebServer) -> APIRouter:
     """Build the routes of both pages, and of the files that are dropped on them."""
     pages = APIRouter(include_in_schema=False)
-    streams = {verb: Stream(site, verb) for verb in ("trace", "explain")}
+    streams: dict[str, Stream[Any]] = {verb: Stream(site, verb) for verb in ("trace", "explain")}
 
     def answer(verb: str, asked: FilesQuestion) -> StreamingResponse:
         stream = streams[verb]

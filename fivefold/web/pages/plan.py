@@ -35,7 +35,7 @@ from fivefold.step import Interval, StageMemory, Step
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web import answers
 from fivefold.web.controls import Control, JobChoice, Size, list_controls, list_job_choices, list_sizes
-from fivefold.web.pages.ask import mark_plans
+from fivefold.web.pages.ask import select_plans
 from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.question import JobQuestion, PredictQuestion, ResolvedRequest, parse_with_remarks
 from fivefold.web.site import WebServer
@@ -109,13 +109,13 @@ def build_router(site: WebServer) -> APIRouter:
 
         resolved, change_list = await site.answer(asked, find_changes)
         own_layout = str(asked.parse_layout(resolved.machine))
+        linked = select_plans(change_list)
 
-        def address(change: Change | None) -> str:
-            is_plan = change is not None and change.layout != own_layout
-            return asked.url("/plan", layout=change.layout, **resolved.chosen_batch) if change and is_plan else ""
+        def address(change: Change) -> str:
+            is_plan = change in linked and change.layout != own_layout
+            return asked.url("/plan", layout=change.layout, **resolved.chosen_batch) if is_plan else ""
 
-        links = [address(change) for change in mark_plans(change_list)]
-        return HTMLResponse(render_fragment("changes.html", sections=list_change_sections(change_list), links=links))
+        return HTMLResponse(render_fragment("changes.html", sections=list_change_sections(change_list), to=address))
 
     return pages
 

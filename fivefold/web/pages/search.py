@@ -106,7 +106,7 @@ def render_best(asked: SearchPage, fits: Sequence[Fit]) -> str:
     return render_fragment(
         "best_so_far.html",
         grid=make_grid(FITS, best),
-        links=[plan_of_fit(asked, fit) for fit in best],
+        to=lambda fit: plan_of_fit(asked, fit),
         number=len(fits),
     )
 
@@ -114,23 +114,22 @@ def render_best(asked: SearchPage, fits: Sequence[Fit]) -> str:
 def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Sequence[Fit] = ()) -> str:
     """Return the result as HTML; ``fits``: the layouts that were evaluated and fit."""
     if isinstance(result, Offers):
-        links = [get_plan_url(site, asked, offer) for offer in result.offers if offer.run]
         return render_fragment(
             "offers.html",
             found=result,
             grid=make_offer_grid(result),
-            links=links,
             span=format_duration,
             assumption=describe_assumption,
-            to=lambda item: get_plan_url(site, asked, item),
+            to=lambda offer: get_plan_url(site, asked, offer),
+            to_row=lambda row: get_plan_url(site, asked, row[1]),
         )
     if isinstance(result, Walk):
-        tables = [
-            (make_grid(CHANGES, steps), [_plan(asked, layout=item.layout) for item in steps])
-            for steps in (choose_changes(result.changes, asked.top), result.path)
-        ]
         return render_fragment(
-            "walk.html", found=result, tables=tables, to=lambda item: _plan(asked, layout=item.layout)
+            "walk.html",
+            found=result,
+            changes=make_grid(CHANGES, choose_changes(result.changes, asked.top)),
+            path=make_grid(CHANGES, result.path),
+            to=lambda item: _plan(asked, layout=item.layout),
         )
     grids = {"reasons": make_grid(REASONS, result.reasons)}
     grids |= {"best": make_best_grid(result.best)} if result.best else {}
@@ -147,11 +146,8 @@ def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Seque
         grids=grids,
         to=lambda item: address(asked, item),
         figures=list_key_figures(result.proposal.choice.step) if result.proposal else (),
-        links=[address(asked, item) for item in result.best],
-        layouts=[
-            item.step.layout if address(asked, item) == _plan(asked, layout=item.step.layout) else ""
-            for item in result.best
-        ],
+        to_row=lambda row: address(asked, row[1]),
+        pick=lambda row: pick_layout(asked, row[1]),
         front=draw_search_front(asked, result, fits[:DRAWN]) if len(result.front) > 1 or len(fits) > 1 else None,
         choices=draw_choices(asked, fits),
         drawn=min(len(fits), DRAWN),
@@ -166,6 +162,12 @@ def address(asked: SearchQuestion, ranked: Ranked) -> str:
     name = ranked.step.job["precision"]["name"]  # type: ignore[index]
     changes = {"precision": name} if name.removesuffix("-grad16") in asked.also else {}
     return _plan(asked, layout=ranked.step.layout, reduce=ranked.reduce, **changes)
+
+
+def pick_layout(asked: SearchQuestion, ranked: Ranked) -> str:
+    """Return the layout as the page Compare takes it, or an empty text if its job differs from the question's."""
+    layout = ranked.step.layout
+    return layout if address(asked, ranked) == _plan(asked, layout=layout) else ""
 
 
 def get_plan_url(site: WebServer, asked: SearchQuestion, offer: Offer) -> str:

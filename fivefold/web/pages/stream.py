@@ -42,7 +42,7 @@ class Stream(Generic[Find]):
     """
 
     def __init__(
-        self, site: WebServer, verb: str, *, read: Callable[[Any], Find] = lambda found: found, keeps: bool = True
+        self, site: WebServer, verb: str, *, read: Callable[[Any], Find] = lambda value: value, keeps: bool = True
     ) -> None:
         self.site, self.verb, self.read, self.keeps = site, verb, read, keeps
         self.kept: OrderedDict[str, str] = OrderedDict()

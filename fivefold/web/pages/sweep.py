@@ -167,7 +167,7 @@ def build_view(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
         if fitting
         else None,
         "shown": make_row_grid(best[:MAX_ROWS], axes=("model", "machine", "ranks", "sequence", "batch")),
-        "links": [address(row) for row in best[:MAX_ROWS]],
+        "to": address,
     }
 
 
@@ -177,7 +177,7 @@ def render_best(asked: SweepStartPage, rows: Sequence[SweepRow]) -> str:
     return render_fragment(
         "best_rows.html",
         grid=make_row_grid(best, axes=list_varied_axes(rows)),
-        links=[address(row, asked.to_shared()) for row in best],
+        to=lambda row: address(row, asked.to_shared()),
         rows=len(rows),
         fits=sum(row.status == "fits" for row in rows),
     )
