@@ -88,9 +88,9 @@ def test_pages_choose_the_batch_of_their_layouts_and_say_it_in_their_links() -> 
     ask = AskQuestion(model="nano", machine="h100:8", layout="dp8 mbs4")
     assert ask.resolve(folder=folder, local=local).job.global_batch == 32
     assert AskQuestion(model="nano", machine="h100:16").resolve(folder=folder, local=local).job.global_batch == 16
-    compared = CompareQuestion(model="nano", machine="h100:6", machines=("h100:8",), layout=("mbs1", "mbs2"))
+    compared = CompareQuestion(model="nano", machine="h100:6", machines=("h100:8",), layout=("dp6 mbs1", "dp6 mbs2"))
     urls = [*compared.cases(folder=folder, local=local).values()]
-    assert [re.findall(r"gbs=(\d+)", url) for url in urls] == [["48"]] * 4
+    assert [re.findall(r"gbs=(\d+)", url) for url in urls] == [["12"]] * 4
     stated = compared.replace(gbs=96)
     assert all("gbs=96" in url for url in stated.cases(folder=folder, local=local).values())
 

@@ -23,6 +23,7 @@ from fivefold.web.pages.ask import REPLIES, AskPage, render_replies
 from fivefold.web.pages.stream import FAILED, Stream, format_event
 from fivefold.web.question import AskQuestion
 from fivefold.web.site import WebServer
+from tests.event_loop import run_in_thread
 from tests.web.test_copies import run_command
 
 SMALL: dict[str, Any] = {"model": "nano", "machine": "h100:2", "gbs": 8, "seq": 512}
@@ -97,7 +98,7 @@ def test_an_answer_that_cannot_be_shown_is_one_line_and_a_traceback(tmp_path: Pa
             read.append(event)
 
     with pytest.raises(LookupError):
-        asyncio.run(read_all())
+        run_in_thread(asyncio.run, read_all())
     assert read[-1] == format_event("mistake", FAILED)
 
 

@@ -138,18 +138,19 @@ def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk
         if (size := predict_peak(job, offloading)) is not None:
             host_memory = count_host_bytes(Counts(model, job), offloading, machine)
             yield f"offload=optimizer: {show_bytes(size)}, and {show_bytes(host_memory)} of host memory per node"
+    for recipe in list_smaller_precisions(model, job):
+        recipe_job = job.replace(precision=recipe)
+        has_units = machine.chip.format_of(recipe.compute) == recipe.compute
+        if not has_units or not is_legal(layout, model=model, job=recipe_job):
+            continue
+        if (size := predict_peak(recipe_job)) is not None:
+            yield f"--precision {recipe.name}: {show_bytes(size)}"
+            break
     for change in list_job_changes(model, job, layout):
         if change.goal == "time" or not is_legal(layout, model=model, job=change.job):
             continue
         if (size := predict_peak(change.job)) is not None:
             yield f"{change.words}: {show_bytes(size)}"
-    for recipe in list_smaller_precisions(model, job):
-        recipe_job = job.replace(precision=recipe)
-        if not is_legal(layout, model=model, job=recipe_job, machine=machine):
-            continue
-        if (size := predict_peak(recipe_job)) is not None:
-            yield f"precision {recipe.name}: {show_bytes(size)}"
-            break
     sharded = layout.replace(zero=max(job.stack.runs.zero_with(layout.pp)), shard_group=None)
     for factor in (2, 4, 8, 16, 32, 64):
         scaled_layout = sharded.replace(dp=layout.dp * factor)

@@ -310,7 +310,7 @@ def test_search_without_a_fit_names_what_would_fit() -> None:
     assert miss.risk > FITS_RISK
     assert any(" ranks as 'dp" in mend for mend in miss.fixes)  # its batch is kept where it can be divided
     assert result.reasons[0].cause == "memory"
-    precisions = {mend.partition(":")[0] for mend in miss.fixes if mend.startswith("precision ")}
+    precisions = {mend.partition(":")[0] for mend in miss.fixes if mend.startswith("--precision ")}
     assert len(precisions) <= 1
     for name in (words.split()[1] for words in precisions):
         smaller = JOB.replace(precision=name)
@@ -331,9 +331,9 @@ def test_what_would_fit_is_a_precision_of_the_software_or_more_of_its_gpus() -> 
     machine = narrow.replace(chip=narrow.chip.replace(memory_bytes=(peak["bf16"] + peak["fp8-deepseek"]) // 2))
     fixes = list(find_fixes(layout, model=model, machine=machine, job=job, risk=0.4))
     assert [fix for fix in fixes if "precision" in fix] == [
-        f"precision fp8-deepseek: {show_bytes(peak['fp8-deepseek'])}"
+        f"--precision fp8-deepseek: {show_bytes(peak['fp8-deepseek'])}"
     ]
-    assert any(re.match(r"4 ranks .*as 'dp2 pp2 zero1 mbs1'", fix) for fix in fixes)
+    assert any(re.match(r"4 ranks .*as 'dp2 pp2 zero1 1f1b mbs1'", fix) for fix in fixes)
     old = machine.replace(chip=machine.chip.replace(peak_flops={"bf16": 312e12}))
     assert not any("fp8" in fix for fix in find_fixes(layout, model=model, machine=old, job=job, risk=0.4))
 
