@@ -160,7 +160,7 @@ def test_a_template_that_renders_earlier_messages_differently_is_an_error() -> N
     one = find_replies(template, MESSAGES, text=template.render(MESSAGES).text, variables={})  # type: ignore[arg-type]
     assert one == ((19, 30),)
     twice = [*MESSAGES, *MESSAGES]
-    with pytest.raises(SampleError, match="message 2 is rendered differently once others follow it"):
+    with pytest.raises(SampleError, match="message 2 is rendered differently if others follow it"):
         find_replies(template, twice, text=template.render(twice).text, variables={})  # type: ignore[arg-type]
 
 
