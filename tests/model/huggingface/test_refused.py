@@ -83,7 +83,7 @@ CHANGED: list[tuple[str, dict[str, Any], str]] = [  # of a small config of the f
     ("gemma2", {"sliding_window": None}, "sliding-window layers, but sliding_window is missing"),
     ("gemma2", {"rope_parameters": {"full_attention": {}}}, "rotary parameters of full_attention only are not read"),
     ("gemma3_text", {"rope_parameters": {"factor": 2.0}}, "rope_parameters gives factor, which this family does not"),
-    ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling has the key type, which this family"),
+    ("gemma3_text", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope_scaling has the key type, which this"),
     ("llama", {"rope_scaling": {"type": "su"}}, "rope scaling 'su' is not supported; supported: linear, dynamic"),
     ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' is not supported; supported: longrope, su"),
     (
