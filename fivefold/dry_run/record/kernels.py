@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from fivefold.dry_run.record.tape import CodeSite
+from fivefold.planner.time.roofline import ALIGNED, find_alignment
 from fivefold.trainer.measure.meter import (
     ATTENTION_BACKWARD,
     ATTENTION_FORWARD,
@@ -79,6 +80,24 @@ def classify_kernel(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...
         suffix = "_backward" if func in ATTENTION_BACKWARD else ""
         return kind + suffix, (q.shape[0] * q.shape[1], q.shape[2], keys, q.shape[3])
     return "moving", ()
+
+
+def find_matmul_alignment(func: Any, args: Any, outputs: list[Tensor]) -> int:
+    """Return the elements that all rows of a matmul's operands and result begin at a multiple of, at most ``ALIGNED``.
+
+    Matmuls in fp8 and fp4, which exist for aligned rows only, are aligned.
+    """
+    if func not in MATMULS and func not in GROUPED_MATMULS:
+        return ALIGNED
+    matrices = [tensor for tensor in (*list_tensors(args), *outputs) if tensor.dim() > 1]
+    return find_alignment(
+        *(
+            stride
+            for matrix in matrices
+            for size, stride in zip(matrix.shape, matrix.stride(), strict=True)
+            if size > 1 and stride > 1
+        )
+    )
 
 
 class FusedKernel:

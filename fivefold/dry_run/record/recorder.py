@@ -20,7 +20,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.dry_run.fake.collectives import Handle, TapeGroup, describe_message, make_result
 from fivefold.dry_run.record.call_sites import CallSites
-from fivefold.dry_run.record.kernels import OPERATIONS_WITHOUT_KERNEL, FusedKernel, allocate_grouped, classify_kernel
+from fivefold.dry_run.record.kernels import (
+    OPERATIONS_WITHOUT_KERNEL,
+    FusedKernel,
+    allocate_grouped,
+    classify_kernel,
+    find_matmul_alignment,
+)
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, CodeSite, Kernel, Scope, Tape
 from fivefold.trainer.measure.meter import GROUPED_MATMULS, count_operation_flops, list_tensors
 
@@ -227,7 +233,16 @@ class TapeRecorder(TorchDispatchMode):
         moved_bytes = sum(tensor.nbytes for tensor in list_tensors(args)) + sum(tensor.nbytes for tensor in outputs)
         site = self.tape.site(self.call_sites.site(func, frame))
         flops = count_operation_flops(func, args, out)
-        kernel = Kernel(kind, shape, str(next(list_tensors(args)).dtype)[6:], flops, moved_bytes, 1, site)
+        kernel = Kernel(
+            kind,
+            shape,
+            str(next(list_tensors(args)).dtype)[6:],
+            flops,
+            moved_bytes,
+            1,
+            site,
+            aligned=find_matmul_alignment(func, args, outputs),
+        )
         self.tape.add(KERNEL, self.tape.kernel(kernel))
 
     def _flush(self) -> None:

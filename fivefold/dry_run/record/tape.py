@@ -12,6 +12,8 @@ from array import array
 from collections.abc import Hashable, Iterator
 from typing import NamedTuple, TypeVar
 
+from fivefold.planner.time.roofline import ALIGNED
+
 T = TypeVar("T", bound=Hashable)
 
 ALLOC = 0  # storage id, bytes, site: a storage is allocated, or resized from 0
@@ -65,6 +67,7 @@ class Kernel(NamedTuple):
     launches: int  # torch operations that it represents: more than 1 if elementwise operations were fused
     site: int
     unfused_bytes: int = 0  # read and written by those operations one after another
+    aligned: int = ALIGNED  # matmul: elements that all rows begin at a multiple of (roofline.py)
 
 
 class TapeMessage(NamedTuple):

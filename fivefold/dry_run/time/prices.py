@@ -85,7 +85,10 @@ class Pricer:
         """Return a kernel's seconds on the device; ``line``: its site's line, which selects the calibrated curve."""
         if kernel.kind == "matmul":
             rows, columns, inner, batch = kernel.shape
-            return self.prices.matmul(rows, columns, inner, dtype=self._choose_dtype(kernel), batch=batch)
+            aligned = roofline.ALIGNED if self.job.stack.is_compiled else kernel.aligned  # compiled: rows are padded
+            return self.prices.matmul(
+                rows, columns, inner, dtype=self._choose_dtype(kernel), batch=batch, aligned=aligned
+            )
         if kernel.kind.startswith("attention"):
             return self._price_attention(kernel)
         launches = self._count_launches(kernel, line=line)
