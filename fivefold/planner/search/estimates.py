@@ -73,6 +73,9 @@ class Estimates(Tables):
         self._pass_cost, self._state_cost = UNITS_PER_PASS * units_per_pass, UNITS_PER_STATE * len(self.runs)
         shapes = [Layout(pp=shape.pp, v=shape.v, schedule=shape.schedule) for shape in space.shapes]
         self._ends_on_different_ranks = np.array([ends_on_different_ranks(shape) for shape in shapes]).astype(np.int64)
+        by_pp = np.lexsort([self._ends_on_different_ranks, space.shape_pp])
+        # of each shape, one with as many ranks, whose ends are on the same rank if a schedule has them there
+        self._shape_with_near_ends = by_pp[np.searchsorted(space.shape_pp, space.shape_pp)]
         self._overlaps_p2p = np.array(
             [self.counts.job.stack.overlaps_p2p(shape.schedule) for shape in space.shapes], np.int64
         )
@@ -219,13 +222,15 @@ class Estimates(Tables):
     def resting_bytes(self, candidates: CandidateLayouts) -> Floats:
         """Return the bytes [n] of states and gradients of the full model at the end of a step.
 
-        They are divided by tp, ep and ZeRO, not by pp: the minimum over ZeRO stages. Without a pipeline some gradients
-        are freed before the last ones are made.
+        They are divided by tp, ep and ZeRO, not by pp: the minimum over ZeRO stages and schedules, of which some have
+        both ends on one rank, where tied embeddings are one table. Without a pipeline some gradients are freed before
+        the last ones are made.
         """
         partials = self.partials.take(candidates.partial)
         replicas = partials.dp * partials.cp
-        unsharded = candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas))
-        fully_sharded = candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas)
+        shapes = self._shape_with_near_ends[candidates.shape]
+        unsharded = candidates._replace(shape=shapes, zero=np.zeros_like(replicas), shards=np.ones_like(replicas))
+        fully_sharded = unsharded._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas)
         smallest = np.minimum(self._count_resting_bytes(unsharded), self._count_resting_bytes(fully_sharded))
         resident_bytes, gradient_bytes = smallest[:, 0], smallest[:, 1]
         freed = gradient_bytes[:, 0] + gradient_bytes[:, 2:].max(axis=1)

@@ -11,6 +11,7 @@ import pytest
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.sharding import get_policy
+from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
@@ -46,6 +47,17 @@ CASES = {
     "llama2-7b a100:16": Job(sequence=4096, global_batch=64, stack=stack_named("fsdp2")),
     "llama3.2-1b l4:8": Job(sequence=2048, global_batch=8, offload=("optimizer",), overlap=("dp", "tp", "cp", "ep")),
 }
+
+
+def test_tied_ends_on_one_rank_hold_one_table() -> None:
+    """Under DualPipeV the first rank holds both ends, and may hold no layer: the table is counted once, not twice."""
+    model, machine = build_model("llama3.2-1b").replace(layers=2), resolve("gh200:2", local=NOWHERE)
+    job, layout = Job(sequence=64, global_batch=8), Layout.parse("pp2 v2 dualpipev mbs1")
+    planner, space = Planner(model=model, machine=machine, job=job), Space(model, job, world=2)
+    is_pipeline = space.partials.pp == 2
+    assert is_pipeline.any()
+    resting = Bounds(planner, space, space.partials).resting_bytes()[is_pipeline]
+    assert resting.max() <= max(rank.peak_bytes for rank in planner.memory(layout))
 
 
 @pytest.mark.parametrize("seed", mark_share(9, range(3)))
