@@ -16,6 +16,7 @@ from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.keys import describe_quantization, flatten_tables, list_unread, read_fields
 from fivefold.model.huggingface.model_types import LACKS, MODEL_TYPES
+from fivefold.model.huggingface.remote_code import REMOTE_CLASSES, translate_remote_config
 from fivefold.model.huggingface.vision import UnreadTower, read_tower
 from fivefold.model.spec import Model
 from fivefold.model.vision import VisionTower
@@ -81,6 +82,8 @@ def describe_remark(config: dict[str, Any], *, name: str) -> str | None:
         ignored = ", ".join(f"{key}={reprlib.repr(text.values[key])}" for key in keys)
         warnings.append(f"keys without effect, as in transformers' {text.architecture}: {ignored}")
     if text.wrapped:
+        if assumed := _describe_assumed_tie(config, text=text, name=name):
+            warnings.append(assumed)
         width = from_config(config, name=name).width
         if reason := _find_tower(config, text_width=width, name=name)[1]:
             warnings.append(f"only the text model is read: {reason.removeprefix(f'{name}: ')}")
@@ -95,6 +98,26 @@ def is_rope_interleaved(config: dict[str, Any], *, name: str) -> bool:
     return bool(read_config(text.values, family=text.family, name=name).rope_interleave)
 
 
+def _describe_assumed_tie(config: dict[str, Any], *, text: Text, name: str) -> str:
+    """Say that the head is tied by default if a multimodal config says nothing and its text family would not tie it.
+
+    transformers takes the default of the outer class, but does not tie two different tensors of a checkpoint: published
+    weights may have a head of their own.
+    """
+    wrapper = WRAPPERS[_find_model_type(config, name=name)]
+    inner = config.get("text_config", {})
+    if not wrapper.tied or "tie_word_embeddings" in config or not text.values["tie_word_embeddings"]:
+        return ""
+    if inner.get("tie_word_embeddings", text.family.defaults.get("tie_word_embeddings", False)):
+        return ""
+    untied = from_config(config | {"tie_word_embeddings": False}, name=name)
+    return (
+        f"tie_word_embeddings is missing, so the head is the embedding as in transformers' {wrapper.architecture}; if "
+        "the checkpoint has an lm_head.weight, give tie_word_embeddings=false: "
+        f"{untied.parameters / 1e9:.1f} B parameters"
+    )
+
+
 class Text(NamedTuple):
     """The text model of a config: its family and keys, those of tables too. ``architecture``: of the full model."""
 
@@ -107,6 +130,7 @@ class Text(NamedTuple):
 
 def find_text_model(config: dict[str, Any], *, name: str) -> Text:
     """Find the text model of ``config``, in a multimodal one under ``text_config``; ``UserError`` if not supported."""
+    config = translate_remote_config(config, name=name)
     kind = _find_model_type(config, name=name)
     if kind in FAMILIES:
         family, model_type = FAMILIES[kind], config.get("model_type")
@@ -190,6 +214,8 @@ def _list_names(*, by_class: bool) -> Iterator[str]:
         yield family.architecture if by_class else model_type
         if by_class and family.published_architecture:
             yield family.published_architecture
+    if by_class:
+        yield from REMOTE_CLASSES
     for model_type, wrapper in WRAPPERS.items():
         yield wrapper.architecture if by_class else model_type
 

@@ -208,3 +208,14 @@ def test_models_with_families_lists_all_families_or_those_with_a_word() -> None:
     assert any(line.split()[:1] == ["qwen4_exp"] and "embeddings per layer" in line for line in lines)
     with pytest.raises(UserError, match=r"no family contains 'zzz'; `fivefold models --families` lists all"):
         list_families("zzz")
+
+
+def test_the_published_class_of_longcat_flash_is_read() -> None:
+    """meituan-longcat/LongCat-Flash-Chat:config.json names the class of its own code: 560 billion parameters.
+
+    transformers also holds weights of the experts that give a token back, which it never multiplies with.
+    """
+    config = {"architectures": ["LongcatCausalLM"], "model_type": "longcat_flash", "num_layers": 28}
+    assert from_config(config, name="x") == from_config(config | {"architectures": None}, name="x")
+    without = config | {"zero_expert_num": 0}
+    assert from_config(without, name="x").parameters / 1e9 == pytest.approx(560, rel=0.002)

@@ -12,7 +12,7 @@ from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT
 
 from fivefold.model.huggingface.families import WRAPPERS
-from fivefold.model.huggingface.read import from_config
+from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.record import UserError
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from tests.model.judged import silence_transformers
@@ -125,3 +125,21 @@ def test_phi4_multimodal_is_phi4_without_its_towers(tmp_path: Path) -> None:
         torch.testing.assert_close(decoder(opened)(text), wanted, rtol=0, atol=1e-5)
     assert opened.ignored
     assert all(name.startswith("model.embed_tokens_extend.") for name in opened.ignored)
+
+
+def test_a_head_that_only_a_default_ties_is_a_remark() -> None:
+    """transformers' Mistral3Config ties it, but the weights of Mistral Small 3.2 have a head of their own."""
+    text = {"model_type": "mistral", **SMALL["mistral"]}
+    del text["tie_word_embeddings"]
+    config = {"model_type": "mistral3", "text_config": text}
+    apart = from_config(config | {"tie_word_embeddings": False}, name="x")
+    assert from_config(config, name="x").parameters < apart.parameters
+    remark = describe_remark(config, name="x")
+    assert remark is not None
+    assert "tie_word_embeddings is missing, so the head is the embedding" in remark
+    assert f"{apart.parameters / 1e9:.1f} B parameters" in remark
+    for tied in (True, False):
+        assert "tie_word_embeddings" not in str(describe_remark(config | {"tie_word_embeddings": tied}, name="x"))
+    text = {"model_type": "gemma3_text", **SMALL["gemma3_text"], "tie_word_embeddings": True}
+    remark = describe_remark({"model_type": "gemma3", "text_config": text}, name="x")
+    assert "tie_word_embeddings" not in str(remark)

@@ -68,6 +68,7 @@ TENSORS = {
 LONGCAT_FLASH = Family(
     model_type="longcat_flash",
     architecture="LongcatFlashForCausalLM",
+    published_architecture="LongcatCausalLM",
     keys=drop_keys(decoder.KEYS, "intermediate_size", "num_hidden_layers")
     | drop_keys(decoder.LATENT_KEYS, "rope_interleave")
     | map_same_names("routed_scaling_factor")
