@@ -105,7 +105,7 @@ def signals() -> object:
          r"layout '.*': sequence 2048 is longer than the 1024 learned positions of gpt2; try seq 1024"),
         (("search", "gpt2", "h100:8", "--seq", "2048"), r"sequence 2048 is longer than the 1024 learned .*"),
         (("search", "nano", "h100:8", "--seq", "1" + "0" * 20), r"--seq must be .* or less, not 10+"),
-        (("predict", "nano", "h100:8", "pp2 gpipe", "--gbs", "1000000"), r".*: 1000000 micro-.* too many .*"),
+        (("predict", "nano", "h100:8", "dp1 pp2 gpipe", "--gbs", "1000000"), r".*: 1000000 micro-.* too many .*"),
         (("predict", "nano", "h100:8", "dp99999 tp99999"), r".*: .*=9999800001 ranks are more than 9,.*"),
         *(((*ASK, word), rf"tokens={word}: a run has 1,000 to 1e\+18; .*") for word in ("inf", "nan", "0", "-1")),
         (("ask", "batch", "nano", "h100:8", "dp8", "--tokens", "0"), r"tokens=0: a run has .*"),

@@ -190,8 +190,8 @@ class Layout(Record):
     def parse(cls, text: str, *, ranks: int | None = None) -> Layout:
         """Parse text such as ``dp2 zero1 mbs4``; a ``UserError`` names the invalid token.
 
-        ``ranks``: those of the machine, over which ``fsdp``, or ``zero3`` as the only keyword of a mesh, spreads its
-        data-parallel ranks where the text gives no number; a ``UsageWarning`` says so.
+        ``ranks``: those of the machine. Without dp and cp, as many data-parallel ranks as use all of them are filled
+        in for ``fsdp``, ``tp8 pp2`` or ``zero3``; a ``UsageWarning`` says so.
         """
         if not text.strip():
             raise UserError(f"layout {text!r} is empty; write for example 'dp8 zero1', or dp1 for a single GPU")
@@ -314,9 +314,10 @@ _FORMS = (
 def _fill_data_parallel(text: str, fields: Mapping[str, object], ranks: int | None) -> dict[str, int]:
     """Return the degree dp that a layout without dp and cp leaves open: all ranks of the machine are used."""
     sharding = _DATA_PARALLEL.search(" ".join(split_tokens(text)))
-    if not (sharding or (ranks and leaves_dp_open(text, fields))):
-        return {}
     degrees = [degree for axis in ("tp", "pp") if isinstance(degree := fields.get(axis, 1), int)]
+    is_open = sharding or (ranks and leaves_dp_open(text, fields))
+    if not is_open and (not ranks or prod(degrees) in (1, ranks) or ranks % prod(degrees)):
+        return {}
     if ranks and ranks % prod(degrees) == 0:
         degree = ranks // prod(degrees)
         warnings.warn(f"layout {text!r}: dp{degree} is filled in, for all {ranks} ranks", UsageWarning, stacklevel=3)

@@ -106,6 +106,15 @@ def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree(
     assert str(Layout.parse("tp8 zero1", ranks=8)) == "dp1 tp8 zero1 mbs1"
 
 
+def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree_next_to_other_axes() -> None:
+    with pytest.warns(UsageWarning, match="dp8 is filled in, for all 512 ranks"):
+        assert str(Layout.parse("tp8 pp8 zero1", ranks=512)) == "dp8 tp8 pp8 zero1 1f1b mbs1"
+    assert str(Layout.parse("tp3", ranks=8)) == "dp1 tp3 zero0 mbs1"
+    assert str(Layout.parse("dp1 tp4", ranks=8)) == "dp1 tp4 zero0 mbs1"
+    assert str(Layout.parse("mbs4", ranks=8)) == "dp1 zero0 mbs4"
+    assert str(Layout.parse("tp4")) == "dp1 tp4 zero0 mbs1"
+
+
 def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree_of_experts() -> None:
     with pytest.warns(UsageWarning, match="dp8 is filled in, for all 8 ranks"):
         assert str(Layout.parse("ep8 zero3 mbs1", ranks=8)) == "dp8 ep8 zero3 mbs1"
