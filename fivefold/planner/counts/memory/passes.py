@@ -165,8 +165,8 @@ def pass_peak(rules: PassRules, pass_kind: PassKind) -> tuple[int, Cause]:
     )
     peak = rules.stages.peaks.get(key)
     if peak is None:
-        moments = list_pass_moments(
-            rules, pass_kind._replace(last=last), include_non_peak_units=rules.coalesced.is_uneven
+        moments = _list_pass_moments(
+            rules, pass_kind, last=last, pending=pending, include_non_peak_units=rules.coalesced.is_uneven
         )
         peak = rules.stages.peaks[key] = max(((moment.bytes, moment.cause) for moment in moments), key=itemgetter(0))
     return peak
@@ -179,13 +179,22 @@ def list_pass_moments(
 
     ``include_non_peak_units``: also those of units that cannot be the peak.
     """
+    pending = count_pending_bytes(rules, pass_kind)
+    return _list_pass_moments(
+        rules, pass_kind, last=pass_kind.last, pending=pending, include_non_peak_units=include_non_peak_units
+    )
+
+
+def _list_pass_moments(
+    rules: PassRules, pass_kind: PassKind, *, last: bool, pending: int, include_non_peak_units: bool
+) -> Iterator[LiveBytes]:
+    """Return the moments of a pass whose predecessor left ``pending`` bytes of sums in flight."""
     kind = pass_kind.kind
     stage = pass_kind.stage
     first = pass_kind.first and not rules.reductions.is_persistent
     units: Sequence[UnitGroupMemory] = rules.stages.chunks[stage].groups
     if include_non_peak_units:
         units = [unit._replace(can_be_peak=True) for unit in units]
-    pending = count_pending_bytes(rules, pass_kind)
     # stage 0: its B computes nothing, as no earlier stage needs a gradient: W does all
     w_computes_all = rules.retains_graph and stage == 0
     if kind == "B" and w_computes_all:
@@ -201,7 +210,7 @@ def list_pass_moments(
     if kind == "BW" and stage < rules.first_backward:
         return iter([LiveBytes((0, 0, "backward"), pending, 0, 0, 0)])
     if kind == "W" and not w_computes_all:
-        moments = _list_w_moments(rules, units, first=first, last=pass_kind.last, pending=pending)
+        moments = _list_w_moments(rules, units, first=first, last=last, pending=pending)
         return _subtract_activations(moments, rules.buffers.graph_bytes(stage)) if rules.retains_graph else moments
     if kind == "F":
         moments = _list_forward_moments(
@@ -218,13 +227,15 @@ def list_pass_moments(
             units,
             stage,
             first=first,
-            last=pass_kind.last,
+            last=last,
             split=kind == "B",
             weights_gathered=pass_kind.is_gathered,
             pending=pending,
         )
     if kind == "W":  # the gradient of its output is a buffer that W does not count as its own
         moments = _subtract_activations(moments, rules.stream_bytes * rules.buffers.has_recv_buffers)
+    if not (rules.coalesced.gathers_by_weight or (rules.coalesced.bucket_bytes and kind != "F")):
+        return moments
     return _with_coalesced(rules, moments, units, stage=stage, backward=kind != "F")
 
 
@@ -846,9 +857,6 @@ def _with_coalesced(
 ) -> Iterator[LiveBytes]:
     """Yield the moments of a pass, with what joined messages hold."""
     coalesced = rules.coalesced
-    if not (coalesced.gathers_by_weight or (coalesced.bucket_bytes and backward)):
-        yield from moments
-        return
     first_units = [0, *accumulate(unit.group.times for unit in units)]
     gathers = _list_fetches(rules, stage)
     element_bytes = rules.counts.job.precision.high_precision_bytes
