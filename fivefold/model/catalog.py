@@ -220,141 +220,47 @@ def from_values(values: dict[str, Any], *, name: str, source: str) -> Model:
     return Model.read({"name": name, "source": source, **values}, origin=source)
 
 
-def _shape(family: str, *, layers: int, width: int, heads: int, ffn: int, vocab: int, positions: int) -> dict[str, Any]:
-    return {
-        "model_type": family,
-        "num_hidden_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "intermediate_size": ffn,
-        "vocab_size": vocab,
-        "max_position_embeddings": positions,
-    }
+# Short names of the columns below, and the keys of ``config.json`` that they stand for. Other columns are keys.
+COLUMNS = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "positions": "max_position_embeddings",
+}
 
 
-def _bytes(*, layers: int, width: int, heads: int, kv_heads: int, ffn: int, positions: int) -> dict[str, Any]:
-    shape = _shape("llama", layers=layers, width=width, heads=heads, ffn=ffn, vocab=256, positions=positions)
-    return shape | {"num_key_value_heads": kv_heads, "rms_norm_eps": 1e-5}
+def _list_models(columns: str, rows: dict[str, tuple[Any, ...]], **shared: Any) -> dict[str, CatalogEntry]:
+    """Return the entries of a table of models; ``shared``: the keys that are equal in all of its rows.
+
+    A row holds the model's source and a value for each of ``columns``; None is the default of its family. A dict of
+    the model's other keys may follow, and then a text that says where else they are written.
+    """
+    names = columns.split()
+    entries = {}
+    for name, (source, *values) in rows.items():
+        also = values.pop() if isinstance(values[-1], str) else ""
+        other = values.pop() if isinstance(values[-1], dict) else {}
+        cells = {key: value for key, value in zip(names, values, strict=True) if value is not None}
+        config = {COLUMNS.get(key, key): value for key, value in (shared | cells).items()}
+        entries[name] = CatalogEntry(source, config | other, also)
+    return entries
 
 
-def _llama2(*, layers: int, width: int, heads: int, kv_heads: int, ffn: int) -> dict[str, Any]:
-    shape = _shape("llama", layers=layers, width=width, heads=heads, ffn=ffn, vocab=32_000, positions=4096)
-    return shape | {"num_key_value_heads": kv_heads, "rms_norm_eps": 1e-5}
+def _make_yarn(factor: float, *, mscale: float, beta_fast: float = 32.0) -> dict[str, Any]:
+    lengths = {"type": "yarn", "factor": factor, "original_max_position_embeddings": 4096}
+    return lengths | {"beta_fast": beta_fast, "beta_slow": 1.0, "mscale": mscale, "mscale_all_dim": mscale}
 
 
-def _llama3(*, layers: int, width: int, heads: int, ffn: int) -> dict[str, Any]:
-    shape = _shape("llama", layers=layers, width=width, heads=heads, ffn=ffn, vocab=128_256, positions=8192)
-    return shape | {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 500_000.0}
-
-
-def _llama3_stretch(factor: float) -> dict[str, Any]:
+def _make_llama3_scaling(factor: float) -> dict[str, Any]:
     """Return the rope scaling since Llama 3.1: low frequencies divided by ``factor``, for 131 072 positions."""
     scaling = {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
-    return {"max_position_embeddings": 131_072, "rope_scaling": {**scaling, "original_max_position_embeddings": 8192}}
+    return scaling | {"original_max_position_embeddings": 8192}
 
 
-def _shape_with_groups(
-    family: str,
-    *,
-    layers: int,
-    width: int,
-    heads: int,
-    kv_heads: int,
-    ffn: int,
-    vocab: int,
-    positions: int,
-    **keys: Any,
-) -> dict[str, Any]:
-    """Return a model whose attention groups its heads; ``keys``: what else its config sets."""
-    shape = _shape(family, layers=layers, width=width, heads=heads, ffn=ffn, vocab=vocab, positions=positions)
-    return shape | {"num_key_value_heads": kv_heads} | keys
-
-
-def _llama(**shape: Any) -> dict[str, Any]:
-    return _shape_with_groups("llama", **shape)
-
-
-def _mistral(**shape: Any) -> dict[str, Any]:
-    return _shape_with_groups("mistral", **shape) | {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None}
-
-
-def _falcon(*, layers: int, width: int, heads: int, **keys: Any) -> dict[str, Any]:
-    shape = {"num_hidden_layers": layers, "hidden_size": width, "num_attention_heads": heads, "vocab_size": 65_024}
-    kind = {"model_type": "falcon", "multi_query": True, "parallel_attn": True, "alibi": False, "bias": False}
-    return kind | shape | keys
-
-
-def _mpt(*, layers: int, width: int, heads: int, positions: int) -> dict[str, Any]:
-    shape = {"n_layers": layers, "d_model": width, "n_heads": heads, "max_seq_len": positions, "vocab_size": 50_432}
-    return {"model_type": "mpt", "expansion_ratio": 4, "no_bias": True, "attn_config": {"alibi": True}} | shape
-
-
-def _opt(*, layers: int, width: int, heads: int) -> dict[str, Any]:
-    shape = {"hidden_size": width, "word_embed_proj_dim": width, "ffn_dim": 4 * width, "num_attention_heads": heads}
-    return {"model_type": "opt", "num_hidden_layers": layers} | shape
-
-
-def _qwen25(*, layers: int, width: int, heads: int, kv_heads: int, ffn: int, vocab: int = 152_064) -> dict[str, Any]:
-    shape = _shape("qwen2", layers=layers, width=width, heads=heads, ffn=ffn, vocab=vocab, positions=131_072)
-    return shape | {"num_key_value_heads": kv_heads, "rope_theta": 1e6}
-
-
-def _qwen3(*, family: str = "qwen3", layers: int, width: int, heads: int, ffn: int) -> dict[str, Any]:
-    shape = _shape(family, layers=layers, width=width, heads=heads, ffn=ffn, vocab=151_936, positions=40_960)
-    return shape | {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1e6}
-
-
-def _qwen3_moe(*, layers: int, width: int, heads: int, ffn: int, expert_ffn: int) -> dict[str, Any]:
-    shape = _qwen3(family="qwen3_moe", layers=layers, width=width, heads=heads, ffn=ffn)
-    experts = {
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "moe_intermediate_size": expert_ffn,
-        "norm_topk_prob": True,
-    }
-    return shape | experts | {"num_key_value_heads": 4}
-
-
-def _qwen3_2507(config: dict[str, Any], rope_theta: float) -> dict[str, Any]:
-    """Return a Qwen3 of July 2025, which reads 262 144 tokens.
-
-    The bases of the rotary angles are those of the published configs as others quote them: 4B in
-    akougkas/warpio-cli, 30B in UbiquitousLearning/mllm#619, 235B in radixark/miles#327.
-    """
-    return config | {"max_position_embeddings": 262_144, "rope_theta": rope_theta}
-
-
-def _nemotron4(*, layers: int, width: int, heads: int, ffn: int) -> dict[str, Any]:
-    shape = _shape("nemotron", layers=layers, width=width, heads=heads, ffn=ffn, vocab=256_000, positions=4096)
-    return shape | {"num_key_value_heads": 8}
-
-
-def _gpt_oss(*, layers: int, experts: int) -> dict[str, Any]:
-    shape = _shape("gpt_oss", layers=layers, width=2880, heads=64, ffn=2880, vocab=201_088, positions=131_072)
-    return shape | {"num_local_experts": experts, "router_aux_loss_coef": 0.9}
-
-
-def _yarn(factor: float, *, mscale: float, beta_fast: float = 32.0) -> dict[str, Any]:
-    lengths = {"factor": factor, "original_max_position_embeddings": 4096}
-    return {
-        "rope_scaling": lengths
-        | {"type": "yarn", "beta_fast": beta_fast, "beta_slow": 1.0, "mscale": mscale, "mscale_all_dim": mscale}
-    }
-
-
-def _deepseek_v3(*, mtp_depth: int) -> dict[str, Any]:
-    shape = _shape("deepseek_v3", layers=61, width=7168, heads=128, ffn=18_432, vocab=129_280, positions=163_840)
-    return shape | _yarn(40.0, mscale=1.0) | {"num_nextn_predict_layers": mtp_depth}
-
-
-def _gemma3(*, layers: int, width: int, heads: int, kv_heads: int, head_dim: int, ffn: int) -> dict[str, Any]:
-    """Return the text model of a Gemma 3 that sees images."""
-    shape = _shape("gemma3_text", layers=layers, width=width, heads=heads, ffn=ffn, vocab=262_208, positions=131_072)
-    scaling = {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
-    return shape | scaling | {"num_key_value_heads": kv_heads, "head_dim": head_dim}
-
-
-def _with_siglip(text: dict[str, Any]) -> dict[str, Any]:
+def _add_siglip(entry: CatalogEntry) -> CatalogEntry:
     """Return a Gemma 3 that reads images of 896 x 896 pixels as 256 tokens."""
     tower = {
         "model_type": "siglip_vision_model",
@@ -366,41 +272,30 @@ def _with_siglip(text: dict[str, Any]) -> dict[str, Any]:
         "image_size": 896,
         "vision_use_head": False,
     }
-    return {"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": text, "vision_config": tower}
+    config = {"model_type": "gemma3", "mm_tokens_per_image": 256, "text_config": entry.config, "vision_config": tower}
+    return entry._replace(config=config)
 
 
-def _qwen3_vl(text: dict[str, Any], **tower: Any) -> dict[str, Any]:
+def _add_qwen3_tower(source: str, text: CatalogEntry, **tower: Any) -> CatalogEntry:
     """Return a Qwen3-VL around a Qwen3; ``tower``: what is not the default of transformers' Qwen3VLVisionConfig."""
-    text = text | {"model_type": f"{text['model_type'].replace('qwen3', 'qwen3_vl')}_text", "rope_theta": 5e6}
-    text = text | {"max_position_embeddings": 262_144}
-    kind = text["model_type"].removesuffix("_text")
-    tower = {"model_type": kind, "out_hidden_size": text["hidden_size"]} | tower
-    tied = text.get("tie_word_embeddings", False)
-    return {"model_type": kind, "tie_word_embeddings": tied, "text_config": text, "vision_config": tower}
-
-
-def _small_gemma3(*, layers: int, width: int, ffn: int) -> dict[str, Any]:
-    shape = _shape("gemma3_text", layers=layers, width=width, heads=4, ffn=ffn, vocab=262_144, positions=32_768)
-    return shape | {"num_key_value_heads": 1, "head_dim": 256, "sliding_window": 512}
-
-
-def _glm45(*, layers: int, width: int, ffn: int, expert_ffn: int, experts: int, dense: int) -> dict[str, Any]:
-    """Return a GLM-4.5 without its layer of multi-token prediction."""
-    shape = _shape("glm4_moe", layers=layers, width=width, heads=96, ffn=ffn, vocab=151_552, positions=131_072)
-    moe = {
-        "moe_intermediate_size": expert_ffn,
-        "n_routed_experts": experts,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
-        "first_k_dense_replace": dense,
-        "num_nextn_predict_layers": 0,
+    kind = text.config["model_type"].replace("qwen3", "qwen3_vl")
+    config = {
+        "model_type": kind,
+        "tie_word_embeddings": text.config.get("tie_word_embeddings", False),
+        "text_config": text.config
+        | {"model_type": f"{kind}_text", "rope_theta": 5e6, "max_position_embeddings": 262_144},
+        "vision_config": {"model_type": kind, "out_hidden_size": text.config["hidden_size"]} | tower,
     }
-    return shape | moe | {"num_key_value_heads": 8, "head_dim": 128, "attention_bias": True, "rope_theta": 1e6}
+    return CatalogEntry(source, config)
 
 
-def _lfm2(*, width: int, heads: int, ffn: int) -> dict[str, Any]:
-    shape = _shape("lfm2", layers=16, width=width, heads=heads, ffn=ffn, vocab=65_536, positions=128_000)
-    return shape | {"num_key_value_heads": 8, "full_attn_idxs": [2, 5, 8, 10, 12, 14]}
+def _extend_qwen3(source: str, entry: CatalogEntry, rope_theta: float) -> CatalogEntry:
+    """Return a Qwen3 of July 2025, which reads 262 144 tokens.
+
+    The bases of the rotary angles are those of the published configs as others quote them: 4B in
+    akougkas/warpio-cli, 30B in UbiquitousLearning/mllm#619, 235B in radixark/miles#327.
+    """
+    return CatalogEntry(source, entry.config | {"max_position_embeddings": 262_144, "rope_theta": rope_theta})
 
 
 def _list_defaults() -> dict[str, CatalogEntry]:
@@ -455,6 +350,10 @@ _DEFAULTS = """
 """
 
 _TIED = {"tie_word_embeddings": True}
+_LLAMA3 = {"model_type": "llama", "kv_heads": 8, "vocab": 128_256, "rms_norm_eps": 1e-5, "rope_theta": 5e5}
+_QWEN3 = {"vocab": 151_936, "positions": 40_960, "head_dim": 128, "rope_theta": 1e6}
+_QWEN3_MOE = {"num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
+_GEMMA3 = {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
 
 _GEMMA = "google-deepmind/gemma@7691fd4:gemma/gm/nn/_gemma.py"
 _SLIME = "THUDM/slime@624b824:scripts/models"
@@ -464,709 +363,361 @@ _QWEN25 = "Qwen2.5 report, arXiv:2412.15115, table 1"
 _BRIDGE = "NVIDIA-NeMo/Megatron-Bridge@067f987:docs/models/glm/glm45.md"
 
 CATALOG: dict[str, CatalogEntry] = {
-    "nano": CatalogEntry(
-        "Fivefold's tests: bytes through Llama blocks",
-        _bytes(layers=2, width=64, heads=4, kv_heads=2, ffn=176, positions=512),
-    ),
-    "tiny": CatalogEntry(
-        "Fivefold's demo: bytes through Llama blocks",
-        _bytes(layers=6, width=256, heads=8, kv_heads=4, ffn=768, positions=2048),
-    ),
-    "llama2-7b": CatalogEntry(
-        "meta-llama/Llama-2-7b-hf", _llama2(layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008)
-    ),
-    "llama2-13b": CatalogEntry(
-        "meta-llama/Llama-2-13b-hf", _llama2(layers=40, width=5120, heads=40, kv_heads=40, ffn=13_824)
-    ),
-    "llama2-70b": CatalogEntry(
-        "meta-llama/Llama-2-70b-hf", _llama2(layers=80, width=8192, heads=64, kv_heads=8, ffn=28_672)
-    ),
-    "llama3-8b": CatalogEntry("meta-llama/Meta-Llama-3-8B", _llama3(layers=32, width=4096, heads=32, ffn=14_336)),
-    "llama3-70b": CatalogEntry("meta-llama/Meta-Llama-3-70B", _llama3(layers=80, width=8192, heads=64, ffn=28_672)),
-    "llama3.1-8b": CatalogEntry(
-        "meta-llama/Llama-3.1-8B", _llama3(layers=32, width=4096, heads=32, ffn=14_336) | _llama3_stretch(8.0)
-    ),
-    "llama3.1-70b": CatalogEntry(
-        "meta-llama/Llama-3.1-70B", _llama3(layers=80, width=8192, heads=64, ffn=28_672) | _llama3_stretch(8.0)
-    ),
-    "llama3.3-70b": CatalogEntry(
-        "meta-llama/Llama-3.3-70B-Instruct", _llama3(layers=80, width=8192, heads=64, ffn=28_672) | _llama3_stretch(8.0)
-    ),
-    "llama3-405b": CatalogEntry(  # Llama 3.0 has no 405B
-        "meta-llama/Llama-3.1-405B", _llama3(layers=126, width=16_384, heads=128, ffn=53_248) | _llama3_stretch(8.0)
-    ),
-    "llama3.2-1b": CatalogEntry(
-        "meta-llama/Llama-3.2-1B", _llama3(layers=16, width=2048, heads=32, ffn=8192) | _llama3_stretch(32.0) | _TIED
-    ),
-    "llama3.2-3b": CatalogEntry(
-        "meta-llama/Llama-3.2-3B", _llama3(layers=28, width=3072, heads=24, ffn=8192) | _llama3_stretch(32.0) | _TIED
-    ),
-    "mistral-7b": CatalogEntry(
-        "mistralai/Mistral-7B-v0.1",
-        _shape("mistral", layers=32, width=4096, heads=32, ffn=14_336, vocab=32_000, positions=32_768)
-        | {"rms_norm_eps": 1e-5},
-    ),
-    "mixtral-8x7b": CatalogEntry(
-        "mistralai/Mixtral-8x7B-v0.1",
-        _shape("mixtral", layers=32, width=4096, heads=32, ffn=14_336, vocab=32_000, positions=32_768)
-        | {"router_aux_loss_coef": 0.02},
-    ),
-    "qwen2-7b": CatalogEntry("Qwen/Qwen2-7B", _qwen25(layers=28, width=3584, heads=28, kv_heads=4, ffn=18_944)),
-    "qwen2.5-0.5b": CatalogEntry(
-        "Qwen/Qwen2.5-0.5B",
-        _qwen25(layers=24, width=896, heads=14, kv_heads=2, ffn=4864, vocab=151_936)
-        | {"max_position_embeddings": 32_768}
-        | _TIED,
-        f"{_VIME}/qwen2.5-0.5B.sh; {_QWEN25}",
-    ),
-    "qwen2.5-1.5b": CatalogEntry(
-        "Qwen/Qwen2.5-1.5B",
-        _qwen25(layers=28, width=1536, heads=12, kv_heads=2, ffn=8960, vocab=151_936) | _TIED,
-        f"{_VIME}/qwen2.5-1.5B.sh; {_QWEN25}",
-    ),
-    "qwen2.5-3b": CatalogEntry(
-        "Qwen/Qwen2.5-3B",
-        _qwen25(layers=36, width=2048, heads=16, kv_heads=2, ffn=11_008, vocab=151_936)
-        | {"max_position_embeddings": 32_768}
-        | _TIED,
-        _COPIED,
-    ),
-    "qwen2.5-7b": CatalogEntry(
-        "Qwen/Qwen2.5-7B", _qwen25(layers=28, width=3584, heads=28, kv_heads=4, ffn=18_944), _QWEN25
-    ),
-    "qwen2.5-14b": CatalogEntry(
-        "Qwen/Qwen2.5-14B",
-        _qwen25(layers=48, width=5120, heads=40, kv_heads=8, ffn=13_824) | {"rms_norm_eps": 1e-5},
-        _COPIED,
-    ),
-    "qwen2.5-32b": CatalogEntry(
-        "Qwen/Qwen2.5-32B",
-        _qwen25(layers=64, width=5120, heads=40, kv_heads=8, ffn=27_648) | {"rms_norm_eps": 1e-5},
-        _COPIED,
-    ),
-    "qwen2.5-72b": CatalogEntry(
-        "Qwen/Qwen2.5-72B",
-        _qwen25(layers=80, width=8192, heads=64, kv_heads=8, ffn=29_568) | {"rms_norm_eps": 1e-5},
-        _QWEN25,
-    ),
-    "qwen3-0.6b": CatalogEntry("Qwen/Qwen3-0.6B", _qwen3(layers=28, width=1024, heads=16, ffn=3072) | _TIED),
-    "qwen3-1.7b": CatalogEntry("Qwen/Qwen3-1.7B", _qwen3(layers=28, width=2048, heads=16, ffn=6144) | _TIED),
-    "qwen3-4b": CatalogEntry("Qwen/Qwen3-4B", _qwen3(layers=36, width=2560, heads=32, ffn=9728) | _TIED),
-    "qwen3-8b": CatalogEntry("Qwen/Qwen3-8B", _qwen3(layers=36, width=4096, heads=32, ffn=12_288)),
-    "qwen3-14b": CatalogEntry("Qwen/Qwen3-14B", _qwen3(layers=40, width=5120, heads=40, ffn=17_408)),
-    "qwen3-32b": CatalogEntry("Qwen/Qwen3-32B", _qwen3(layers=64, width=5120, heads=64, ffn=25_600)),
-    "qwen3-30b-a3b": CatalogEntry(
-        "Qwen/Qwen3-30B-A3B", _qwen3_moe(layers=48, width=2048, heads=32, ffn=6144, expert_ffn=768)
-    ),
-    "qwen3-235b-a22b": CatalogEntry(
-        "Qwen/Qwen3-235B-A22B", _qwen3_moe(layers=94, width=4096, heads=64, ffn=12_288, expert_ffn=1536)
-    ),
-    "qwen3-4b-2507": CatalogEntry(
-        "Qwen/Qwen3-4B-Instruct-2507", _qwen3_2507(_qwen3(layers=36, width=2560, heads=32, ffn=9728) | _TIED, 5e6)
-    ),
-    "qwen3-30b-a3b-2507": CatalogEntry(
-        "Qwen/Qwen3-30B-A3B-Instruct-2507",
-        _qwen3_2507(_qwen3_moe(layers=48, width=2048, heads=32, ffn=6144, expert_ffn=768), 1e7),
-    ),
-    "qwen3-235b-a22b-2507": CatalogEntry(
-        "Qwen/Qwen3-235B-A22B-Instruct-2507",
-        _qwen3_2507(_qwen3_moe(layers=94, width=4096, heads=64, ffn=12_288, expert_ffn=1536), 5e6),
-    ),
-    "qwen2.5-vl-7b": CatalogEntry(
-        "Qwen/Qwen2.5-VL-7B-Instruct",
-        {
-            "model_type": "qwen2_5_vl",
-            "tie_word_embeddings": False,
-            "text_config": _shape(
-                "qwen2_5_vl_text", layers=28, width=3584, heads=28, ffn=18_944, vocab=152_064, positions=128_000
-            )
-            | {"num_key_value_heads": 4, "rope_theta": 1e6},
-            "vision_config": {"model_type": "qwen2_5_vl", "hidden_size": 1280, "out_hidden_size": 3584},
+    **_list_models("layers width heads kv_heads ffn positions", {
+        "nano": ("Fivefold's tests: bytes through Llama blocks", 2, 64, 4, 2, 176, 512),
+        "tiny": ("Fivefold's demo: bytes through Llama blocks", 6, 256, 8, 4, 768, 2048),
+    }, model_type="llama", vocab=256, rms_norm_eps=1e-5),
+    **_list_models("layers width heads kv_heads ffn", {
+        "llama2-7b": ("meta-llama/Llama-2-7b-hf", 32, 4096, 32, 32, 11_008),
+        "llama2-13b": ("meta-llama/Llama-2-13b-hf", 40, 5120, 40, 40, 13_824),
+        "llama2-70b": ("meta-llama/Llama-2-70b-hf", 80, 8192, 64, 8, 28_672),
+    }, model_type="llama", vocab=32_000, positions=4096, rms_norm_eps=1e-5),
+    **_list_models("layers width heads ffn", {
+        "llama3-8b": ("meta-llama/Meta-Llama-3-8B", 32, 4096, 32, 14_336),
+        "llama3-70b": ("meta-llama/Meta-Llama-3-70B", 80, 8192, 64, 28_672),
+    }, **_LLAMA3, positions=8192),
+    **_list_models("layers width heads ffn", {
+        "llama3.1-8b": ("meta-llama/Llama-3.1-8B", 32, 4096, 32, 14_336),
+        "llama3.1-70b": ("meta-llama/Llama-3.1-70B", 80, 8192, 64, 28_672),
+        "llama3.3-70b": ("meta-llama/Llama-3.3-70B-Instruct", 80, 8192, 64, 28_672),
+        "llama3-405b": ("meta-llama/Llama-3.1-405B", 126, 16_384, 128, 53_248),  # Llama 3.0 has no 405B
+    }, **_LLAMA3, positions=131_072, rope_scaling=_make_llama3_scaling(8.0)),
+    **_list_models("layers width heads ffn", {
+        "llama3.2-1b": ("meta-llama/Llama-3.2-1B", 16, 2048, 32, 8192),
+        "llama3.2-3b": ("meta-llama/Llama-3.2-3B", 28, 3072, 24, 8192),
+    }, **_LLAMA3, positions=131_072, rope_scaling=_make_llama3_scaling(32.0), **_TIED),
+    **_list_models("model_type layers width heads ffn vocab positions", {
+        "mistral-7b": ("mistralai/Mistral-7B-v0.1", "mistral", 32, 4096, 32, 14_336, 32_000, 32_768,
+                       {"rms_norm_eps": 1e-5}),
+        "mixtral-8x7b": ("mistralai/Mixtral-8x7B-v0.1", "mixtral", 32, 4096, 32, 14_336, 32_000, 32_768,
+                         {"router_aux_loss_coef": 0.02}),
+        "mistral-small-24b": (
+            "mistralai/Mistral-Small-24B-Base-2501", "mistral", 40, 5120, 32, 32_768, 131_072, 32_768,
+            {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e8, "sliding_window": None},
+            "config.json of estrogen/Mistral-Small-24b-Sertraline-0304-eval-template@d89dfd8, a finetune",
+        ),
+    }),
+    **_list_models("layers width heads kv_heads ffn vocab", {
+        "qwen2-7b": ("Qwen/Qwen2-7B", 28, 3584, 28, 4, 18_944, 152_064),
+        "qwen2.5-0.5b": ("Qwen/Qwen2.5-0.5B", 24, 896, 14, 2, 4864, 151_936,
+                         {"max_position_embeddings": 32_768, **_TIED}, f"{_VIME}/qwen2.5-0.5B.sh; {_QWEN25}"),
+        "qwen2.5-1.5b": ("Qwen/Qwen2.5-1.5B", 28, 1536, 12, 2, 8960, 151_936,
+                         _TIED, f"{_VIME}/qwen2.5-1.5B.sh; {_QWEN25}"),
+        "qwen2.5-3b": ("Qwen/Qwen2.5-3B", 36, 2048, 16, 2, 11_008, 151_936,
+                       {"max_position_embeddings": 32_768, **_TIED}, _COPIED),
+        "qwen2.5-7b": ("Qwen/Qwen2.5-7B", 28, 3584, 28, 4, 18_944, 152_064, _QWEN25),
+        "qwen2.5-14b": ("Qwen/Qwen2.5-14B", 48, 5120, 40, 8, 13_824, 152_064, {"rms_norm_eps": 1e-5}, _COPIED),
+        "qwen2.5-32b": ("Qwen/Qwen2.5-32B", 64, 5120, 40, 8, 27_648, 152_064, {"rms_norm_eps": 1e-5}, _COPIED),
+        "qwen2.5-72b": ("Qwen/Qwen2.5-72B", 80, 8192, 64, 8, 29_568, 152_064, {"rms_norm_eps": 1e-5}, _QWEN25),
+    }, model_type="qwen2", positions=131_072, rope_theta=1e6),
+    **_list_models("layers width heads ffn", {
+        "qwen3-0.6b": ("Qwen/Qwen3-0.6B", 28, 1024, 16, 3072, _TIED),
+        "qwen3-1.7b": ("Qwen/Qwen3-1.7B", 28, 2048, 16, 6144, _TIED),
+        "qwen3-4b": ("Qwen/Qwen3-4B", 36, 2560, 32, 9728, _TIED),
+        "qwen3-8b": ("Qwen/Qwen3-8B", 36, 4096, 32, 12_288),
+        "qwen3-14b": ("Qwen/Qwen3-14B", 40, 5120, 40, 17_408),
+        "qwen3-32b": ("Qwen/Qwen3-32B", 64, 5120, 64, 25_600),
+    }, model_type="qwen3", kv_heads=8, **_QWEN3),
+    **_list_models("layers width heads ffn moe_intermediate_size", {
+        "qwen3-30b-a3b": ("Qwen/Qwen3-30B-A3B", 48, 2048, 32, 6144, 768),
+        "qwen3-235b-a22b": ("Qwen/Qwen3-235B-A22B", 94, 4096, 64, 12_288, 1536),
+        "qwen3-coder-480b-a35b": (
+            "Qwen/Qwen3-Coder-480B-A35B-Instruct", 62, 6144, 96, 8192, 2560,
+            {"num_experts": 160, "num_key_value_heads": 8, "rope_theta": 1e7, "max_position_embeddings": 262_144,
+             "router_aux_loss_coef": 0.0},
+            "ai-dynamo/aiconfigurator@095f58a:aic-core/src/aiconfigurator_core/model_configs, a copy",
+        ),
+    }, model_type="qwen3_moe", kv_heads=4, **_QWEN3, **_QWEN3_MOE),
+    "qwen2.5-vl-7b": CatalogEntry("Qwen/Qwen2.5-VL-7B-Instruct", {
+        "model_type": "qwen2_5_vl", "tie_word_embeddings": False,
+        "text_config": {
+            "model_type": "qwen2_5_vl_text", "num_hidden_layers": 28, "hidden_size": 3584, "num_attention_heads": 28,
+            "num_key_value_heads": 4, "intermediate_size": 18_944, "vocab_size": 152_064,
+            "max_position_embeddings": 128_000, "rope_theta": 1e6,
         },
-    ),
-    "qwen3-vl-4b": CatalogEntry(
-        "Qwen/Qwen3-VL-4B-Instruct",
-        _qwen3_vl(
-            _qwen3(layers=36, width=2560, heads=32, ffn=9728) | _TIED,
-            depth=24,
-            hidden_size=1024,
-            intermediate_size=4096,
-            deepstack_visual_indexes=[5, 11, 17],
+        "vision_config": {"model_type": "qwen2_5_vl", "hidden_size": 1280, "out_hidden_size": 3584},
+    }),
+    **_list_models("layers width heads kv_heads ffn vocab positions", {
+        "gemma2-9b": ("google/gemma-2-9b", 42, 3584, 16, 8, 14_336, 256_000, 8192),
+    }, model_type="gemma2"),
+    **_list_models("layers width ffn", {
+        "gemma3-270m": ("google/gemma-3-270m", 18, 640, 2048,
+                        f"{_GEMMA}, and config.json of Codingstark/gemma3-270m-leetcode, a finetune"),
+        "gemma3-1b": ("google/gemma-3-1b-pt", 26, 1152, 6912,
+                      f"{_GEMMA}, and config.json of mlx-community/gemma-3-1b-pt-6bit, a copy"),
+    }, model_type="gemma3_text", heads=4, kv_heads=1, head_dim=256, vocab=262_144, positions=32_768,
+       sliding_window=512),
+    **{name: _add_siglip(entry) for name, entry in _list_models("layers width heads kv_heads head_dim ffn", {
+        "gemma3-4b": ("google/gemma-3-4b-pt", 34, 2560, 8, None, None, 10_240),
+        "gemma3-12b": ("google/gemma-3-12b-pt", 48, 3840, 16, 8, 256, 15_360,
+                       f"{_GEMMA}, and config.json of OpenPipe/gemma-3-12b-it-text-only"),
+        "gemma3-27b": (
+            "google/gemma-3-27b-pt", 62, 5376, 32, 16, 128, 21_504, {"query_pre_attn_scalar": 168},
+            f"{_GEMMA}, and Lightning-AI/litgpt@2685705:litgpt/config.py; "
+            "the vocabulary of Gemma3TextConfig, transformers 5.23:models/gemma3/configuration_gemma3.py",
         ),
-    ),
-    "qwen3-vl-8b": CatalogEntry(
-        "Qwen/Qwen3-VL-8B-Instruct", _qwen3_vl(_qwen3(layers=36, width=4096, heads=32, ffn=12_288))
-    ),
-    "qwen3-vl-32b": CatalogEntry(
-        "Qwen/Qwen3-VL-32B-Instruct", _qwen3_vl(_qwen3(layers=64, width=5120, heads=64, ffn=25_600))
-    ),
-    "qwen3-vl-30b-a3b": CatalogEntry(
-        "Qwen/Qwen3-VL-30B-A3B-Instruct",
-        _qwen3_vl(_qwen3_moe(layers=48, width=2048, heads=32, ffn=6144, expert_ffn=768)),
-    ),
-    "qwen3-vl-235b-a22b": CatalogEntry(
-        "Qwen/Qwen3-VL-235B-A22B-Instruct",
-        _qwen3_vl(_qwen3_moe(layers=94, width=4096, heads=64, ffn=12_288, expert_ffn=1536)),
-    ),
-    "gemma2-9b": CatalogEntry(
-        "google/gemma-2-9b",
-        _shape("gemma2", layers=42, width=3584, heads=16, ffn=14_336, vocab=256_000, positions=8192)
-        | {"num_key_value_heads": 8},
-    ),
-    "gemma3-4b": CatalogEntry(
-        "google/gemma-3-4b-pt",
-        _with_siglip(
-            _shape("gemma3_text", layers=34, width=2560, heads=8, ffn=10_240, vocab=262_208, positions=131_072)
-            | {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    }, model_type="gemma3_text", vocab=262_208, positions=131_072, **_GEMMA3).items()},
+    **_list_models("layers width heads ffn vocab positions", {
+        "phi3-mini": ("microsoft/Phi-3-mini-4k-instruct", 32, 3072, 32, 8192, 32_064, 4096, {"sliding_window": 2047}),
+    }, model_type="phi3"),
+    **_list_models("layers width heads kv_heads ffn", {
+        "olmo2-1b": ("allenai/OLMo-2-0425-1B", 16, 2048, 16, None, 8192,
+                     "allenai/OLMo@59a53e3:configs/official-0425/OLMo2-1B-stage1.yaml"),
+        "olmo2-7b": ("allenai/OLMo-2-1124-7B", 32, 4096, 32, None, 11_008),
+        "olmo2-32b": ("allenai/OLMo-2-0325-32B", 64, 5120, 40, 8, 27_648),
+    }, model_type="olmo2", vocab=100_352, positions=4096, rope_theta=5e5, rms_norm_eps=1e-6),
+    **_list_models("model_type layers width heads ffn vocab positions", {
+        "gpt2": ("openai-community/gpt2", "gpt2", 12, 768, 12, 3072, 50_257, 1024),
+        "gpt3-175b": (
+            "Brown et al. 2020, arXiv:2005.14165, table 2.1; the vocabulary padded to 51200 and dropout 0.1 as NVIDIA "
+            "trains it (dgxc-benchmarking v24.11.1, nemo_megatron/README_175b.md)",
+            "gpt2", 96, 12_288, 96, 49_152, 51_200, 2048,
         ),
-    ),
-    "phi3-mini": CatalogEntry(
-        "microsoft/Phi-3-mini-4k-instruct",
-        _shape("phi3", layers=32, width=3072, heads=32, ffn=8192, vocab=32_064, positions=4096)
-        | {"sliding_window": 2047},
-    ),
-    "olmo2-7b": CatalogEntry(
-        "allenai/OLMo-2-1124-7B",
-        _shape("olmo2", layers=32, width=4096, heads=32, ffn=11_008, vocab=100_352, positions=4096)
-        | {"rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
-    ),
-    "olmo2-32b": CatalogEntry(
-        "allenai/OLMo-2-0325-32B",
-        _shape("olmo2", layers=64, width=5120, heads=40, ffn=27_648, vocab=100_352, positions=4096)
-        | {"num_key_value_heads": 8, "rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
-    ),
-    "gpt2": CatalogEntry(
-        "openai-community/gpt2",
-        _shape("gpt2", layers=12, width=768, heads=12, ffn=3072, vocab=50_257, positions=1024),
-    ),
-    "gpt3-175b": CatalogEntry(
-        "Brown et al. 2020, arXiv:2005.14165, table 2.1; the vocabulary padded to 51200 and dropout 0.1 as NVIDIA "
-        "trains it (dgxc-benchmarking v24.11.1, nemo_megatron/README_175b.md)",
-        _shape("gpt2", layers=96, width=12_288, heads=96, ffn=49_152, vocab=51_200, positions=2048),
-    ),
-    "gpt-neox-20b": CatalogEntry(
-        "EleutherAI/gpt-neox-20b",
-        _shape("gpt_neox", layers=44, width=6144, heads=64, ffn=24_576, vocab=50_432, positions=2048)
-        | {"hidden_act": "gelu_fast"},
-    ),
-    "nemotron4-15b": CatalogEntry(
-        "Parmar et al. 2024, arXiv:2402.16819, table 1", _nemotron4(layers=32, width=6144, heads=48, ffn=24_576)
-    ),
-    "nemotron4-340b": CatalogEntry(
-        "Nemotron-4 340B report, arXiv:2406.11704, table 1", _nemotron4(layers=96, width=18_432, heads=96, ffn=73_728)
-    ),
-    "deepseek-v2-lite": CatalogEntry(
-        "deepseek-ai/DeepSeek-V2-Lite",
-        _shape("deepseek_v2", layers=27, width=2048, heads=16, ffn=10_944, vocab=102_400, positions=163_840)
-        | {"moe_intermediate_size": 1408, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "q_lora_rank": None}
-        | _yarn(40.0, mscale=0.707),
-    ),
-    "deepseek-v2": CatalogEntry(
-        "deepseek-ai/DeepSeek-V2",
-        _shape("deepseek_v2", layers=60, width=5120, heads=128, ffn=12_288, vocab=102_400, positions=163_840)
-        | {"moe_intermediate_size": 1536, "num_experts_per_tok": 6, "first_k_dense_replace": 1, "n_routed_experts": 160}
-        | {"topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3, "routed_scaling_factor": 16.0}
-        | _yarn(40.0, mscale=0.707),
-    ),
-    "deepseek-v3": CatalogEntry("deepseek-ai/DeepSeek-V3", _deepseek_v3(mtp_depth=0)),  # without multi-token prediction
-    "deepseek-v3-mtp": CatalogEntry("deepseek-ai/DeepSeek-V3", _deepseek_v3(mtp_depth=1)),
+        "gpt-neox-20b": ("EleutherAI/gpt-neox-20b", "gpt_neox", 44, 6144, 64, 24_576, 50_432, 2048,
+                         {"hidden_act": "gelu_fast"}),
+    }),
+    **_list_models("layers width heads ffn", {
+        "nemotron4-15b": ("Parmar et al. 2024, arXiv:2402.16819, table 1", 32, 6144, 48, 24_576),
+        "nemotron4-340b": ("Nemotron-4 340B report, arXiv:2406.11704, table 1", 96, 18_432, 96, 73_728),
+    }, model_type="nemotron", kv_heads=8, vocab=256_000, positions=4096),
+    **_list_models("layers width heads ffn moe_intermediate_size", {
+        "deepseek-v2-lite": ("deepseek-ai/DeepSeek-V2-Lite", 27, 2048, 16, 10_944, 1408, {"q_lora_rank": None}),
+        "deepseek-v2": (
+            "deepseek-ai/DeepSeek-V2", 60, 5120, 128, 12_288, 1536,
+            {"n_routed_experts": 160, "topk_method": "group_limited_greedy", "n_group": 8, "topk_group": 3,
+             "routed_scaling_factor": 16.0},
+        ),
+    }, model_type="deepseek_v2", vocab=102_400, positions=163_840, num_experts_per_tok=6, first_k_dense_replace=1,
+       rope_scaling=_make_yarn(40.0, mscale=0.707)),
+    **_list_models("layers width heads ffn num_nextn_predict_layers", {
+        "deepseek-v3": ("deepseek-ai/DeepSeek-V3", 61, 7168, 128, 18_432, 0),  # without multi-token prediction
+        "deepseek-v3-mtp": ("deepseek-ai/DeepSeek-V3", 61, 7168, 128, 18_432, 1),
+    }, model_type="deepseek_v3", vocab=129_280, positions=163_840, rope_scaling=_make_yarn(40.0, mscale=1.0)),
     "deepseek-v4-pro": CatalogEntry(
         "sizes of DeepSeek-V4-Pro (arXiv:2606.19348), as listed at glennklockwood.com/garden/DeepSeek-V4-Pro",
         {
-            "model_type": "deepseek_v4",
-            "num_hidden_layers": 61,
-            "hidden_size": 7168,
-            "num_attention_heads": 128,
-            "q_lora_rank": 1536,
-            "o_groups": 16,
-            "n_routed_experts": 384,
-            "moe_intermediate_size": 3072,
-            "routed_scaling_factor": 2.5,
-            "index_topk": 1024,
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 16.0,
-                "original_max_position_embeddings": 65_536,
-            },
+            "model_type": "deepseek_v4", "num_hidden_layers": 61, "hidden_size": 7168, "num_attention_heads": 128,
+            "q_lora_rank": 1536, "o_groups": 16, "n_routed_experts": 384, "moe_intermediate_size": 3072,
+            "routed_scaling_factor": 2.5, "index_topk": 1024,
+            "rope_parameters": {"rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 65_536},
         },
     ),
-    "kimi-k2": CatalogEntry(
-        "moonshotai/Kimi-K2-Instruct",
-        _shape("kimi_k2", layers=61, width=7168, heads=64, ffn=18_432, vocab=163_840, positions=131_072)
-        | {"num_key_value_heads": 64, "n_routed_experts": 384, "first_k_dense_replace": 1, "aux_loss_alpha": 0.001}
-        | {"num_nextn_predict_layers": 0}
-        | {"n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827, "rope_theta": 50_000.0}
-        | _yarn(32.0, mscale=1.0, beta_fast=1.0),
-    ),
-    "qwen3-next-80b-a3b": CatalogEntry(
-        "Qwen/Qwen3-Next-80B-A3B-Instruct",
-        _shape("qwen3_next", layers=48, width=2048, heads=16, ffn=5120, vocab=151_936, positions=262_144)
-        | {"num_key_value_heads": 2, "rope_theta": 10_000_000.0},
-    ),
-    "qwen3.5-35b-a3b": CatalogEntry(
-        "defaults of Qwen3_5MoeTextConfig in transformers 5.23, which documents Qwen3.5-35B-A3B by them",
-        {
-            "model_type": "qwen3_5_moe_text",
-            "num_hidden_layers": 40,
-            "hidden_size": 2048,
-            "num_attention_heads": 16,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "vocab_size": 248_320,
-            "max_position_embeddings": 32_768,
-            "num_experts": 256,
-            "num_experts_per_tok": 8,
-            "moe_intermediate_size": 512,
-            "shared_expert_intermediate_size": 512,
-        },
-    ),
-    "qwen3.5-397b-a17b": CatalogEntry(
-        "Qwen/Qwen3.5-397B-A17B",  # its text_config
-        {
-            "model_type": "qwen3_5_moe_text",
-            "num_hidden_layers": 60,
-            "hidden_size": 4096,
-            "num_attention_heads": 32,
-            "num_key_value_heads": 2,
-            "head_dim": 256,
-            "vocab_size": 248_320,
-            "max_position_embeddings": 262_144,
-            "num_experts": 512,
-            "num_experts_per_tok": 10,
-            "moe_intermediate_size": 1024,
-            "shared_expert_intermediate_size": 1024,
-            "linear_num_value_heads": 64,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25},
-        },
-        "THUDM/slime@aa84536:scripts/models/qwen3.5-397B-A17B.sh; 64 value heads, with which 17 billion parameters are "
-        "active as its name says (15 with the 32 of the class); the longest sequence of docs of xorbitsai/inference",
-    ),
-    "nemotron3-nano-30b-a3b": CatalogEntry(
-        "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16",
-        _shape("nemotron_h", layers=52, width=2688, heads=32, ffn=1856, vocab=131_072, positions=262_144)
-        | {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"}
-        | {"num_key_value_heads": 2, "head_dim": 128, "mamba_num_heads": 64, "n_routed_experts": 128}
-        | {"num_experts_per_tok": 6, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712}
-        | {"routed_scaling_factor": 2.5},
-        "basetenlabs/kingkong@2a53581:torchtitan/experiments/nemotron3/__init__.py, which quotes it",
-    ),
-    "lfm2-1.2b": CatalogEntry(
-        "LiquidAI/LFM2-1.2B",
-        _shape("lfm2", layers=16, width=2048, heads=32, ffn=12_288, vocab=65_536, positions=128_000)
-        | {"num_key_value_heads": 8, "full_attn_idxs": [2, 5, 8, 10, 12, 14]},
-    ),
-    "lfm2-8b-a1b": CatalogEntry(
-        "LiquidAI/LFM2-8B-A1B",
-        _shape("lfm2_moe", layers=24, width=2048, heads=32, ffn=7168, vocab=65_536, positions=128_000)
-        | {"layer_types": ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]},
-    ),
-    "gpt-oss-20b": CatalogEntry("openai/gpt-oss-20b", _gpt_oss(layers=24, experts=32)),
-    "gpt-oss-120b": CatalogEntry("openai/gpt-oss-120b", _gpt_oss(layers=36, experts=128)),
-    "gemma3-270m": CatalogEntry(
-        "google/gemma-3-270m",
-        _small_gemma3(layers=18, width=640, ffn=2048),
-        f"{_GEMMA}, and config.json of Codingstark/gemma3-270m-leetcode, a finetune",
-    ),
-    "gemma3-1b": CatalogEntry(
-        "google/gemma-3-1b-pt",
-        _small_gemma3(layers=26, width=1152, ffn=6912),
-        f"{_GEMMA}, and config.json of mlx-community/gemma-3-1b-pt-6bit, a copy",
-    ),
-    "gemma3-12b": CatalogEntry(
-        "google/gemma-3-12b-pt",
-        _with_siglip(_gemma3(layers=48, width=3840, heads=16, kv_heads=8, head_dim=256, ffn=15_360)),
-        f"{_GEMMA}, and config.json of OpenPipe/gemma-3-12b-it-text-only",
-    ),
-    "gemma3-27b": CatalogEntry(
-        "google/gemma-3-27b-pt",
-        _with_siglip(
-            _gemma3(layers=62, width=5376, heads=32, kv_heads=16, head_dim=128, ffn=21_504)
-            | {"query_pre_attn_scalar": 168}
+    **_list_models("layers width heads kv_heads ffn vocab positions", {
+        "kimi-k2": ("moonshotai/Kimi-K2-Instruct", 61, 7168, 64, 64, 18_432, 163_840, 131_072),
+    }, model_type="kimi_k2", n_routed_experts=384, first_k_dense_replace=1, aux_loss_alpha=0.001,
+       num_nextn_predict_layers=0, n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_theta=5e4,
+       rope_scaling=_make_yarn(32.0, mscale=1.0, beta_fast=1.0)),
+    **_list_models("layers width heads kv_heads ffn vocab positions", {
+        "qwen3-next-80b-a3b": ("Qwen/Qwen3-Next-80B-A3B-Instruct", 48, 2048, 16, 2, 5120, 151_936, 262_144),
+    }, model_type="qwen3_next", rope_theta=1e7),
+    **_list_models("layers width heads positions num_experts num_experts_per_tok moe_intermediate_size", {
+        "qwen3.5-35b-a3b": (
+            "defaults of Qwen3_5MoeTextConfig in transformers 5.23, which documents Qwen3.5-35B-A3B by them",
+            40, 2048, 16, 32_768, 256, 8, 512, {"shared_expert_intermediate_size": 512},
         ),
-        f"{_GEMMA}, and Lightning-AI/litgpt@2685705:litgpt/config.py; "
-        "the vocabulary of Gemma3TextConfig, transformers 5.23:models/gemma3/configuration_gemma3.py",
-    ),
-    "olmo2-1b": CatalogEntry(
-        "allenai/OLMo-2-0425-1B",
-        _shape("olmo2", layers=16, width=2048, heads=16, ffn=8192, vocab=100_352, positions=4096)
-        | {"rope_theta": 500_000.0, "rms_norm_eps": 1e-6},
-        "allenai/OLMo@59a53e3:configs/official-0425/OLMo2-1B-stage1.yaml",
-    ),
-    "mistral-small-24b": CatalogEntry(
-        "mistralai/Mistral-Small-24B-Base-2501",
-        _shape("mistral", layers=40, width=5120, heads=32, ffn=32_768, vocab=131_072, positions=32_768)
-        | {"head_dim": 128, "rms_norm_eps": 1e-5, "rope_theta": 1e8, "sliding_window": None},
-        "config.json of estrogen/Mistral-Small-24b-Sertraline-0304-eval-template@d89dfd8, a finetune",
-    ),
-    "lfm2-350m": CatalogEntry(
-        "LiquidAI/LFM2-350M",
-        _lfm2(width=1024, heads=16, ffn=6656),
-        "Models/350M/config.json of Thorge-AI/lfm2-web-runtime-weights, a copy",
-    ),
-    "lfm2-700m": CatalogEntry("LiquidAI/LFM2-700M", _lfm2(width=1536, heads=24, ffn=10_240)),  # read at refs/pr/8
-    "qwen3-coder-480b-a35b": CatalogEntry(
-        "Qwen/Qwen3-Coder-480B-A35B-Instruct",
-        _qwen3_moe(layers=62, width=6144, heads=96, ffn=8192, expert_ffn=2560)
-        | {"num_experts": 160, "num_key_value_heads": 8, "rope_theta": 1e7, "max_position_embeddings": 262_144}
-        | {"router_aux_loss_coef": 0.0},
-        "ai-dynamo/aiconfigurator@095f58a:aic-core/src/aiconfigurator_core/model_configs, a copy",
-    ),
-    "glm4.5-air": CatalogEntry(
-        "zai-org/GLM-4.5-Air",
-        _glm45(layers=46, width=4096, ffn=10_944, expert_ffn=1408, experts=128, dense=1),
-        f"{_SLIME}/glm4.5-106B-A12B.sh, and {_BRIDGE}",
-    ),
-    "glm4.5": CatalogEntry(
-        "zai-org/GLM-4.5",
-        _glm45(layers=92, width=5120, ffn=12_288, expert_ffn=1536, experts=160, dense=3)
-        | {"use_qk_norm": True, "routed_scaling_factor": 2.5},
-        f"{_SLIME}/glm4.5-355B-A32B.sh, and {_BRIDGE}",
-    ),
-    "seed-oss-36b": CatalogEntry(
-        "ByteDance-Seed/Seed-OSS-36B-Base",
-        _shape("seed_oss", layers=64, width=5120, heads=80, ffn=27_648, vocab=155_136, positions=524_288)
-        | {"num_key_value_heads": 8, "head_dim": 128, "rope_theta": 1e7},
-        "ByteDance-Seed/seed-oss@98e12be:README.md; the feed-forward, the vocabulary and dropout "
-        "of SeedOssConfig, transformers 5.23:models/seed_oss/configuration_seed_oss.py",
-    ),
-    "dots1": CatalogEntry(
-        "rednote-hilab/dots.llm1.base",  # read at refs/pr/4
-        _shape("dots1", layers=62, width=4096, heads=32, ffn=10_944, vocab=152_064, positions=32_768)
-        | {"num_key_value_heads": 32, "moe_intermediate_size": 1408, "n_routed_experts": 128}
-        | {"num_experts_per_tok": 6, "n_shared_experts": 2, "first_k_dense_replace": 1, "routed_scaling_factor": 2.5}
-        | {"rope_theta": 1e7, "rms_norm_eps": 1e-5, "norm_topk_prob": True},
-    ),
-    # Keys recalled from the repositories, and held against the published numbers of parameters (tests/model).
-    "llama-7b": CatalogEntry(
-        "huggyllama/llama-7b",
-        _llama(layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008, vocab=32_000, positions=2048),
-    ),
-    "llama-13b": CatalogEntry(
-        "huggyllama/llama-13b",
-        _llama(layers=40, width=5120, heads=40, kv_heads=40, ffn=13_824, vocab=32_000, positions=2048),
-    ),
-    "llama-30b": CatalogEntry(
-        "huggyllama/llama-30b",
-        _llama(layers=60, width=6656, heads=52, kv_heads=52, ffn=17_920, vocab=32_000, positions=2048),
-    ),
-    "llama-65b": CatalogEntry(
-        "huggyllama/llama-65b",
-        _llama(layers=80, width=8192, heads=64, kv_heads=64, ffn=22_016, vocab=32_000, positions=2048),
-    ),
-    "llama4-maverick": CatalogEntry(
-        "meta-llama/Llama-4-Maverick-17B-128E",
-        _shape_with_groups(
-            "llama4_text", layers=48, width=5120, heads=40, kv_heads=8, ffn=8192, vocab=202_048, positions=1_048_576
-        )
-        | {"head_dim": 128, "intermediate_size_mlp": 16_384, "num_local_experts": 128, "num_experts_per_tok": 1}
-        | {"interleave_moe_layer_step": 2, "use_qk_norm": False, "rope_theta": 5e5},
-    ),
-    "tinyllama-1.1b": CatalogEntry(
-        "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
-        _llama(layers=22, width=2048, heads=32, kv_heads=4, ffn=5632, vocab=32_000, positions=2048, rms_norm_eps=1e-5),
-    ),
-    "yi-6b": CatalogEntry(
-        "01-ai/Yi-6B",
-        _llama(layers=32, width=4096, heads=32, kv_heads=4, ffn=11_008, vocab=64_000, positions=4096, rope_theta=5e6),
-    ),
-    "yi-1.5-9b": CatalogEntry(
-        "01-ai/Yi-1.5-9B",
-        _llama(layers=48, width=4096, heads=32, kv_heads=4, ffn=11_008, vocab=64_000, positions=4096, rope_theta=5e6),
-    ),
-    "yi-34b": CatalogEntry(
-        "01-ai/Yi-34B",
-        _llama(layers=60, width=7168, heads=56, kv_heads=8, ffn=20_480, vocab=64_000, positions=4096, rope_theta=5e6),
-    ),
-    "deepseek-llm-7b": CatalogEntry(
-        "deepseek-ai/deepseek-llm-7b-base",
-        _llama(layers=30, width=4096, heads=32, kv_heads=32, ffn=11_008, vocab=102_400, positions=4096),
-    ),
-    "deepseek-llm-67b": CatalogEntry(
-        "deepseek-ai/deepseek-llm-67b-base",
-        _llama(layers=95, width=8192, heads=64, kv_heads=8, ffn=22_016, vocab=102_400, positions=4096),
-    ),
-    "deepseek-coder-6.7b": CatalogEntry(
-        "deepseek-ai/deepseek-coder-6.7b-base",
-        _llama(layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008, vocab=32_256, positions=16_384)
-        | {"rope_theta": 1e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
-    ),
-    "smollm2-135m": CatalogEntry(
-        "HuggingFaceTB/SmolLM2-135M",
-        _llama(layers=30, width=576, heads=9, kv_heads=3, ffn=1536, vocab=49_152, positions=8192, rope_theta=1e5)
-        | _TIED,
-    ),
-    "smollm2-360m": CatalogEntry(
-        "HuggingFaceTB/SmolLM2-360M",
-        _llama(layers=32, width=960, heads=15, kv_heads=5, ffn=2560, vocab=49_152, positions=8192, rope_theta=1e5)
-        | _TIED,
-    ),
-    "smollm2-1.7b": CatalogEntry(
-        "HuggingFaceTB/SmolLM2-1.7B",
-        _llama(layers=24, width=2048, heads=32, kv_heads=32, ffn=8192, vocab=49_152, positions=8192, rope_theta=1.3e5)
-        | _TIED,
-    ),
-    "mistral-7b-v0.3": CatalogEntry(
-        "mistralai/Mistral-7B-v0.3",
-        _mistral(layers=32, width=4096, heads=32, kv_heads=8, ffn=14_336, vocab=32_768, positions=32_768),
-    ),
-    "mistral-nemo-12b": CatalogEntry(
-        "mistralai/Mistral-Nemo-Base-2407",
-        _mistral(
-            layers=40, width=5120, heads=32, kv_heads=8, ffn=14_336, vocab=131_072, positions=131_072, head_dim=128
+        "qwen3.5-397b-a17b": (
+            "Qwen/Qwen3.5-397B-A17B",  # its text_config
+            60, 4096, 32, 262_144, 512, 10, 1024,
+            {"shared_expert_intermediate_size": 1024, "linear_num_value_heads": 64,
+             "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}},
+            "THUDM/slime@aa84536:scripts/models/qwen3.5-397B-A17B.sh; 64 value heads, with which 17 billion parameters "
+            "are active as its name says (15 with the 32 of the class); the longest sequence of docs of "
+            "xorbitsai/inference",
         ),
-    ),
-    "mistral-large-123b": CatalogEntry(
-        "mistralai/Mistral-Large-Instruct-2407",
-        _mistral(layers=88, width=12_288, heads=96, kv_heads=8, ffn=28_672, vocab=32_768, positions=131_072),
-    ),
-    "mixtral-8x22b": CatalogEntry(
-        "mistralai/Mixtral-8x22B-v0.1",
-        _shape_with_groups(
-            "mixtral", layers=56, width=6144, heads=48, kv_heads=8, ffn=16_384, vocab=32_000, positions=65_536
-        )
-        | {"num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
-    ),
-    "gemma-2b": CatalogEntry(
-        "google/gemma-2b",
-        _shape_with_groups(
-            "gemma", layers=18, width=2048, heads=8, kv_heads=1, ffn=16_384, vocab=256_000, positions=8192, head_dim=256
+    }, model_type="qwen3_5_moe_text", kv_heads=2, head_dim=256, vocab=248_320),
+    **_list_models("layers width heads kv_heads ffn vocab positions", {
+        "nemotron3-nano-30b-a3b": (
+            "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 52, 2688, 32, 2, 1856, 131_072, 262_144,
+            {"hybrid_override_pattern": "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME", "head_dim": 128,
+             "mamba_num_heads": 64, "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856,
+             "moe_shared_expert_intermediate_size": 3712, "routed_scaling_factor": 2.5},
+            "basetenlabs/kingkong@2a53581:torchtitan/experiments/nemotron3/__init__.py, which quotes it",
         ),
-    ),
-    "gemma-7b": CatalogEntry(
-        "google/gemma-7b",
-        _shape_with_groups(
-            "gemma",
-            layers=28,
-            width=3072,
-            heads=16,
-            kv_heads=16,
-            ffn=24_576,
-            vocab=256_000,
-            positions=8192,
-            head_dim=256,
+    }, model_type="nemotron_h"),
+    **_list_models("width heads ffn", {
+        "lfm2-350m": ("LiquidAI/LFM2-350M", 1024, 16, 6656,
+                      "Models/350M/config.json of Thorge-AI/lfm2-web-runtime-weights, a copy"),
+        "lfm2-700m": ("LiquidAI/LFM2-700M", 1536, 24, 10_240),  # read at refs/pr/8
+        "lfm2-1.2b": ("LiquidAI/LFM2-1.2B", 2048, 32, 12_288),
+    }, model_type="lfm2", layers=16, kv_heads=8, vocab=65_536, positions=128_000,
+       full_attn_idxs=[2, 5, 8, 10, 12, 14]),
+    **_list_models("layers width heads ffn vocab positions", {
+        "lfm2-8b-a1b": (
+            "LiquidAI/LFM2-8B-A1B", 24, 2048, 32, 7168, 65_536, 128_000,
+            {"layer_types": ["full_attention" if n in (2, 6, 10, 14, 18, 21) else "conv" for n in range(24)]},
         ),
-    ),
-    "gemma2-2b": CatalogEntry(
-        "google/gemma-2-2b",
-        _shape_with_groups(
-            "gemma2", layers=26, width=2304, heads=8, kv_heads=4, ffn=9216, vocab=256_000, positions=8192, head_dim=256
+    }, model_type="lfm2_moe"),
+    **_list_models("layers num_local_experts", {
+        "gpt-oss-20b": ("openai/gpt-oss-20b", 24, 32),
+        "gpt-oss-120b": ("openai/gpt-oss-120b", 36, 128),
+    }, model_type="gpt_oss", width=2880, heads=64, ffn=2880, vocab=201_088, positions=131_072,
+       router_aux_loss_coef=0.9),
+    # GLM-4.5 is without its layer of multi-token prediction.
+    **_list_models("layers width ffn moe_intermediate_size n_routed_experts first_k_dense_replace", {
+        "glm4.5-air": ("zai-org/GLM-4.5-Air", 46, 4096, 10_944, 1408, 128, 1,
+                       f"{_SLIME}/glm4.5-106B-A12B.sh, and {_BRIDGE}"),
+        "glm4.5": ("zai-org/GLM-4.5", 92, 5120, 12_288, 1536, 160, 3,
+                   {"use_qk_norm": True, "routed_scaling_factor": 2.5},
+                   f"{_SLIME}/glm4.5-355B-A32B.sh, and {_BRIDGE}"),
+    }, model_type="glm4_moe", heads=96, kv_heads=8, head_dim=128, vocab=151_552, positions=131_072,
+       num_experts_per_tok=8, n_shared_experts=1, num_nextn_predict_layers=0, attention_bias=True, rope_theta=1e6),
+    **_list_models("model_type layers width heads kv_heads ffn vocab positions", {
+        "seed-oss-36b": (
+            "ByteDance-Seed/Seed-OSS-36B-Base", "seed_oss", 64, 5120, 80, 8, 27_648, 155_136, 524_288,
+            {"head_dim": 128, "rope_theta": 1e7},
+            "ByteDance-Seed/seed-oss@98e12be:README.md; the feed-forward, the vocabulary and dropout "
+            "of SeedOssConfig, transformers 5.23:models/seed_oss/configuration_seed_oss.py",
         ),
-    ),
-    "gemma2-27b": CatalogEntry(
-        "google/gemma-2-27b",
-        _shape_with_groups(
-            "gemma2", layers=46, width=4608, heads=32, kv_heads=16, ffn=36_864, vocab=256_000, positions=8192
-        )
-        | {"head_dim": 128, "query_pre_attn_scalar": 144},
-    ),
-    "phi2": CatalogEntry(
-        "microsoft/phi-2",
-        _shape_with_groups(
-            "phi",
-            layers=32,
-            width=2560,
-            heads=32,
-            kv_heads=32,
-            ffn=10_240,
-            vocab=51_200,
-            positions=2048,
-            partial_rotary_factor=0.4,
+        "dots1": (
+            "rednote-hilab/dots.llm1.base",  # read at refs/pr/4
+            "dots1", 62, 4096, 32, 32, 10_944, 152_064, 32_768,
+            {"moe_intermediate_size": 1408, "n_routed_experts": 128, "num_experts_per_tok": 6, "n_shared_experts": 2,
+             "first_k_dense_replace": 1, "routed_scaling_factor": 2.5, "rope_theta": 1e7, "rms_norm_eps": 1e-5,
+             "norm_topk_prob": True},
         ),
+    }),
+}  # fmt: skip
+
+# Models with the sizes of others, which differ from them by their positions or a vision tower.
+CATALOG |= {
+    "qwen3-4b-2507": _extend_qwen3("Qwen/Qwen3-4B-Instruct-2507", CATALOG["qwen3-4b"], 5e6),
+    "qwen3-30b-a3b-2507": _extend_qwen3("Qwen/Qwen3-30B-A3B-Instruct-2507", CATALOG["qwen3-30b-a3b"], 1e7),
+    "qwen3-235b-a22b-2507": _extend_qwen3("Qwen/Qwen3-235B-A22B-Instruct-2507", CATALOG["qwen3-235b-a22b"], 5e6),
+    "qwen3-vl-4b": _add_qwen3_tower(
+        "Qwen/Qwen3-VL-4B-Instruct",
+        CATALOG["qwen3-4b"],
+        depth=24,
+        hidden_size=1024,
+        intermediate_size=4096,
+        deepstack_visual_indexes=[5, 11, 17],
     ),
-    "phi4": CatalogEntry(
-        "microsoft/phi-4",
-        _shape_with_groups(
-            "phi3",
-            layers=40,
-            width=5120,
-            heads=40,
-            kv_heads=10,
-            ffn=17_920,
-            vocab=100_352,
-            positions=16_384,
-            rope_theta=2.5e5,
-        ),
-    ),
-    "gpt2-medium": CatalogEntry(
-        "openai-community/gpt2-medium",
-        _shape("gpt2", layers=24, width=1024, heads=16, ffn=4096, vocab=50_257, positions=1024),
-    ),
-    "gpt2-large": CatalogEntry(
-        "openai-community/gpt2-large",
-        _shape("gpt2", layers=36, width=1280, heads=20, ffn=5120, vocab=50_257, positions=1024),
-    ),
-    "gpt2-xl": CatalogEntry(
-        "openai-community/gpt2-xl",
-        _shape("gpt2", layers=48, width=1600, heads=25, ffn=6400, vocab=50_257, positions=1024),
-    ),
-    "pythia-1.4b": CatalogEntry(
-        "EleutherAI/pythia-1.4b",
-        _shape("gpt_neox", layers=24, width=2048, heads=16, ffn=8192, vocab=50_304, positions=2048),
-    ),
-    "pythia-6.9b": CatalogEntry(
-        "EleutherAI/pythia-6.9b",
-        _shape("gpt_neox", layers=32, width=4096, heads=32, ffn=16_384, vocab=50_432, positions=2048),
-    ),
-    "pythia-12b": CatalogEntry(
-        "EleutherAI/pythia-12b",
-        _shape("gpt_neox", layers=36, width=5120, heads=40, ffn=20_480, vocab=50_688, positions=2048),
-    ),
-    "gpt-j-6b": CatalogEntry(
-        "EleutherAI/gpt-j-6b",
-        {
-            "model_type": "gptj",
-            "n_layer": 28,
-            "n_embd": 4096,
-            "n_head": 16,
-            "rotary_dim": 64,
-            "vocab_size": 50_400,
-            "n_positions": 2048,
-        },
-    ),
-    "bloom-7b1": CatalogEntry(
-        "bigscience/bloom-7b1",
-        {"model_type": "bloom", "n_layer": 30, "hidden_size": 4096, "n_head": 32, "vocab_size": 250_880},
-    ),
-    "bloom-176b": CatalogEntry(
-        "bigscience/bloom",
-        {"model_type": "bloom", "n_layer": 70, "hidden_size": 14_336, "n_head": 112, "vocab_size": 250_880},
-    ),
-    "falcon-7b": CatalogEntry(
-        "tiiuae/falcon-7b", _falcon(layers=32, width=4544, heads=71, new_decoder_architecture=False)
-    ),
-    "falcon-40b": CatalogEntry(
-        "tiiuae/falcon-40b", _falcon(layers=60, width=8192, heads=128, num_kv_heads=8, new_decoder_architecture=True)
-    ),
-    "falcon-180b": CatalogEntry(
-        "tiiuae/falcon-180B", _falcon(layers=80, width=14_848, heads=232, num_kv_heads=8, new_decoder_architecture=True)
-    ),
-    "mpt-7b": CatalogEntry("mosaicml/mpt-7b", _mpt(layers=32, width=4096, heads=32, positions=2048)),
-    "mpt-30b": CatalogEntry("mosaicml/mpt-30b", _mpt(layers=48, width=7168, heads=64, positions=8192)),
-    "opt-1.3b": CatalogEntry("facebook/opt-1.3b", _opt(layers=24, width=2048, heads=32)),
-    "opt-6.7b": CatalogEntry("facebook/opt-6.7b", _opt(layers=32, width=4096, heads=32)),
-    "opt-13b": CatalogEntry("facebook/opt-13b", _opt(layers=40, width=5120, heads=40)),
-    "opt-30b": CatalogEntry("facebook/opt-30b", _opt(layers=48, width=7168, heads=56)),
-    "opt-66b": CatalogEntry("facebook/opt-66b", _opt(layers=64, width=9216, heads=72)),
-    "opt-175b": CatalogEntry("Zhang et al. 2022, arXiv:2205.01068, table 1", _opt(layers=96, width=12_288, heads=96)),
-    "olmo3-7b": CatalogEntry(
-        "allenai/Olmo-3-1025-7B",
-        _shape_with_groups(
-            "olmo3", layers=32, width=4096, heads=32, kv_heads=32, ffn=11_008, vocab=100_278, positions=65_536
-        )
-        | {"rope_theta": 5e5, "sliding_window": 4096},
-    ),
-    "olmo3-32b": CatalogEntry(
-        "allenai/Olmo-3-1125-32B",
-        _shape_with_groups(
-            "olmo3", layers=64, width=5120, heads=40, kv_heads=8, ffn=27_648, vocab=100_278, positions=65_536
-        )
-        | {"rope_theta": 5e5, "sliding_window": 4096},
-    ),
-    "olmoe-1b-7b": CatalogEntry(
-        "allenai/OLMoE-1B-7B-0924",
-        _shape_with_groups(
-            "olmoe", layers=16, width=2048, heads=16, kv_heads=16, ffn=1024, vocab=50_304, positions=4096
-        )
-        | {"num_experts": 64, "num_experts_per_tok": 8},
-    ),
-    "granite3.3-8b": CatalogEntry(
-        "ibm-granite/granite-3.3-8b-base",
-        _shape_with_groups(
-            "granite", layers=40, width=4096, heads=32, kv_heads=8, ffn=12_800, vocab=49_152, positions=131_072
-        )
-        | {"embedding_multiplier": 12.0, "attention_multiplier": 1 / 128, "residual_multiplier": 0.22}
-        | {"logits_scaling": 16.0, "rope_theta": 1e7}
-        | _TIED,
-    ),
-    "apertus-8b": CatalogEntry(
-        "swiss-ai/Apertus-8B-2509",
-        _shape_with_groups(
-            "apertus", layers=32, width=4096, heads=32, kv_heads=8, ffn=21_504, vocab=131_072, positions=65_536
-        )
-        | {"hidden_act": "xielu", "rope_theta": 1.2e7},
-    ),
-    "apertus-70b": CatalogEntry(
-        "swiss-ai/Apertus-70B-2509",
-        _shape_with_groups(
-            "apertus", layers=80, width=8192, heads=64, kv_heads=8, ffn=43_008, vocab=131_072, positions=65_536
-        )
-        | {"hidden_act": "xielu", "rope_theta": 1.2e7},
-    ),
-    "command-r-35b": CatalogEntry(
-        "CohereLabs/c4ai-command-r-v01",
-        _shape_with_groups(
-            "cohere", layers=40, width=8192, heads=64, kv_heads=64, ffn=22_528, vocab=256_000, positions=131_072
-        )
-        | {"rope_theta": 8e6, "logit_scale": 0.0625},
-    ),
-    "command-a-111b": CatalogEntry(
-        "CohereLabs/c4ai-command-a-03-2025",
-        _shape_with_groups(
-            "cohere2", layers=64, width=12_288, heads=96, kv_heads=8, ffn=36_864, vocab=256_000, positions=131_072
-        )
-        | {"rope_theta": 5e4, "logit_scale": 0.25, "sliding_window": 4096},
-    ),
-    "dbrx-132b": CatalogEntry(
-        "databricks/dbrx-base",
-        {
-            "model_type": "dbrx",
-            "d_model": 6144,
-            "n_heads": 48,
-            "n_layers": 40,
-            "max_seq_len": 32_768,
-            "vocab_size": 100_352,
-            "rope_theta": 5e5,  # transformers 5 does not read that of attn_config
-        }
-        | {"attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 5e5}}
-        | {"ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4}},
-    ),
-    "glm4-9b": CatalogEntry(
-        "zai-org/GLM-4-9B-0414",
-        _shape_with_groups(
-            "glm4", layers=40, width=4096, heads=32, kv_heads=2, ffn=13_696, vocab=151_552, positions=32_768
-        )
-        | {"head_dim": 128, "attention_bias": True},
-    ),
-    "glm4-32b": CatalogEntry(
-        "zai-org/GLM-4-32B-0414",
-        _shape_with_groups(
-            "glm4",
-            layers=61,
-            width=6144,
-            heads=48,
-            kv_heads=2,
-            ffn=23_040,
-            vocab=151_552,
-            positions=32_768,
-            head_dim=128,
-        ),
-    ),
-    "hunyuan-a13b": CatalogEntry(
-        "tencent/Hunyuan-A13B-Instruct",
-        _shape_with_groups(
-            "hunyuan_v1_moe", layers=32, width=4096, heads=32, kv_heads=8, ffn=3072, vocab=128_167, positions=32_768
-        )
-        | {"head_dim": 128, "num_experts": 64, "moe_topk": 8}
-        | _TIED,
-    ),
-    "minimax-text-01": CatalogEntry(
-        "MiniMaxAI/MiniMax-Text-01",
-        _shape_with_groups(
-            "minimax", layers=80, width=6144, heads=64, kv_heads=8, ffn=9216, vocab=200_064, positions=10_240_000
-        )
-        | {"head_dim": 128, "rotary_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 2, "rope_theta": 1e7}
-        | {"layer_types": [*["linear_attention"] * 7, "full_attention"] * 10},
-    ),
-    "qwen2.5-math-1.5b": CatalogEntry(
-        "Qwen/Qwen2.5-Math-1.5B",
-        _qwen25(layers=28, width=1536, heads=12, kv_heads=2, ffn=8960, vocab=151_936) | {"rope_theta": 1e4},
-    ),
-    "qwen2.5-math-7b": CatalogEntry(
-        "Qwen/Qwen2.5-Math-7B", _qwen25(layers=28, width=3584, heads=28, kv_heads=4, ffn=18_944) | {"rope_theta": 1e4}
-    ),
-    "qwen3-coder-30b-a3b": CatalogEntry(
-        "Qwen/Qwen3-Coder-30B-A3B-Instruct",
-        _qwen3_2507(_qwen3_moe(layers=48, width=2048, heads=32, ffn=5472, expert_ffn=768), 1e7),
-    ),
-    **_list_defaults(),
+    "qwen3-vl-8b": _add_qwen3_tower("Qwen/Qwen3-VL-8B-Instruct", CATALOG["qwen3-8b"]),
+    "qwen3-vl-32b": _add_qwen3_tower("Qwen/Qwen3-VL-32B-Instruct", CATALOG["qwen3-32b"]),
+    "qwen3-vl-30b-a3b": _add_qwen3_tower("Qwen/Qwen3-VL-30B-A3B-Instruct", CATALOG["qwen3-30b-a3b"]),
+    "qwen3-vl-235b-a22b": _add_qwen3_tower("Qwen/Qwen3-VL-235B-A22B-Instruct", CATALOG["qwen3-235b-a22b"]),
 }
+
+# Keys recalled from the repositories, and held against the published numbers of parameters (tests/model).
+CATALOG |= {
+    **_list_models("layers width heads kv_heads ffn vocab positions", {
+        "llama-7b": ("huggyllama/llama-7b", 32, 4096, 32, 32, 11_008, 32_000, 2048),
+        "llama-13b": ("huggyllama/llama-13b", 40, 5120, 40, 40, 13_824, 32_000, 2048),
+        "llama-30b": ("huggyllama/llama-30b", 60, 6656, 52, 52, 17_920, 32_000, 2048),
+        "llama-65b": ("huggyllama/llama-65b", 80, 8192, 64, 64, 22_016, 32_000, 2048),
+        "tinyllama-1.1b": ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", 22, 2048, 32, 4, 5632, 32_000, 2048,
+                           {"rms_norm_eps": 1e-5}),
+        "yi-6b": ("01-ai/Yi-6B", 32, 4096, 32, 4, 11_008, 64_000, 4096, {"rope_theta": 5e6}),
+        "yi-1.5-9b": ("01-ai/Yi-1.5-9B", 48, 4096, 32, 4, 11_008, 64_000, 4096, {"rope_theta": 5e6}),
+        "yi-34b": ("01-ai/Yi-34B", 60, 7168, 56, 8, 20_480, 64_000, 4096, {"rope_theta": 5e6}),
+        "deepseek-llm-7b": ("deepseek-ai/deepseek-llm-7b-base", 30, 4096, 32, 32, 11_008, 102_400, 4096),
+        "deepseek-llm-67b": ("deepseek-ai/deepseek-llm-67b-base", 95, 8192, 64, 8, 22_016, 102_400, 4096),
+        "deepseek-coder-6.7b": ("deepseek-ai/deepseek-coder-6.7b-base", 32, 4096, 32, 32, 11_008, 32_256, 16_384,
+                                {"rope_theta": 1e5, "rope_scaling": {"type": "linear", "factor": 4.0}}),
+        "smollm2-135m": ("HuggingFaceTB/SmolLM2-135M", 30, 576, 9, 3, 1536, 49_152, 8192,
+                         {"rope_theta": 1e5, **_TIED}),
+        "smollm2-360m": ("HuggingFaceTB/SmolLM2-360M", 32, 960, 15, 5, 2560, 49_152, 8192,
+                         {"rope_theta": 1e5, **_TIED}),
+        "smollm2-1.7b": ("HuggingFaceTB/SmolLM2-1.7B", 24, 2048, 32, 32, 8192, 49_152, 8192,
+                         {"rope_theta": 1.3e5, **_TIED}),
+    }, model_type="llama"),
+    **_list_models("layers width heads ffn vocab positions", {
+        "mistral-7b-v0.3": ("mistralai/Mistral-7B-v0.3", 32, 4096, 32, 14_336, 32_768, 32_768),
+        "mistral-nemo-12b": ("mistralai/Mistral-Nemo-Base-2407", 40, 5120, 32, 14_336, 131_072, 131_072,
+                             {"head_dim": 128}),
+        "mistral-large-123b": ("mistralai/Mistral-Large-Instruct-2407", 88, 12_288, 96, 28_672, 32_768, 131_072),
+    }, model_type="mistral", kv_heads=8, rope_theta=1e6, rms_norm_eps=1e-5, sliding_window=None),
+    **_list_models("model_type layers width heads kv_heads ffn vocab positions", {
+        "llama4-maverick": (
+            "meta-llama/Llama-4-Maverick-17B-128E", "llama4_text", 48, 5120, 40, 8, 8192, 202_048, 1_048_576,
+            {"head_dim": 128, "intermediate_size_mlp": 16_384, "num_local_experts": 128, "num_experts_per_tok": 1,
+             "interleave_moe_layer_step": 2, "use_qk_norm": False, "rope_theta": 5e5},
+        ),
+        "mixtral-8x22b": (
+            "mistralai/Mixtral-8x22B-v0.1", "mixtral", 56, 6144, 48, 8, 16_384, 32_000, 65_536,
+            {"num_local_experts": 8, "num_experts_per_tok": 2, "rope_theta": 1e6, "rms_norm_eps": 1e-5},
+        ),
+        "gemma-2b": ("google/gemma-2b", "gemma", 18, 2048, 8, 1, 16_384, 256_000, 8192, {"head_dim": 256}),
+        "gemma-7b": ("google/gemma-7b", "gemma", 28, 3072, 16, 16, 24_576, 256_000, 8192, {"head_dim": 256}),
+        "gemma2-2b": ("google/gemma-2-2b", "gemma2", 26, 2304, 8, 4, 9216, 256_000, 8192, {"head_dim": 256}),
+        "gemma2-27b": ("google/gemma-2-27b", "gemma2", 46, 4608, 32, 16, 36_864, 256_000, 8192,
+                       {"head_dim": 128, "query_pre_attn_scalar": 144}),
+        "phi2": ("microsoft/phi-2", "phi", 32, 2560, 32, 32, 10_240, 51_200, 2048, {"partial_rotary_factor": 0.4}),
+        "phi4": ("microsoft/phi-4", "phi3", 40, 5120, 40, 10, 17_920, 100_352, 16_384, {"rope_theta": 2.5e5}),
+        "olmo3-7b": ("allenai/Olmo-3-1025-7B", "olmo3", 32, 4096, 32, 32, 11_008, 100_278, 65_536,
+                     {"rope_theta": 5e5, "sliding_window": 4096}),
+        "olmo3-32b": ("allenai/Olmo-3-1125-32B", "olmo3", 64, 5120, 40, 8, 27_648, 100_278, 65_536,
+                      {"rope_theta": 5e5, "sliding_window": 4096}),
+        "olmoe-1b-7b": ("allenai/OLMoE-1B-7B-0924", "olmoe", 16, 2048, 16, 16, 1024, 50_304, 4096,
+                        {"num_experts": 64, "num_experts_per_tok": 8}),
+        "granite3.3-8b": (
+            "ibm-granite/granite-3.3-8b-base", "granite", 40, 4096, 32, 8, 12_800, 49_152, 131_072,
+            {"embedding_multiplier": 12.0, "attention_multiplier": 1 / 128, "residual_multiplier": 0.22,
+             "logits_scaling": 16.0, "rope_theta": 1e7, **_TIED},
+        ),
+        "apertus-8b": ("swiss-ai/Apertus-8B-2509", "apertus", 32, 4096, 32, 8, 21_504, 131_072, 65_536,
+                       {"hidden_act": "xielu", "rope_theta": 1.2e7}),
+        "apertus-70b": ("swiss-ai/Apertus-70B-2509", "apertus", 80, 8192, 64, 8, 43_008, 131_072, 65_536,
+                        {"hidden_act": "xielu", "rope_theta": 1.2e7}),
+        "command-r-35b": ("CohereLabs/c4ai-command-r-v01", "cohere", 40, 8192, 64, 64, 22_528, 256_000, 131_072,
+                          {"rope_theta": 8e6, "logit_scale": 0.0625}),
+        "command-a-111b": ("CohereLabs/c4ai-command-a-03-2025", "cohere2", 64, 12_288, 96, 8, 36_864, 256_000, 131_072,
+                           {"rope_theta": 5e4, "logit_scale": 0.25, "sliding_window": 4096}),
+        "glm4-9b": ("zai-org/GLM-4-9B-0414", "glm4", 40, 4096, 32, 2, 13_696, 151_552, 32_768,
+                    {"head_dim": 128, "attention_bias": True}),
+        "glm4-32b": ("zai-org/GLM-4-32B-0414", "glm4", 61, 6144, 48, 2, 23_040, 151_552, 32_768, {"head_dim": 128}),
+        "hunyuan-a13b": ("tencent/Hunyuan-A13B-Instruct", "hunyuan_v1_moe", 32, 4096, 32, 8, 3072, 128_167, 32_768,
+                         {"head_dim": 128, "num_experts": 64, "moe_topk": 8, **_TIED}),
+        "minimax-text-01": (
+            "MiniMaxAI/MiniMax-Text-01", "minimax", 80, 6144, 64, 8, 9216, 200_064, 10_240_000,
+            {"head_dim": 128, "rotary_dim": 64, "num_local_experts": 32, "num_experts_per_tok": 2, "rope_theta": 1e7,
+             "layer_types": [*["linear_attention"] * 7, "full_attention"] * 10},
+        ),
+        "qwen2.5-math-1.5b": ("Qwen/Qwen2.5-Math-1.5B", "qwen2", 28, 1536, 12, 2, 8960, 151_936, 131_072,
+                              {"rope_theta": 1e4}),
+        "qwen2.5-math-7b": ("Qwen/Qwen2.5-Math-7B", "qwen2", 28, 3584, 28, 4, 18_944, 152_064, 131_072,
+                            {"rope_theta": 1e4}),
+        "qwen3-coder-30b-a3b": (
+            "Qwen/Qwen3-Coder-30B-A3B-Instruct", "qwen3_moe", 48, 2048, 32, 4, 5472, 151_936, 262_144,
+            {"head_dim": 128, "rope_theta": 1e7, "moe_intermediate_size": 768, **_QWEN3_MOE},
+        ),
+    }),
+    **_list_models("model_type layers width heads ffn vocab positions", {
+        "gpt2-medium": ("openai-community/gpt2-medium", "gpt2", 24, 1024, 16, 4096, 50_257, 1024),
+        "gpt2-large": ("openai-community/gpt2-large", "gpt2", 36, 1280, 20, 5120, 50_257, 1024),
+        "gpt2-xl": ("openai-community/gpt2-xl", "gpt2", 48, 1600, 25, 6400, 50_257, 1024),
+        "pythia-1.4b": ("EleutherAI/pythia-1.4b", "gpt_neox", 24, 2048, 16, 8192, 50_304, 2048),
+        "pythia-6.9b": ("EleutherAI/pythia-6.9b", "gpt_neox", 32, 4096, 32, 16_384, 50_432, 2048),
+        "pythia-12b": ("EleutherAI/pythia-12b", "gpt_neox", 36, 5120, 40, 20_480, 50_688, 2048),
+    }),
+    **_list_models("n_layer n_embd n_head rotary_dim vocab_size n_positions", {
+        "gpt-j-6b": ("EleutherAI/gpt-j-6b", 28, 4096, 16, 64, 50_400, 2048),
+    }, model_type="gptj"),
+    **_list_models("n_layer hidden_size n_head", {
+        "bloom-7b1": ("bigscience/bloom-7b1", 30, 4096, 32),
+        "bloom-176b": ("bigscience/bloom", 70, 14_336, 112),
+    }, model_type="bloom", vocab=250_880),
+    **_list_models("layers width heads num_kv_heads new_decoder_architecture", {
+        "falcon-7b": ("tiiuae/falcon-7b", 32, 4544, 71, None, False),
+        "falcon-40b": ("tiiuae/falcon-40b", 60, 8192, 128, 8, True),
+        "falcon-180b": ("tiiuae/falcon-180B", 80, 14_848, 232, 8, True),
+    }, model_type="falcon", vocab=65_024, multi_query=True, parallel_attn=True, alibi=False, bias=False),
+    **_list_models("n_layers d_model n_heads max_seq_len", {
+        "mpt-7b": ("mosaicml/mpt-7b", 32, 4096, 32, 2048),
+        "mpt-30b": ("mosaicml/mpt-30b", 48, 7168, 64, 8192),
+    }, model_type="mpt", vocab=50_432, expansion_ratio=4, no_bias=True, attn_config={"alibi": True}),
+    **_list_models("layers width word_embed_proj_dim heads ffn_dim", {
+        "opt-1.3b": ("facebook/opt-1.3b", 24, 2048, 2048, 32, 8192),
+        "opt-6.7b": ("facebook/opt-6.7b", 32, 4096, 4096, 32, 16_384),
+        "opt-13b": ("facebook/opt-13b", 40, 5120, 5120, 40, 20_480),
+        "opt-30b": ("facebook/opt-30b", 48, 7168, 7168, 56, 28_672),
+        "opt-66b": ("facebook/opt-66b", 64, 9216, 9216, 72, 36_864),
+        "opt-175b": ("Zhang et al. 2022, arXiv:2205.01068, table 1", 96, 12_288, 12_288, 96, 49_152),
+    }, model_type="opt"),
+    "dbrx-132b": CatalogEntry("databricks/dbrx-base", {
+        "model_type": "dbrx", "d_model": 6144, "n_heads": 48, "n_layers": 40, "max_seq_len": 32_768,
+        "vocab_size": 100_352, "rope_theta": 5e5,  # transformers 5 does not read that of attn_config
+        "attn_config": {"clip_qkv": 8, "kv_n_heads": 8, "rope_theta": 5e5},
+        "ffn_config": {"ffn_hidden_size": 10_752, "moe_num_experts": 16, "moe_top_k": 4},
+    }),
+    **_list_defaults(),
+}  # fmt: skip

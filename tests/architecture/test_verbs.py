@@ -23,7 +23,7 @@ VERBS = frozenset(
     climb clip close coarsen collapse collect combine compare compile complete compress compute concatenate
     connect convert convolve copy correct count create cut decode decorate deduct deepcopy defer dequantize
     describe detach differentiate disable dispatch distinguish distribute divide do document draw drop dry dump
-    embed emit emulate enable encode end ensure enter escape estimate evaluate examine exchange exclude exit
+    embed emit emulate enable encode end ensure enter escape estimate evaluate examine exchange exclude exit extend
     expand expect explain explore export expose extract extrapolate factorize fetch fill filter find finish fit fix
     flatten flush fold follow format forward free freeze fuse gate gather generalize generate get group grow
     handle has hash hide hold identify import index init insert install intercept interpolate intersect invert
@@ -50,15 +50,6 @@ FILES = {  # names of one file or folder, and why they are no verbs
     "interop/keys.py": (
         {"field", "part", "unmodelled_key", "unmodelled_keys", "ignored_keys"},
         "constructors of keys in the tables of formats, as dataclasses.field",
-    ),
-    "model/catalog.py": (
-        {
-            "_shape", "_shape_with_groups", "_bytes", "_llama", "_mistral", "_falcon", "_mpt", "_opt",
-            "_llama2", "_llama3", "_llama3_stretch", "_qwen25", "_qwen3", "_qwen3_moe",
-            "_qwen3_2507", "_nemotron4", "_gpt_oss", "_yarn", "_deepseek_v3", "_gemma3", "_qwen3_vl", "_small_gemma3",
-            "_glm45", "_lfm2",
-        },
-        "the fields of one family of models, in the table of the catalog",
     ),
     "planner/counts/operations/op.py": (
         {"matmul", "matmul_groups", "norm", "rope", "elementwise", "dropout"},
