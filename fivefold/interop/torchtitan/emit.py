@@ -51,10 +51,6 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
     values = write_values(PYTHON, {"job": job, "layout": layout, "model": model}) | emit_shared(
         plan, head="lm_head", casts=True
     )
-    if model.moe and layout.ep == 1 and layout.etp != layout.tp:
-        raise UserError(
-            f"layout {str(layout)!r}: without ep, torchtitan shards experts over tp; use etp{layout.tp} or ep2"
-        )
     if model.moe and layout.ep > 1 and layout.etp > 1:
         raise UserError(f"layout {str(layout)!r}: torchtitan 0.3 does not support etp with ep; use etp1")
     uses_graphs = job.stack.cuda_graphs == "full" and layout.pp == 1 and layout.ep == 1
@@ -151,6 +147,10 @@ def emit_shared(plan: ConfigPlan, *, head: str, casts: bool) -> dict[str, Any]:
         "debug.seed": job.seed,
         **emit_learning_rate(job.learning_rate, steps=job.steps),
     }
+    if plan.model.moe and layout.ep == 1 and layout.etp != layout.tp:
+        raise UserError(
+            f"layout {str(layout)!r}: without ep, torchtitan shards experts over tp; use etp{layout.tp} or ep2"
+        )
     return {key: value for key, value in values.items() if value is not None}
 
 

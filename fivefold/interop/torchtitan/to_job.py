@@ -40,9 +40,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     values, model = config.values, config.model
     ranks = resolve_world(config.document, overrides)
     fields = values.fields()
-    fields |= {"job.stack.name": "torchtitan", "job.documents": "separate"}
-    fields |= read_compile(values) | read_learning_rate(values)
-    fields["job.seed"] = values["debug.seed"] or 0
+    fields |= {"job.documents": "separate", **read_job(values)}
     is_async_tp = values["compile.enable_async_tensor_parallel"] or values["model_spec.tp_gemm_backend"] != "default"
     fields["job.stack.overlap"] = ("dp", "tp") if is_async_tp else ("dp",)
     fields["job.stack.cuda_graphs"] = "none" if values["training.disable_cuda_graphs"] else "full"
@@ -52,9 +50,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     fields["layout.ac"] = _read_recomputation(values)
     fields["layout.sp"] = fields.get("layout.sp", False) or fields["layout.tp"] == 1
     if ranks is not None and model is not None:
-        pp = fields["layout.pp"]
-        fields |= read_degrees(values, ranks)
-        fields |= read_batch(values, dp=fields["layout.dp"], pp=pp) | read_pipeline(values, model, pp=pp)
+        fields |= read_layout(values, model, pp=fields["layout.pp"], ranks=ranks)
         fields["job.precision"] = _read_precision(values)
         has_unsharded_experts = model.moe is not None and fields["layout.ep"] == 1
         fields["layout.etp"] = fields["layout.tp"] if has_unsharded_experts else 1
@@ -106,6 +102,18 @@ def _read_precision(values: Values) -> Recipe:
         values.mark_not_modelled(key, "the output projection is in fp8 too; counted in 16 bits")
     scaling_recipe = converter_options["Float8LinearConverter"].get("recipe_name", "rowwise")
     return get_recipe("fp8-rowwise-gw" if scaling_recipe == "rowwise_with_gw_hp" else "fp8-rowwise")
+
+
+def read_job(values: Values) -> dict[str, Any]:
+    """Return the fields of the job that both versions write with the same keys."""
+    seed = {"job.stack.name": "torchtitan", "job.seed": values["debug.seed"] or 0}
+    return seed | read_compile(values) | read_learning_rate(values)
+
+
+def read_layout(values: Values, model: Model, *, pp: int, ranks: int) -> dict[str, Any]:
+    """Return degrees, batch and pipeline; raise ``UserError`` if they do not fit to one another."""
+    degrees = read_degrees(values, ranks)
+    return degrees | read_batch(values, dp=degrees["layout.dp"], pp=pp) | read_pipeline(values, model, pp=pp)
 
 
 def read_degrees(values: Values, ranks: int) -> dict[str, Any]:

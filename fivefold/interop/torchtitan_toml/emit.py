@@ -36,10 +36,6 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         f"{P}enable_async_tensor_parallel": layout.tp > 1 and "tp" in job.stack.overlap,
         **_emit_converters(plan),
     }
-    if model.moe and layout.ep == 1 and layout.etp != layout.tp:
-        raise UserError(
-            f"layout {str(layout)!r}: without ep, torchtitan shards experts over tp; use etp{layout.tp} or ep2"
-        )
     if model.moe and layout.ep > 1:
         if layout.etp not in (1, layout.tp):
             raise UserError(f"layout {str(layout)!r}: torchtitan has etp1 or etp{layout.tp} (tp) only; use one of them")

@@ -11,11 +11,8 @@ from fivefold.interop.torchtitan.to_job import (
     BY_OPERATION,
     FULL_BF16,
     find_16_bit_dtype,
-    read_batch,
-    read_compile,
-    read_degrees,
-    read_learning_rate,
-    read_pipeline,
+    read_job,
+    read_layout,
 )
 from fivefold.job import Recipe, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, PIPELINE_SCHEDULES
@@ -35,20 +32,12 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     ranks = resolve_world(config.document, overrides)
     model = config.model or resolve_flavor(str(values["model.name"]), str(values["model.flavor"]))
     fields = values.fields()
-    fields |= {
-        "job.stack.name": "torchtitan",
-        **read_compile(values),
-        **read_learning_rate(values),
-        **_read_optimizer(values),
-    }
+    fields |= read_job(values) | _read_optimizer(values)
     fields["job.stack.overlap"] = ("dp", "tp") if values[f"{P}enable_async_tensor_parallel"] else ("dp",)
-    fields["job.seed"] = values["debug.seed"] or 0
     fields["job.documents"] = "separate" if "flex" in str(values["model.flavor"]) else "joined"
     fields["layout.ac"] = _read_recomputation(values)
     if ranks is not None:
-        pp = fields["layout.pp"]
-        fields |= read_degrees(values, ranks)
-        fields |= read_batch(values, dp=fields["layout.dp"], pp=pp) | read_pipeline(values, model, pp=pp)
+        fields |= read_layout(values, model, pp=fields["layout.pp"], ranks=ranks)
         fields["job.precision"] = _read_precision(values, model, sharded=fields["layout.zero"] > 0)
         fields["layout.etp"] = _read_experts(values, model)
         overlaps_experts = values[f"{P}pipeline_parallel_expert_parallel_overlap"] and fields["layout.ep"] > 1
