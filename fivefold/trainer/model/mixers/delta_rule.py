@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from fivefold.model.mixers.gated_delta_net import DELTA_CHUNK
@@ -30,6 +31,22 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     view: Tensor = x.unflatten(1, (-1, min(DELTA_CHUNK, x.shape[1]))).unflatten(-1, (heads, -1)).permute(1, 0, 3, 2, 4)
     # the cast copies, if there is one
     return view.to(get_sum_dtype(x.dtype), memory_format=torch.contiguous_format).contiguous()
+
+
+def compute_beta(b: Tensor, *, negative_eigenvalues: bool = False) -> Tensor:
+    """Return β, how much of a token's value is written: between 0 and 1, or 2 with negative eigenvalues."""
+    beta = b.sigmoid()
+    return beta * 2 if negative_eigenvalues else beta
+
+
+def compute_decay(x: Tensor, a_log: Tensor, dt_bias: Tensor, *, lower_bound: float | None = None) -> Tensor:
+    """Return the log of the decay of each token: −e^a_log · softplus(x + dt_bias).
+
+    With ``lower_bound`` it is lower_bound · σ(e^a_log · (x + dt_bias)). ``a_log`` and ``dt_bias`` are cast to the dtype
+    of ``x`` and broadcast to its shape.
+    """
+    logits, rates = x + dt_bias.to(x.dtype), a_log.to(x.dtype).exp()
+    return F.softplus(logits) * -rates if lower_bound is None else (logits * rates).sigmoid() * lower_bound
 
 
 def apply_delta_rule(

@@ -20,6 +20,7 @@ from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.trainer.model.mixers.chunks import GroupFunction
 from fivefold.trainer.model.mixers.convolution import get_sum_dtype
+from fivefold.trainer.model.mixers.delta_rule import compute_beta, compute_decay
 
 PACKAGE = "flash-linear-attention"
 
@@ -57,10 +58,8 @@ def scan_gated_delta_net(inputs: Sequence[Tensor], *, shape: GatedDeltaNet) -> T
     dtype = get_sum_dtype(v.dtype)
     q, k = (x.unflatten(-1, (shape.key_heads, -1)) for x in (q, k))
     v = v.unflatten(-1, (shape.value_heads, -1))
-    beta = b.to(dtype).sigmoid()
-    if shape.negative_eigenvalues:
-        beta = beta * 2
-    decay = F.softplus(a.to(dtype) + dt_bias.to(dtype)) * -a_log.to(dtype).exp()
+    beta = compute_beta(b.to(dtype), negative_eigenvalues=shape.negative_eigenvalues)
+    decay = compute_decay(a.to(dtype), a_log, dt_bias)
     out: Tensor = chunk_gated_delta_rule(q, k, v, decay, beta, use_qk_l2norm_in_kernel=True)[0]
     return out.flatten(2)
 
@@ -72,11 +71,9 @@ def scan_kimi_delta(inputs: Sequence[Tensor], *, shape: KimiDelta) -> Tensor:
     q, k, v, f, b, a_log, dt_bias = inputs
     dtype = get_sum_dtype(v.dtype)
     q, k, v, f = (x.unflatten(-1, (shape.heads, -1)) for x in (q, k, v, f))
-    rates = a_log.to(dtype).exp()[:, None]
-    logits = f.to(dtype) + dt_bias.to(dtype).view(shape.heads, -1)
-    bound = shape.lower_bound
-    decay = F.softplus(logits) * -rates if bound is None else (logits * rates).sigmoid() * bound
-    out: Tensor = chunk_kda(q, k, v, decay, b.to(dtype).sigmoid(), use_qk_l2norm_in_kernel=True)[0]
+    a_log, dt_bias = a_log[:, None], dt_bias.view(shape.heads, -1)
+    decay = compute_decay(f.to(dtype), a_log, dt_bias, lower_bound=shape.lower_bound)
+    out: Tensor = chunk_kda(q, k, v, decay, compute_beta(b.to(dtype)), use_qk_l2norm_in_kernel=True)[0]
     return out.flatten(2)
 
 

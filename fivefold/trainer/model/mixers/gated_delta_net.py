@@ -23,7 +23,13 @@ from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks, fused_scans
 from fivefold.trainer.model.mixers.chunks import GroupFunction, decay_pairs
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
-from fivefold.trainer.model.mixers.delta_rule import apply_delta_rule, normalize_to_unit_length, split_heads
+from fivefold.trainer.model.mixers.delta_rule import (
+    apply_delta_rule,
+    compute_beta,
+    compute_decay,
+    normalize_to_unit_length,
+    split_heads,
+)
 from fivefold.trainer.model.mixers.heads import ALL_HEADS, MixerHooks
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import RowInputs
@@ -168,11 +174,10 @@ def compute_chunks(
     q, k, v, b, a, a_log, dt_bias = inputs
     repeats = shape.value_heads // shape.key_heads
     k = normalize_to_unit_length(split_heads(k, shape.key_heads)).repeat_interleave(repeats, dim=2)
-    beta = split_heads(b, shape.value_heads).sigmoid()
-    if shape.negative_eigenvalues:
-        beta = beta * 2
-    decay = F.softplus(split_heads(a, shape.value_heads) + _split_factor(dt_bias))
-    decay = (decay * -_split_factor(a_log).exp()).cumsum(-2)  # its log, from the start of the chunk
+    beta = compute_beta(split_heads(b, shape.value_heads), negative_eigenvalues=shape.negative_eigenvalues)
+    a_log, dt_bias = (factor[:, None, None] for factor in (a_log, dt_bias))
+    decay = compute_decay(split_heads(a, shape.value_heads), a_log, dt_bias)
+    decay = decay.cumsum(-2)  # its log, from the start of the chunk
     pairs = decay_pairs(decay[..., 0]).tril()
     lefts = [k * beta]
     if not only_state:
@@ -180,8 +185,3 @@ def compute_chunks(
         lefts.append(q.repeat_interleave(repeats, dim=2))
     products = [(left @ k.mT) * pairs for left in lefts]
     return apply_delta_rule(lefts, k, split_heads(v, shape.value_heads), beta, decay, products, state, is_last=is_last)
-
-
-def _split_factor(factor: Tensor) -> Tensor:
-    """Return ``factor`` [heads] as [heads, 1, 1] in the dtype of sums."""
-    return factor.to(get_sum_dtype(factor.dtype))[:, None, None]

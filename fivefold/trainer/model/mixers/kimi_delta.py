@@ -21,8 +21,14 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.mixers import chunks, fused_scans
 from fivefold.trainer.model.mixers.chunks import GroupFunction
-from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
-from fivefold.trainer.model.mixers.delta_rule import apply_delta_rule, normalize_to_unit_length, split_heads
+from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu
+from fivefold.trainer.model.mixers.delta_rule import (
+    apply_delta_rule,
+    compute_beta,
+    compute_decay,
+    normalize_to_unit_length,
+    split_heads,
+)
 from fivefold.trainer.model.mixers.gated_delta_net import Factor, gated_norm
 from fivefold.trainer.model.mixers.heads import ALL_HEADS, MixerHooks
 from fivefold.trainer.model.operation import Run, call_directly
@@ -112,14 +118,11 @@ def compute_chunks(
     dim]. The state is [B, heads, dim, dim].
     """
     q, k, v, f, b, a_log, dt_bias = inputs
-    dtype = get_sum_dtype(v.dtype)
-    rates = a_log.to(dtype).exp()[:, None, None]
-    logits = split_heads(f, shape.heads) + dt_bias.to(dtype).view(shape.heads, 1, -1)
-    bound = shape.lower_bound
-    decay = F.softplus(logits) * -rates if bound is None else (logits * rates).sigmoid() * bound
+    a_log, dt_bias = a_log[:, None, None], dt_bias.view(shape.heads, 1, -1)
+    decay = compute_decay(split_heads(f, shape.heads), a_log, dt_bias, lower_bound=shape.lower_bound)
     decay = decay.cumsum(-2)  # its log, from the start of the chunk
     k = normalize_to_unit_length(split_heads(k, shape.heads))
-    beta = split_heads(b, shape.heads).sigmoid()
+    beta = compute_beta(split_heads(b, shape.heads))
     lefts = [k * beta]
     if not only_state:
         lefts.append(normalize_to_unit_length(split_heads(q, shape.heads)) * shape.dim**-0.5)
