@@ -16,7 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts
-from fivefold.planner.search.estimates import Estimates
+from fivefold.planner.search.estimates import Estimates, StateFigure
 from fivefold.planner.search.memory_bounds import MemoryBounds
 from fivefold.planner.search.shapes import (
     BOTH_WAYS,
@@ -219,7 +219,7 @@ class Bounds:
         ``unit_seconds_are_exact``: the seconds of units are known, not lower bounds of them.
         """
         states = self.estimates.bound_states(candidates) if parallel is None else self.estimates.states(candidates)
-        update = sum_units(units.rank_units, states[:, 4]) * self.update_slope
+        update = sum_units(units.rank_units, states[:, StateFigure.UPDATED]) * self.update_slope
         if parallel is None:
             no_messages = np.zeros((2, len(unit_seconds), unit_seconds.shape[2]))
             return no_messages, no_messages, np.zeros_like(update), update

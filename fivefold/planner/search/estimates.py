@@ -42,6 +42,19 @@ class AllocatedGradients(IntEnum):
     HELD = 3
 
 
+class StateFigure(IntEnum):
+    """The figures of a unit's states: bytes, but for the elements that the optimizer updates."""
+
+    RESIDENT = 0  # at rest
+    BETWEEN = 1  # gradients between micro-batches
+    AT_UPDATE = 2  # gradients at the update
+    GATHERED = 3  # gathered weights at the peak of a unit, at least
+    UPDATED = 4  # updated elements
+    PREFETCHED = 5  # weights gathered ahead of the backward
+    REDUCED = 6  # gradients that are reduced in each backward
+    FIRST_BACKWARD = 7  # gradients at the end of the first backward
+
+
 class Estimates(Tables):
     """Figures for the layouts of one space under one planner: arrays [n candidates, figures, units]."""
 
@@ -216,7 +229,13 @@ class Estimates(Tables):
         unsharded = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
         fully_sharded = self.states(candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
         smallest = np.minimum(unsharded, fully_sharded)
-        smallest[:, [3, 5, 6, 7]] = 0
+        for figure in (
+            StateFigure.GATHERED,
+            StateFigure.PREFETCHED,
+            StateFigure.REDUCED,
+            StateFigure.FIRST_BACKWARD,
+        ):
+            smallest[:, figure] = 0
         return smallest
 
     def resting_bytes(self, candidates: CandidateLayouts) -> Floats:
@@ -267,12 +286,7 @@ class Estimates(Tables):
         return np.array([find_divisor_below(count, limit) for count, limit in pairs], np.int64)[inverse]
 
     def states(self, candidates: CandidateLayouts) -> Floats:
-        """Return the bytes of states and the elements updated, [n, figures, units].
-
-        The figures: at rest, gradients between micro-batches, gradients at the update, gathered weights at the peak of
-        a unit (at least), updated elements, weights gathered ahead of the backward, gradients that are reduced in each
-        backward, gradients at the end of the first backward.
-        """
+        """Return the bytes of states and the elements updated, [n, ``StateFigure``, units]."""
         partials = self.partials.take(candidates.partial)
         columns = [
             partials.tp,
@@ -301,9 +315,9 @@ class Estimates(Tables):
         return np.array([rows[name] for name in names], float)
 
     def _count_states(self, layout: Layout) -> Floats:
-        """Compute the figures of ``states``, [units, figures]."""
+        """Compute the figures of ``states``, [units, ``StateFigure``]."""
         job, stack = self.counts.job, self.counts.job.stack
-        keeps, rows = get_policy(layout, job), dict[Name, tuple[int, ...]]()
+        keeps, rows = get_policy(layout, job), dict[Name, dict[StateFigure, int]]()
         reduces_often = self.counts.reduces_every_micro_batch(layout)
         is_reduced_at_once = reduces_often or stack.reduce_bucket > 0  # at once into a bucket
         gathers_by_weight = stack.zero3_gather == "weights"  # not all are gathered at the peak of a unit
@@ -316,17 +330,18 @@ class Estimates(Tables):
             gathered = 0 if keeps.weights_stay or gathers_by_weight else state.gathered
             is_block = not isinstance(name, str)
             is_prefetched = prefetches and is_block and self.counts.has_backward(name)
-            rows[name] = (
-                resident_bytes,
-                bytes_between,
-                bytes_at_update,
-                gathered,
-                state.updated_numel,
-                self._count_prefetched_bytes(parts) if is_prefetched else 0,
-                _bound_reduced_bytes(parts) if reduces_often and is_block and not stack.reduce_bucket else 0,
-                self._bound_gradient_bytes(name, parts, reduces=not keeps.gradients_stay),
-            )
-        return np.array([rows[name] for name in names], float)
+            reduces_block = reduces_often and is_block and not stack.reduce_bucket
+            rows[name] = {
+                StateFigure.RESIDENT: resident_bytes,
+                StateFigure.BETWEEN: bytes_between,
+                StateFigure.AT_UPDATE: bytes_at_update,
+                StateFigure.GATHERED: gathered,
+                StateFigure.UPDATED: state.updated_numel,
+                StateFigure.PREFETCHED: self._count_prefetched_bytes(parts) if is_prefetched else 0,
+                StateFigure.REDUCED: _bound_reduced_bytes(parts) if reduces_block else 0,
+                StateFigure.FIRST_BACKWARD: self._bound_gradient_bytes(name, parts, reduces=not keeps.gradients_stay),
+            }
+        return np.array([[rows[name][figure] for figure in StateFigure] for name in names], float)
 
     def _count_prefetched_bytes(self, parts: Sequence[UnitStates]) -> int:
         """Return bytes of a block that are gathered during the backward before its own, at least (``passes.py``)."""

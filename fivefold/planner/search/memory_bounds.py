@@ -21,7 +21,7 @@ from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.stages import list_recomputed_layers, list_stage_layers
 from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
-from fivefold.planner.search.estimates import AllocatedGradients, Estimates
+from fivefold.planner.search.estimates import AllocatedGradients, Estimates, StateFigure
 from fivefold.planner.search.shapes import (
     SPLIT,
     SPLITTING,
@@ -233,7 +233,6 @@ def _read_unit_bytes(
     kept, above_kept = np.moveaxis(
         estimates.profiles(candidates, scaled=scaled, any_recomputation=any_recomputation), 1, 0
     )
-    resident, during, at_end, gathered, _, prefetched, reduced_gradients, first_gradients = np.moveaxis(states, 1, 0)
     deferred = np.zeros_like(kept)
     if is_split.any():  # what a B needs grows with the micro-batch by fits and starts
         above_kept = above_kept.copy()
@@ -246,7 +245,16 @@ def _read_unit_bytes(
         )
         above_kept[is_split] = 0 if scaled else np.maximum(0.0, needed)
     return UnitBytes(
-        kept, above_kept, deferred, resident, during, at_end, gathered, prefetched, reduced_gradients, first_gradients
+        kept,
+        above_kept,
+        deferred,
+        resident=states[:, StateFigure.RESIDENT],
+        during=states[:, StateFigure.BETWEEN],
+        at_end=states[:, StateFigure.AT_UPDATE],
+        gathered=states[:, StateFigure.GATHERED],
+        prefetched=states[:, StateFigure.PREFETCHED],
+        reduced_gradients=states[:, StateFigure.REDUCED],
+        first_gradients=states[:, StateFigure.FIRST_BACKWARD],
     )
 
 
