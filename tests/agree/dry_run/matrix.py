@@ -8,68 +8,42 @@ Exits 1 unless all counts are equal and peaks are within the bounds.
 
 from __future__ import annotations
 
-import argparse
-import json
 import logging
 import multiprocessing
 import sys
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
 
 import torch
 
-from fivefold.rendering.progress import show_progress
 from tests.agree.dry_run.cases import Case, list_cases
 from tests.agree.dry_run.compare import run
+from tests.agree.matrix import Line, make_parser, run_cases
 
-Line = dict[str, Any]
 MEAN, WORST = 0.005, 0.02  # of the error of peaks
 SHOWN_ERROR = 0.005  # of the rows on the page
 
 
 def main() -> int:
     """Run what is not yet done, print what differs, write the table."""
-    options = _options()
-    finished: Path = options.folder / "cases.jsonl"
-    finished.parent.mkdir(parents=True, exist_ok=True)
-    if options.fresh:
-        finished.unlink(missing_ok=True)
-    log = finished.read_text().splitlines() if finished.exists() else []
-    done = {line["case"]: line for line in map(json.loads, log)}
-    cases = [case for case in list_cases() if all(word in str(case) for word in options.only)]
-    stale = {name for name, line in done.items() if options.again and not is_sound(line)}
-    wanted = [case for case in cases if str(case) not in done or str(case) in stale]
-    with show_progress("dry run") as report, finished.open("a") as file, _pool(options.processes) as pool:
-        for number, line in enumerate(pool.imap_unordered(play, wanted)):
-            report(line["case"], number + 1, len(wanted))
-            done[line["case"]] = line
-            file.write(json.dumps(line) + "\n")
-            file.flush()
-            if not is_sound(line):
-                print(describe_line(line), file=sys.stderr)
-    lines = [done[str(case)] for case in cases]
+    parser = make_parser("the planner against the dry run", folder="runs/dry-run")
+    parser.add_argument("--processes", type=int, default=2)
+    options = parser.parse_args()
+    with multiprocessing.get_context("spawn").Pool(options.processes, initializer=_use_one_thread) as pool:
+        lines = run_cases(
+            list_cases(),
+            options,
+            title="dry run",
+            play=partial(pool.imap_unordered, play),
+            is_sound=is_sound,
+            describe=describe_line,
+        )
     if options.markdown:
         options.markdown.write_text(markdown(lines))
     print(summary(lines))
     return 0 if agree(lines) else 1
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="the planner against the dry run")
-    parser.add_argument("--markdown", type=Path, help="write the table there")
-    parser.add_argument("--folder", type=Path, default=Path("runs/dry-run"), help="where finished cases are kept")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--fresh", action="store_true", help="run all cases again")
-    parser.add_argument("--again", action="store_true", help="run those again that differ")
-    parser.add_argument("--only", nargs="*", default=[], help="words that a case must have")
-    return parser.parse_args()
-
-
-def _pool(processes: int) -> Any:
-    return multiprocessing.get_context("spawn").Pool(processes, initializer=_use_one_thread)
 
 
 def _use_one_thread() -> None:

@@ -25,9 +25,10 @@ import torch
 from fivefold.layout.spec import Layout
 from fivefold.rendering.progress import show_progress
 from tests.agree.drawn import Drawn, draw_cases
+from tests.agree.matrix import Line
 from tests.agree.parity.cases import text, use_one_process
 from tests.agree.parity.compare import TOLERANCE, Verdict, judge, reference
-from tests.agree.parity.matrix import Line, describe_line, is_sound
+from tests.agree.parity.matrix import describe_line, is_sound
 from tests.agree.parity.rank import Told, play
 from tests.processes import Broken, run_forked
 

@@ -7,22 +7,18 @@ A change of the trainer makes finished cases stale: ``--fresh`` forgets them. Ex
 
 from __future__ import annotations
 
-import argparse
-import json
 import signal
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from functools import partial
 
-from fivefold.rendering.progress import show_progress
+from tests.agree.matrix import Line, make_parser, run_cases
 from tests.agree.parity.cases import DOCUMENTS, STEPS, TOKENS, VOCAB, Case
 from tests.agree.parity.compare import TOLERANCE, run
 from tests.agree.parity.covering import build_cases, list_cases
 from tests.processes import Broken
 
-Line = dict[str, Any]
 SHOWN_ERROR = 1.5e-6  # of the rows on the page
 COMPILED_SECONDS, SECONDS = 500.0, 150.0  # until a case counts as hung
 
@@ -30,41 +26,20 @@ COMPILED_SECONDS, SECONDS = 500.0, 150.0  # until a case counts as hung
 def main() -> int:
     """Run what is not yet done, print what failed, write the table."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no forked process is left behind
-    options = _options()
-    finished: Path = options.folder / "cases.jsonl"
-    finished.parent.mkdir(parents=True, exist_ok=True)
-    if options.fresh:
-        finished.unlink(missing_ok=True)
-    done = (
-        {line["case"]: line for line in map(json.loads, finished.read_text().splitlines())} if finished.exists() else {}
+    options = make_parser("every layout of the parity matrix against one process", folder="runs/parity").parse_args()
+    lines = run_cases(
+        list_cases(),
+        options,
+        title="parity",
+        play=partial(map, play),
+        is_sound=is_sound,
+        describe=describe_line,
     )
-    cases = [case for case in list_cases() if all(word in str(case) for word in options.only)]
-    with show_progress("parity") as report, finished.open("a") as log:
-        for number, case in enumerate(cases):
-            if str(case) in done and not (options.again and not is_sound(done[str(case)])):
-                continue
-            report(str(case), number, len(cases))
-            line = done[str(case)] = play(case)
-            log.write(json.dumps(line) + "\n")
-            log.flush()
-            if not is_sound(line):
-                print(describe_line(line), file=sys.stderr)
-    lines = [done[str(case)] for case in cases]
     if options.markdown:
         options.markdown.write_text(markdown(lines))
     bad = [line for line in lines if not is_sound(line)]
     print(f"{len(lines) - len(bad)} of {len(lines)} layouts equal one process")
     return 1 if bad else 0
-
-
-def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="every layout of the parity matrix against one process")
-    parser.add_argument("--markdown", type=Path, help="write the table there")
-    parser.add_argument("--folder", type=Path, default=Path("runs/parity"), help="where finished cases are kept")
-    parser.add_argument("--fresh", action="store_true", help="run all cases again")
-    parser.add_argument("--again", action="store_true", help="run those again that failed")
-    parser.add_argument("--only", nargs="*", default=[], help="words that a case must have")
-    return parser.parse_args()
 
 
 def play(case: Case) -> Line:
