@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
 
 
-def put(config: WrittenConfig, output: Path | None) -> None:
+def write_config(config: WrittenConfig, output: Path | None) -> None:
     """Write the files to a file or folder, or print them to stdout; remarks go to stderr."""
     for remark in config.remarks:
         print_line(f"note: {remark}")
@@ -139,6 +139,6 @@ def write_best(
         ) from None
     why = f"; not the first of the ranking: {choice.why}" if choice.why else ""
     print_line(f"fivefold: {choice.layout} as {choice.format}{why}")
-    put(choice.written, path)
+    write_config(choice.written, path)
     if line := describe_defaults(job, stated=stated):
         print_line(f"note: {line}")

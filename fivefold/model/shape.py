@@ -443,7 +443,7 @@ class ModelShape(Record):
         if self.sinusoid_endpoint and self.position != "sinusoidal":
             raise ValueError("sinusoid_endpoint applies to sinusoidal positions only: leave it out")
         if self.position == "sinusoidal" and (self.width % 2 or self.width < 4):
-            raise ValueError(f"width={self.width} has no two pairs of sine and cosine: use an even width of 4 or more")
+            raise ValueError(f"position='sinusoidal' needs an even width of 4 or more, not {self.width}: change one")
 
     def _check_differential(self) -> None:
         """Raise ``ValueError`` for heads without pairs, and for what is not supported with pairs of heads."""

@@ -132,7 +132,7 @@ def check_held(folder: Path) -> None:
 
 
 def _take(path: Path, holder: Holder, *, report: Callable[[str], object]) -> None:
-    """Write ``holder`` into the lock; first wait if it cannot be seen whether the former one runs."""
+    """Write ``holder`` into the lock; first wait, if it is not known whether the previous holder still runs."""
     last_seen, deadline = None, 0.0
     while True:
         with _open_locked(path) as file:

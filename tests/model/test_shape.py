@@ -41,7 +41,7 @@ def test_norms_that_contradict_each_other_are_rejected(changed: dict[str, Any], 
     [
         ({"position_offset": 2}, "position_offset=2 applies to learned or sinusoidal positions only"),
         ({"sinusoid_endpoint": True}, "sinusoid_endpoint applies to sinusoidal positions only"),
-        ({"position": "sinusoidal", "width": 35}, "width=35 has no two pairs of sine and cosine"),
+        ({"position": "sinusoidal", "width": 35}, "needs an even width of 4 or more, not 35"),
     ],
     ids=str,
 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import print_line
 from fivefold.cli.request_options import accept_request
-from fivefold.cli.written_configs import put
+from fivefold.cli.written_configs import write_config
 from fivefold.record import UserError
 from fivefold.requests.commands import WriteOptions
 from fivefold.requests.configs import build_request, describe_defaults, describe_notes, load_config
@@ -30,7 +30,7 @@ def write(request: WriteOptions, job: Job) -> None:
         request = request.model_copy(update={"stack": request.stack or _find_own_stack()})
         job = load_job(**get_job_words(request))
     plan = _plan(request, job)
-    put(run(plan, to=request.to or find_stack_format(plan.job)), request.output)
+    write_config(run(plan, to=request.to or find_stack_format(plan.job)), request.output)
     print_defaults(request.what, plan)
 
 

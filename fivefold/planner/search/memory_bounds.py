@@ -274,7 +274,7 @@ class _RankBounds:
 
     @cached_property
     def is_split(self) -> NDArray[np.bool_]:
-        """Return whether B and W run apart."""
+        """Return whether the schedule splits the backward into B and W."""
         return np.isin(self.units.schedule, SPLIT)
 
     @cached_property

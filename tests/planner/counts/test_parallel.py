@@ -355,7 +355,7 @@ def test_window_executes_its_visible_pairs(layout: str) -> None:
     assert squares - slides == spared
 
 
-def test_copies_of_key_heads_work_too() -> None:
+def test_every_rank_with_a_copied_key_head_counts_its_projection() -> None:
     """tp8 with 2 key heads: each is projected, forward and backward, by four ranks."""
     job, model = Job(sequence=64, global_batch=2), LLAMA.replace(vocab=1024)
     one, spread = (work(model, layout=Layout(tp=tp), job=job).hardware_flops for tp in (1, 8))
