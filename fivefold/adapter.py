@@ -12,7 +12,7 @@ arXiv:2312.03732; DoRA, arXiv:2402.09353 §4.
 from collections.abc import Mapping
 from functools import lru_cache
 from math import inf, prod, sqrt
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, ValidationInfo, field_validator
 
@@ -21,6 +21,7 @@ from fivefold.record import Record, UserError
 from fivefold.units import ceil_div
 
 Base = Literal["bf16", "fp32", "nf4", "int8", "fp8", "mxfp4"]
+BASES: tuple[str, ...] = get_args(Base)
 MAX_RANK = 2**16
 Rank = Annotated[int, Field(ge=1, le=MAX_RANK)]
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
-from fivefold.adapter import ALL_LINEAR, Adapter
+from fivefold.adapter import ALL_LINEAR, BASES, Adapter
 from fivefold.job import Job, Recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
 from fivefold.layout.spec import Layout
@@ -39,6 +39,7 @@ def list_remarks(
         _describe_attention(machine, job),
         describe_positions(model) if _is_beyond_positions(model, job) else (),
         _describe_uncounted(model, job),
+        _describe_quantized_weights(model, job.adapter),
         _describe_unused_window(model, job),
         _describe_deferred_recompute(layout) if layout else (),
         _describe_unused_pairs(model, job, layout) if layout else (),
@@ -180,6 +181,28 @@ def _describe_uncounted(model: Model, job: Job) -> Iterator[str]:
             f"model {model.name!r}: the indexer's own loss is not counted (arXiv:2512.02556 §2.1.1, a pass over the "
             "scores of attention); its weights, gradients, optimizer states and choice of keys are counted."
         )
+
+
+def _describe_quantized_weights(model: Model, adapter: Adapter | None) -> Iterator[str]:
+    """Yield a remark if the repository's weights are quantized otherwise than they are counted."""
+    quantization, base = model.quantization, adapter and adapter.base
+    if not quantization or base == quantization:
+        if model.repository.lower().endswith("-unsloth-bnb-4bit"):
+            yield (
+                f"model {model.name!r}: {model.repository} keeps some linear layers in 16 bits, which are counted in "
+                "4, as its name does not say which"
+            )
+        return
+    holder = model.repository or "the checkpoint"
+    counted = f"as a base in {base}" if base else "in the precision of the job"
+    start = f"model {model.name!r}: the weights of {holder} are quantized ({quantization}), and are counted {counted}"
+    if quantization not in BASES:
+        yield f"{start}, as no base is counted in {quantization}: name a repository in bf16"
+    elif adapter is None:
+        method = "qlora:16" if quantization == "nf4" else f"lora:16 with adapter.base={quantization}"
+        yield f"{start}: convert them to bf16 before training, or train an adapter over them (adapter {method})"
+    else:
+        yield f"{start}: add adapter.base={quantization} to train over them as they are, or name a repository in bf16"
 
 
 def _describe_unused_window(model: Model, job: Job) -> Iterator[str]:

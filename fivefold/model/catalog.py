@@ -20,6 +20,11 @@ from fivefold.record import UsageWarning, UserError, join_names, locate, make_un
 
 # Endings of repositories whose config.json has the sizes of the model without them, as they are spelled.
 TUNED_ENDINGS = ("", "-hf", "-Base", "-Instruct", "-Chat", "-chat", "-it", "-pt", "-chat-hf")
+# Further endings of those whose weights are quantized, in lower case, and how
+QUANTIZED_ENDINGS = {
+    "-unsloth-bnb-4bit": "nf4", "-bnb-4bit": "nf4", "-bnb-nf4-bf16": "nf4", "-bnb-8bit": "int8", "-fp8": "fp8",
+    "-nvfp4": "nvfp4", "-gptq": "gptq", "-gptq-int4": "gptq", "-gptq-int8": "gptq", "-awq": "awq",
+}  # fmt: skip
 THINKING = ("Qwen3-VL-", "Qwen3-Next-")  # whose -Thinking has the config of -Instruct
 
 
@@ -148,12 +153,24 @@ def find_published(text: str) -> Model | None:
     owner, _, tail = text.rstrip("/").rpartition("/")
     name = find_repository(tail)
     if name is None:
-        return None
+        return _find_quantized(owner, tail)
     entry, model = CATALOG[name], build_model(name)
     if version := next((version for version in VERSIONS if tail.lower() in _list_versions(version)), None):
         model = model.replace(name=version, positions=VERSIONS[version].positions or model.positions)
     repository = f"{owner}/{tail}" if owner else _list_spellings(name, entry)[tail.lower()]
     return model if repository.lower() == (entry.repository or "").lower() else model.replace(repository=repository)
+
+
+def _find_quantized(owner: str, tail: str) -> Model | None:
+    """Return the model of a repository that is named like that of a catalog model, with an ending of its quantization.
+
+    Such as ``unsloth/Llama-3.2-3B-Instruct-bnb-4bit``. Returns None if there is none.
+    """
+    ending = next((ending for ending in QUANTIZED_ENDINGS if tail.lower().endswith(ending)), None)
+    base = find_published(tail[: -len(ending)]) if ending and owner else None
+    if base is None or ending is None:
+        return None
+    return base.replace(repository=f"{owner}/{tail}", quantization=QUANTIZED_ENDINGS[ending])
 
 
 def find_repository(text: str) -> str | None:

@@ -373,6 +373,8 @@ class ModelShape(Record):
     embedding_dropout: Rate | None = None  # rate on the embedding; None: as ``dropout``
     source: str = ""  # where the figures are from
     repository: str = ""  # Hugging Face repository of the weights; "": that of the catalog's model of this name
+    # how that repository quantizes its weights: nf4, int8, fp8, mxfp4 or another method; "": not at all
+    quantization: str = ""
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

@@ -32,16 +32,16 @@ KERNELS = ("fused", "triton", "compiled", "eager")
 # Fields of a model that may have any value; all others must have the default.
 FREE_FIELDS = frozenset({
     "layers", "position", "positions", "position_offset", "norm_epsilon", "rope_theta", "rope_scaling", "rope_fraction",
-    "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source", "repository", "qkv_bias", "out_bias", "mlp_bias",
-    "head_bias", "qk_norm", "attention_scale", "attention_softcap", "attention_sinks", "window", "window_pattern",
-    "window_kind", "temperature", "mla", "moe", "mtp", "qk_norm_after_rope", "qkv_clip", "value_dim", "value_scale",
-    "value_norm", "tied_values", "sliding", "norm_weight", "embedding_norm", "final_norm", "sub_norm", "mixers",
-    "feed_forwards", "short_conv", "gated_delta_net", "kimi_delta", "mamba", "mamba2", "rg_lru", "lightning", "vision",
-    "output_gate", "gate_per_head", "gate_activation", "norm", "norm_plus_one", "norm_bias", "block", "pre_norm_mixers",
-    "residual_scale", "residual_factors", "mlp", "embedding_scale", "sinusoid_endpoint", "first_norm", "last_out_bias",
-    "head_transform", "head_transform_bias", "logit_scale", "logit_softcap", "dropout", "attention_dropout",
-    "embedding_dropout", "shared_kv_layers", "shared_kv_ffn", "per_layer_inputs", "altup", "laurel_rank",
-    "gate_sparsity", "joins_mamba2", "multipliers", "differential",
+    "rope_theta_sliding", "rope_pattern", "tied_embeddings", "source", "repository", "quantization", "qkv_bias",
+    "out_bias", "mlp_bias", "head_bias", "qk_norm", "attention_scale", "attention_softcap", "attention_sinks", "window",
+    "window_pattern", "window_kind", "temperature", "mla", "moe", "mtp", "qk_norm_after_rope", "qkv_clip", "value_dim",
+    "value_scale", "value_norm", "tied_values", "sliding", "norm_weight", "embedding_norm", "final_norm", "sub_norm",
+    "mixers", "feed_forwards", "short_conv", "gated_delta_net", "kimi_delta", "mamba", "mamba2", "rg_lru", "lightning",
+    "vision", "output_gate", "gate_per_head", "gate_activation", "norm", "norm_plus_one", "norm_bias", "block",
+    "pre_norm_mixers", "residual_scale", "residual_factors", "mlp", "embedding_scale", "sinusoid_endpoint",
+    "first_norm", "last_out_bias", "head_transform", "head_transform_bias", "logit_scale", "logit_softcap", "dropout",
+    "attention_dropout", "embedding_dropout", "shared_kv_layers", "shared_kv_ffn", "per_layer_inputs", "altup",
+    "laurel_rank", "gate_sparsity", "joins_mamba2", "multipliers", "differential",
 })  # fmt: skip
 
 

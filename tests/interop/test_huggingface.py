@@ -406,7 +406,7 @@ flash_attention: true
 def test_a_quantized_base_with_adapters_is_read(tmp_path: Path) -> None:
     result = read_files({"qlora.yml": QLORA}, tmp_path)
     assert result.not_understood == ()
-    assert [said.key for said in result.approximated] == ["optim"]
+    assert [said.key for said in result.approximated] == ["optimizer", "lora_mlp_kernel"]
     assert result.job is not None
     assert result.job.adapter == Adapter(rank=32, alpha=16, dropout=0.05, base="nf4")
     assert result.job.precision.name == "bf16-autocast"
@@ -490,6 +490,105 @@ def test_axolotl_loads_weights_as_they_are_published(
     assert (result.job.adapter.base if result.job.adapter else None) == base
 
 
+def test_keys_are_named_as_the_config_spells_them(tmp_path: Path) -> None:
+    result = read_files({"lora.yml": QLORA}, tmp_path)
+    names = {said.key for said in result.understood}
+    assert {"base_model", "sequence_len", "micro_batch_size", "lr_scheduler", "sample_packing"} <= names
+    assert {"model_name_or_path", "max_length", "per_device_train_batch_size", "padding_free"}.isdisjoint(names)
+    assert "tensor_parallel_size" in {said.key for said in result.defaulted}
+    result = read_files({"train.yaml": FACTORY.replace("deepspeed: ", "# deepspeed: ")}, tmp_path)
+    assert {"cutoff_len", "model_name_or_path", "per_device_train_batch_size"} <= {
+        said.key for said in result.understood
+    }
+
+
+@pytest.mark.parametrize(
+    ("changes", "named"),
+    [
+        ("", True),  # on by default
+        ("lora_qkv_kernel: true\n", False),
+        ("lora_mlp_kernel: false\n", False),
+        ("trust_remote_code: true\n", False),
+        ("rl: dpo\n", False),
+        ("fsdp_version: 2\nfsdp_config:\n  offload_params: false\n", True),
+        ("fsdp_version: 1\nfsdp_config:\n  offload_params: false\n", False),  # not with FSDP1
+    ],
+)
+def test_axolotl_turns_on_fused_kernels_of_adapters(tmp_path: Path, changes: str, named: bool) -> None:
+    result = read_files({"lora.yml": QLORA + changes}, tmp_path)
+    reasons = [said.means for said in result.approximated if said.key == "lora_mlp_kernel"]
+    assert bool(reasons) is named
+    assert all("on, as Axolotl does where no lora_*_kernel is set" in reason for reason in reasons)
+    assert not {said.key for said in result.not_understood} & {"lora_qkv_kernel", "lora_mlp_kernel"}
+
+
+@pytest.mark.parametrize(
+    ("adapter", "mode", "ac", "offload", "doubted"),
+    [
+        ("qlora", "true", "none", ("activations",), []),  # in place of recomputation
+        ("qlora", "legacy", "none", ("activations",), []),
+        ("qlora", "hidden_states", "full", ("activations",), []),
+        ("qlora", "disk", "full", (), ["activation_offloading"]),
+        ("qlora", "false", "full", (), []),
+        ("", "true", "full", ("activations",), []),
+    ],
+)
+def test_axolotl_offloads_activations(
+    tmp_path: Path, adapter: str, mode: str, ac: str, offload: tuple[str, ...], doubted: list[str]
+) -> None:
+    text = QLORA if adapter else QLORA.replace("adapter: qlora", "").replace("load_in_4bit: true", "")
+    result = read_files({"lora.yml": f"{text}activation_offloading: {mode}\n"}, tmp_path)
+    assert result.layout is not None
+    assert result.job is not None
+    assert (result.layout.ac, result.job.offload) == (ac, offload)
+    assert [said.key for said in result.not_understood] == doubted
+    approximated = {said.key for said in result.approximated}
+    assert ("activation_offloading" in approximated) is (mode == "legacy")
+    if mode == "true" and adapter:
+        old = QLORA.replace("gradient_checkpointing: true", "gradient_checkpointing: offload")
+        assert read_files({"lora.yml": old}, tmp_path).job == result.job
+
+
+def test_liger_s_norms_and_activations_are_fused_without_its_loss(tmp_path: Path) -> None:
+    plugins = "plugins:\n  - axolotl.integrations.liger.LigerPlugin\n"
+    kernels = "liger_rope: true\nliger_rms_norm: true\nliger_glu_activation: true\nliger_layer_norm: true\n"
+    result = read_files({"lora.yml": QLORA + plugins + kernels}, tmp_path)
+    assert result.not_understood == ()
+    assert result.job is not None
+    assert (result.job.stack.kernels, result.job.stack.loss) == ("fused", "plain")
+    only_norms = read_files({"lora.yml": QLORA + plugins + "liger_rms_norm: true\n"}, tmp_path)
+    assert [said.key for said in only_norms.not_understood] == ["liger_rms_norm"]
+
+
+def test_configs_of_llamafactory_s_new_trainer_are_an_error_of_one_line(tmp_path: Path) -> None:
+    text = "model: Qwen/Qwen3-4B\nmodel_class: llm\npeft_config:\n  name: lora\n  r: 16\ntrain_dataset: data.yaml\n"
+    more = "micro_batch_size: 1\ncutoff_len: 2048\nlearning_rate: 1.0e-4\nbf16: true\n"
+    for config in (text, text + more):
+        with pytest.raises(UserError, match="a config of LLaMA-Factory's v1 trainer, whose keys are not read"):
+            read_files({"train.yaml": config}, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("repository", "adapter", "base", "reason"),
+    [
+        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "lora", "nf4", None),
+        ("Qwen/Qwen3-8B-FP8", "lora", "fp8", None),
+        ("TheBloke/Llama-2-7B-GPTQ", "lora", None, "its weights are quantized (gptq), which is not modelled here"),
+        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "", None, "over which transformers trains adapters alone"),
+    ],
+)
+def test_the_base_of_an_adapter_follows_from_the_repository(
+    tmp_path: Path, repository: str, adapter: str, base: str | None, reason: str | None
+) -> None:
+    text = QLORA.replace("load_in_4bit: true", "load_in_4bit: false").replace("adapter: qlora", f"adapter: {adapter}")
+    named = re.sub("base_model: .*", f"base_model: {repository}", text)
+    result = read_files({"lora.yml": named}, tmp_path)
+    reasons = [said.means for said in result.not_understood if said.key == "base_model"]
+    assert [reason is not None and reason in said for said in reasons] == ([True] if reason else [])
+    assert result.job is not None
+    assert (result.job.adapter.base if result.job.adapter else None) == base
+
+
 @pytest.mark.parametrize(
     ("kernels", "attention"),
     [("kernels-community/vllm-flash-attn3", "flash"), ("kernels-community/flash-attn2", "flash2")],
@@ -567,7 +666,7 @@ def test_peft_targets_of_experts_are_read_as_expert_adapters(
     model: str, targets: dict[str, object], approximated: tuple[str, ...], adapts_experts: bool, tmp_path: Path
 ) -> None:
     """Then without the layers of dense MLPs, and without dropout, with which peft stops."""
-    values = yaml.safe_load(QLORA) | {"base_model": model, "optimizer": "adamw_torch"}
+    values = yaml.safe_load(QLORA) | {"base_model": model, "optimizer": "adamw_torch", "lora_mlp_kernel": False}
     del values["lora_target_linear"]
     result = read_files({"qlora.yml": yaml.safe_dump(values | targets)}, tmp_path)
     assert tuple(said.key for said in result.approximated) == approximated

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import fivefold as ff
+from fivefold.adapter import Adapter, parse_adapter
 from fivefold.job import RECIPES, Job
 from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout
@@ -53,6 +54,36 @@ def test_a_remark_names_formats_that_a_chip_does_not_multiply(machine: str, reci
     assert [words in line for line in lines] == ([True] if words else [])
     of_recipes = list_remarks(NANO, chips, JOB, None, recipes=(RECIPES[recipe],))
     assert [line for line in of_recipes if "matrix units" in line] == lines
+
+
+@pytest.mark.parametrize(
+    ("quantization", "adapter", "words"),
+    [
+        ("nf4", "qlora:8", None),
+        ("fp8", "lora:8+fp8", None),
+        ("nf4", "lora:8", "in the precision of the job: add adapter.base=nf4 to train over them as they are"),
+        ("nf4", "lora:8+int8", "as a base in int8: add adapter.base=nf4"),
+        ("nf4", None, "or train an adapter over them (adapter qlora:16)"),
+        ("mxfp4", None, "(adapter lora:16 with adapter.base=mxfp4)"),
+        ("gptq", "qlora:8", "as a base in nf4, as no base is counted in gptq: name a repository in bf16"),
+        ("", "lora:8", None),
+    ],
+)
+def test_quantized_weights_that_are_counted_otherwise_are_named(
+    quantization: str, adapter: str | None, words: str | None
+) -> None:
+    method, _, base = (adapter or "").partition("+")
+    fields = parse_adapter(method) | ({"base": base} if base else {}) if adapter else None
+    job = JOB.replace(adapter=fields and Adapter.read(fields, origin=""))
+    model = NANO.replace(quantization=quantization, repository="some/nano-4bit")
+    lines = [line for line in list_remarks(model, NODE, job, None) if "quantized" in line]
+    assert [words in line for line in lines] == ([True] if words else [])
+
+
+def test_a_base_that_unsloth_quantizes_in_part_is_named() -> None:
+    model = NANO.replace(quantization="nf4", repository="unsloth/nano-unsloth-bnb-4bit")
+    lines = list_remarks(model, NODE, JOB.replace(adapter=Adapter(rank=8, base="nf4")), None)
+    assert [line for line in lines if "keeps some linear layers in 16 bits" in line]
 
 
 LONG = Job(sequence=4096, global_batch=8)

@@ -13,6 +13,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model.catalog import CATALOG, build_model, find_repository, list_names, locate_model, resolve
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
+from fivefold.model.huggingface.write import find_difference
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
 
@@ -446,6 +447,30 @@ def test_a_repository_is_never_read_as_another_generation(
 def test_a_version_in_a_model_name_is_kept(spelled: str, name: str, repository: str) -> None:
     model = resolve(spelled)
     assert (model.name, model.repository) == (name, repository)
+
+
+@pytest.mark.parametrize(
+    ("repository", "name", "quantization"),
+    [
+        ("unsloth/Meta-Llama-3.1-8B-bnb-4bit", "llama3.1-8b", "nf4"),
+        ("unsloth/Llama-3.2-3B-Instruct-unsloth-bnb-4bit", "llama3.2-3b", "nf4"),
+        ("unsloth/DeepSeek-R1-Distill-Llama-8B-bnb-4bit", "deepseek-r1-distill-llama-8b", "nf4"),
+        ("hugging-quants/Meta-Llama-3.1-405B-BNB-NF4-BF16", "llama3-405b", "nf4"),
+        ("Qwen/Qwen3-8B-FP8", "qwen3-8b", "fp8"),
+        ("Qwen/Qwen2.5-7B-Instruct-GPTQ-Int4", "qwen2.5-7b", "gptq"),
+        ("TheBloke/Llama-2-7B-GPTQ", "llama2-7b", "gptq"),
+        ("nvidia/Qwen3-30B-A3B-NVFP4", "qwen3-30b-a3b", "nvfp4"),
+    ],
+)
+def test_a_quantized_repository_names_its_model_and_how_it_is_quantized(
+    repository: str, name: str, quantization: str
+) -> None:
+    model = resolve(repository)
+    assert (model.name, model.repository, model.quantization) == (name, repository, quantization)
+    assert model.replace(repository="", quantization="") == resolve(name).replace(repository="")
+    assert find_difference(model, resolve(name)) is None
+    with pytest.raises(UserError, match="unknown model"):
+        resolve("foo/bar-bnb-4bit")
 
 
 def test_llama_31_reads_more_tokens_than_llama_3() -> None:

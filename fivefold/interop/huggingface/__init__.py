@@ -24,7 +24,10 @@ from fivefold.interop.huggingface.keys import TABLE, VERSIONS
 from fivefold.interop.huggingface.parse import is_huggingface, parse
 from fivefold.interop.huggingface.to_job import to_job
 
-MAIN_KEYS = frozenset({"max_length", "per_device_train_batch_size", "gradient_accumulation_steps"})
+MAIN_ARGUMENTS = ("max_length", "per_device_train_batch_size", "gradient_accumulation_steps")
+MAIN_KEYS = frozenset(MAIN_ARGUMENTS) | {
+    dialect.find_name(argument) for dialect in DIALECTS for argument in MAIN_ARGUMENTS
+}
 PLAIN_KEYS = {"trainer": TABLE, "trl": TABLE, "accelerate": TABLE}
 KEYS = PLAIN_KEYS | {dialect.name: {**TABLE, **dialect.table} for dialect in DIALECTS}
 FORMATS = (

@@ -18,7 +18,7 @@ from fivefold.adapter import (
     Adapter,
     expand_targets,
 )
-from fivefold.interop.keys import Table, Values, part, to_list
+from fivefold.interop.keys import Table, Values, approximate_keys, part, to_list
 from fivefold.model.catalog import CATALOG
 from fivefold.model.huggingface.peft import (
     EXPERT_LAYERS,
@@ -94,15 +94,7 @@ AXOLOTL = AdapterKeys(
     ("load_in_8bit", True),
     ("bnb_config_kwargs.bnb_4bit_use_double_quant", True),
     "lora_modules_to_save",
-    (
-        "lora_mlp_kernel",
-        "lora_qkv_kernel",
-        "lora_o_kernel",
-        "lora_embedding_kernel",
-        "peft_layer_replication",
-        "peft_layers_to_transform",
-        "peft_trainable_token_indices",
-    ),
+    ("peft_layer_replication", "peft_layers_to_transform", "peft_trainable_token_indices"),
     resumed="lora_model_dir",
     ranks="lora_rank_pattern",
     alphas="lora_alpha_pattern",
@@ -129,6 +121,9 @@ LLAMAFACTORY = AdapterKeys(
 ADAPTER_KEYS_OF = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY}
 
 
+KEPT_IN_TRAINING = ("nf4", "int8", "fp8")  # quantized weights over which transformers trains adapters
+FUSED_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")  # Axolotl's
+FUSED_MEANING = "fused kernels of adapters, which keep fewer activations; counted as peft's layers"
 LOADED_AS = "model_quantization_config"  # of Axolotl: the class by which transformers loads the weights
 
 
@@ -153,6 +148,7 @@ def _build_table(names: AdapterKeys) -> Table:
     }
     if names is AXOLOTL:
         keys |= {"lora_target_linear": part("job.adapter.targets", None)}
+        keys |= approximate_keys(FUSED_MEANING, *FUSED_KERNELS, default=False)
         keys |= {LOADED_AS: part(BASE, None), f"{LOADED_AS}_kwargs.*": part(BASE, None)}
     return keys
 
@@ -180,6 +176,8 @@ def read_adapter(values: Values) -> dict[str, Any]:
     base = _read_base(values, names, on=on)
     if switch == "qlora" and base != "nf4":
         values.mark_not_modelled(names.switch, f"qlora without {names.four[0]}: true; counted as lora")
+    if names is AXOLOTL and on:
+        _add_default_kernels(values)
     is_resumed = bool(names.resumed and values[names.resumed])
     if not on:
         if is_resumed:
@@ -213,6 +211,20 @@ def read_adapter(values: Values) -> dict[str, Any]:
             "alpha_pattern": _read_pattern(values, names.alphas, targets),
         }
     }
+
+
+def _add_default_kernels(values: Values) -> None:
+    """Mark the fused kernels that Axolotl turns on where the config says nothing of them.
+
+    Source: axolotl 0.19.0 utils/schemas/config.py, ``check_auto_enable_lora_kernels``.
+    """
+    is_8bit_lora = values[AXOLOTL.switch] == "lora" and values[AXOLOTL.eight[0]] is True
+    is_fsdp = values.given.get("accelerate.distributed_type") == "FSDP"
+    is_fsdp1 = is_fsdp and values["accelerate.fsdp_config.fsdp_version"] != 2
+    is_off = is_8bit_lora or is_fsdp1 or values.given.get("rl") or values.given.get("trust_remote_code") is True
+    if not is_off and all(values.given.get(name) is None for name in FUSED_KERNELS):
+        values.given[FUSED_KERNELS[0]] = True
+        values.approximate(FUSED_KERNELS[0], f"on, as Axolotl does where no lora_*_kernel is set: {FUSED_MEANING}")
 
 
 def _read_pattern(values: Values, name: str, targets: tuple[str, ...]) -> dict[str, Any]:
@@ -474,6 +486,25 @@ def _read_loaded_base(values: Values, *, on: bool) -> str | None:
     why = "without an adapter" if loaded_as == "FineGrainedFP8Config" else "which transformers does not train over"
     values.mark_not_modelled(LOADED_AS, f"weights in few bits, {why}: counted in 16 bits, as with dequantize: true")
     return None
+
+
+def follow_weights(values: Values, fields: dict[str, Any], model: Model) -> None:
+    """Take the base of an adapter from a repository whose weights are quantized, as transformers keeps them.
+
+    Marks the model's key where these weights are counted in 16 bits.
+    """
+    quantization = model.quantization
+    adapter = fields.get("job.adapter")
+    is_dequantized = values.given.get(f"{LOADED_AS}_kwargs.dequantize") is True
+    if not quantization or is_dequantized or (adapter and adapter["base"] == quantization):
+        return
+    if adapter and adapter["base"] is None and quantization in KEPT_IN_TRAINING:
+        adapter["base"] = quantization
+        return
+    why = "which is not modelled here" if adapter else "over which transformers trains adapters alone"
+    counted = adapter["base"] if adapter and adapter["base"] else "16 bits"
+    what = f"its weights are quantized ({quantization}), {why}; counted in {counted}"
+    values.mark_not_modelled("model_name_or_path", what)
 
 
 # where the blocks of a language model are, by the names of its modules in transformers

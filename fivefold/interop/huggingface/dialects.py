@@ -92,7 +92,6 @@ AXOLOTL = Dialect(
         "experts_implementation": unmodelled_key("the kernels of experts: counted as grouped matmuls", "grouped_mm"),
         "chunked_cross_entropy": unmodelled_key("the loss in chunks", False),
         "tiled_mlp": unmodelled_key("an MLP in tiles of the sequence", False),
-        "activation_offloading": unmodelled_key("kept activations in host memory", False),
         "batch_size": unmodelled_key("a batch said twice", None),
         "base_model_config": part("model, where its config is not that of base_model", None),
         "cosine_min_lr_ratio": part("job.learning_rate.floor", None),

@@ -6,7 +6,7 @@ Sources: as in keys.py and dialects.py.
 
 from __future__ import annotations
 
-from fivefold.interop.keys import Key, Table, approximate_keys, unmodelled_keys
+from fivefold.interop.keys import Key, Table, approximate_keys, part, unmodelled_keys
 
 OBJECTIVE = "an objective other than the next token"
 ADAPTERS = "adapters, not the weights, are trained"
@@ -19,7 +19,7 @@ ROUTER_LOSS = "the routers' balancing loss: its few operations are not counted"
 VOCABULARY = "the vocabulary grows; counted as the model's own"
 
 TRAINER: Table = {
-    **unmodelled_keys("kept activations in host memory", "activation_offloading", default=False),
+    "activation_offloading": part("job.offload", False),
     **unmodelled_keys("the loss smooths labels, and keeps more of the logits", "label_smoothing_factor", default=0.0),
     **unmodelled_keys("some of Liger's kernels, not all", "liger_kernel_config"),
     **unmodelled_keys("messages by another library", "ddp_backend", default="nccl"),

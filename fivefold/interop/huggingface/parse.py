@@ -75,6 +75,9 @@ AXOLOTL_CONFIGS: Mapping[str, Mapping[str, Any]] = {
 }
 ARGUMENT_SIGNS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "bf16"})
 
+# Keys of LLaMA-Factory's new trainer (src/llamafactory/v1), which are not read
+FACTORY_V1_SIGNS = frozenset({"model_class", "peft_config", "kernel_config", "dist_config", "train_dataset"})
+
 ZERO_SECTION = "deepspeed.zero_optimization."
 DEEPSPEED_SIGNS = frozenset({"zero_optimization", "train_micro_batch_size_per_gpu", "train_batch_size"})
 
@@ -127,6 +130,7 @@ def is_huggingface(document: Document) -> bool:
         "distributed_type" in top_keys
         or (document.kind == "json" and top_keys & DEEPSPEED_SIGNS)
         or len(top_keys & ARGUMENT_SIGNS) >= 2
+        or len(top_keys & FACTORY_V1_SIGNS) >= 2
         or any(len(top_keys & dialect.signs) >= 2 for dialect in DIALECTS)
     )
 
@@ -227,6 +231,11 @@ def _read_flag(key: str, value: Any) -> tuple[str, Any]:
 
 def _parse_file(document: Document) -> CollectedKeys:
     values, origin = dict(document.values), document.origin
+    if len(values.keys() & FACTORY_V1_SIGNS) >= 2:
+        raise UserError(
+            f"{origin}: a config of LLaMA-Factory's v1 trainer, whose keys are not read; use those of "
+            "`llamafactory-cli train` (model_name_or_path, finetuning_type, cutoff_len, per_device_train_batch_size)"
+        )
     if "distributed_type" in values:
         return CollectedKeys(flatten({"accelerate": values}, origin=origin))
     if values.keys() & DEEPSPEED_SIGNS and not values.keys() & {"per_device_train_batch_size"}:

@@ -22,10 +22,12 @@ from fivefold.interop.format import (
 from fivefold.interop.huggingface.adapters import (
     add_expert_adapters,
     drop_autocast_modules,
+    follow_weights,
     read_adapter,
     select_patterns,
 )
 from fivefold.interop.huggingface.data import read_data, read_preferences
+from fivefold.interop.huggingface.dialects import DIALECTS
 from fivefold.interop.huggingface.freeze import read_freeze
 from fivefold.interop.huggingface.keys import (
     DERIVED_FROM_WIDTH,
@@ -79,7 +81,8 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         missing += ("the length of a sequence: add max_length=4096 after the file (in quotes with --from)",)
     if model is None or ranks is None or values["max_length"] is None:
         missing += () if ranks else (RANKS_MISSING,)
-        return _leave_out_others(build_reading(config, {}, model=model, ranks=None, missing=missing), values, kind)
+        reading = build_reading(config, {}, model=model, ranks=None, missing=missing)
+        return _name_as_written(_leave_out_others(reading, values, kind))
     values.given |= {key: DERIVED_FROM_WIDTH[key](model.width) for key in config.unset}
     fields = values.fields()
     fields |= _read_degrees(values, kind, ranks, overrides.ranks_per_node)
@@ -89,6 +92,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     fields |= _read_fsdp_units(values, model) if kind == "fsdp" else {}
     fields |= read_bucket_sizes(values) if kind == "deepspeed" else {}
     fields |= (adapter := read_adapter(values))
+    follow_weights(values, adapter, model)
     select_patterns(adapter, model)
     add_expert_adapters(values, adapter, model)
     fields |= {} if adapter else read_freeze(values, model)
@@ -106,21 +110,62 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     fields["job.documents"] = "separate" if values["padding_free"] or keeps_separate else "joined"
     if values.given.get("pad_to_sequence_len") is False:
         values.approximate("pad_to_sequence_len", "a batch is as long as its longest sample; counted as sequence_len")
+    offload = _read_activation_offload(values)
+    fields["layout.ac"] = "full" if _recomputes(values, offload, is_adapted=bool(adapter)) else "none"
+    if offload:
+        fields["job.offload"] = (*fields["job.offload"], "activations")
+    data = read_data(values, ranks_pairs=bool(preferences), folder=document.folder)
+    fields |= preferences or _read_objective(data, fields, model)
+    reading = build_reading(config, fields, model=model, ranks=ranks, missing=missing).replace(data=data)
+    return _name_as_written(_leave_out_others(reading, values, kind))
+
+
+def _name_as_written(reading: Reading) -> Reading:
+    """Return the reading with the names that Axolotl and LLaMA-Factory have for keys of TrainingArguments."""
+    dialect = next((dialect for dialect in DIALECTS if dialect.name == reading.software), None)
+    if dialect is None:
+        return reading
+    lists = {
+        name: tuple(key.replace(key=dialect.find_name(key.key)) for key in getattr(reading, name))
+        for name in ("understood", "defaulted", "not_understood", "approximated", "harmless")
+    }
+    return reading.replace(**lists)
+
+
+def _read_activation_offload(values: Values) -> str:
+    """Return how kept activations go to host memory: ``streams``, ``legacy`` or ``hidden_states``; empty if they stay.
+
+    ``gradient_checkpointing: offload`` is Axolotl's old name for it.
+    """
+    key = "activation_offloading"
+    mode = values[key]
+    if "offload" in str(values["gradient_checkpointing"]):
+        key, mode = "gradient_checkpointing", "disk" if values["gradient_checkpointing"] == "offload_disk" else True
+    if mode in (None, False):
+        return ""
+    if mode == "legacy":
+        values.approximate(key, "copies to the host that wait for one another; counted as overlapped")
+    elif mode not in (True, "hidden_states"):
+        values.mark_not_modelled(key, "kept activations on disk; counted in the GPU's memory")
+        return ""
+    return "streams" if mode is True else str(mode)
+
+
+def _recomputes(values: Values, offload: str, *, is_adapted: bool) -> bool:
+    """Return whether blocks are recomputed.
+
+    Axolotl offloads the activations of adapters without recomputation, but for the mode ``hidden_states``
+    (loaders/model.py: ``_apply_activation_checkpointing``); TRL leaves it to ``gradient_checkpointing``.
+    """
     checkpointing_values = [
         values["gradient_checkpointing"],
         values["activation_checkpointing"],
         values["fsdp_config.activation_checkpointing"],
         values[f"{FSDP}activation_checkpointing"],
     ]
-    if "offload" in str(values["gradient_checkpointing"]):
-        values.mark_not_modelled("gradient_checkpointing", "kept inputs of blocks in host memory, or on disk")
-    fields["layout.ac"] = (
-        "full" if any(value not in (None, False, "none") for value in checkpointing_values) else "none"
-    )
-    data = read_data(values, ranks_pairs=bool(preferences), folder=document.folder)
-    fields |= preferences or _read_objective(data, fields, model)
-    reading = build_reading(config, fields, model=model, ranks=ranks, missing=missing).replace(data=data)
-    return _leave_out_others(reading, values, kind)
+    if offload in ("streams", "legacy") and is_adapted and values.software == "axolotl":
+        return False
+    return any(value not in (None, False, "none") for value in checkpointing_values)
 
 
 def _leave_out_others(reading: Reading, values: Values, kind: str) -> Reading:
@@ -157,6 +202,16 @@ KNOWN_STRATEGIES = ("", "NO", "FSDP", "DEEPSPEED", "MULTI_GPU")
 LIGER_KERNELS = ("rope", "rms_norm", "layer_norm", "swiglu", "glu_activation", "cross_entropy", "rms_norm_gated")
 
 
+# Those that decide what norms, activations and rotary embeddings keep
+LIGER_FUSED = ("liger_rope", "liger_rms_norm", "liger_layer_norm", "liger_swiglu", "liger_glu_activation")
+
+
+def _fuses_kernels(values: Values) -> bool:
+    """Return whether Liger's kernels of norms and gated activations are on, with its loss or without."""
+    gates = values.given.get("liger_glu_activation") or values.given.get("liger_swiglu")
+    return bool(values["use_liger_kernel"] or (gates and values.given.get("liger_rms_norm")))
+
+
 def check_strategy(values: Values) -> None:
     """Mark a strategy that is read as another one, and kernels of Liger that are counted together."""
     if str(values["accelerate.distributed_type"]).upper() not in KNOWN_STRATEGIES:
@@ -168,7 +223,7 @@ def check_strategy(values: Values) -> None:
     if values["accelerate.deepspeed_config.offload_optimizer_device"] == "nvme":
         values.mark_not_modelled("accelerate.deepspeed_config.offload_optimizer_device", "states on disk")
     for name in (f"liger_{kernel}" for kernel in LIGER_KERNELS):
-        if values["use_liger_kernel"] and values.is_set(name):
+        if values.is_set(name) and (values["use_liger_kernel"] or (name in LIGER_FUSED and _fuses_kernels(values))):
             if values[name]:
                 values.approximate(name, "is one of Liger's kernels, which are counted all together")
             else:
@@ -399,7 +454,7 @@ def _read_stack(values: Values, kind: str) -> dict[str, Any]:
         "job.stack.name": "deepspeed" if kind == "deepspeed" else "fsdp2",
         "job.stack.attention": ATTENTION.get(implementation, "flash2"),
         "job.stack.compile": compiled,
-        "job.stack.kernels": "fused" if compiled or liger else "plain",
+        "job.stack.kernels": "fused" if compiled or _fuses_kernels(values) else "plain",
         "job.stack.loss": "chunked" if chunks_loss else "plain",
     }
     if kind == "ddp":  # torch.nn.parallel.DistributedDataParallel, which reduces after the last micro-batch

@@ -122,17 +122,18 @@ def _collect_meanings() -> dict[str, set[str]]:
     return meanings
 
 
-def describe_quantization(values: dict[str, Any]) -> str | None:
-    """Return a warning that a checkpoint's weights are quantized, and how they are counted; None if they are not."""
+def find_quantization(values: dict[str, Any]) -> str:
+    """Return how the weights are quantized: nf4, int8, fp8, mxfp4, or the method's own name; empty if they are not."""
     quantized = values.get("quantization_config")
     if not quantized:
-        return None
-    method = quantized.get("quant_method") if isinstance(quantized, dict) else None
-    over = f", or train an adapter over them with adapter.base={method}" if method in ("fp8", "mxfp4") else ""
-    return (
-        f"the checkpoint's weights are quantized ({method or 'quantization_config'}); counted as trained from weights "
-        f"in the precision of the job: convert them to bf16 before training{over}"
-    )
+        return ""
+    table = quantized if isinstance(quantized, dict) else {}
+    method = str(table.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in table else "an unknown method"))
+    if not method.startswith("bitsandbytes"):
+        return method
+    if not (table.get("load_in_4bit") or method.endswith("4bit")):
+        return "int8"
+    return str(table.get("bnb_4bit_quant_type", "fp4"))  # transformers' default
 
 
 def _is_harmless(key: str) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.family import Family, Wrapper
-from fivefold.model.huggingface.keys import describe_quantization, flatten_tables, list_unread, read_fields
+from fivefold.model.huggingface.keys import find_quantization, flatten_tables, list_unread, read_fields
 from fivefold.model.huggingface.model_types import LACKS, MODEL_TYPES
 from fivefold.model.huggingface.remote_code import REMOTE_CLASSES, translate_remote_config
 from fivefold.model.huggingface.vision import UnreadTower, read_tower
@@ -45,7 +45,10 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
     model = text.family.to_model(read_config(text.values, family=text.family, name=name))
     if text.wrapped:
         model = model.replace(vision=_find_tower(config, text_width=model.width, name=name)[0])
-    return model.replace(source=source or f"Hugging Face config.json, {text.architecture}")
+    return model.replace(
+        source=source or f"Hugging Face config.json, {text.architecture}",
+        quantization=find_quantization(config | text.values),
+    )
 
 
 def _find_tower(config: dict[str, Any], *, text_width: int, name: str) -> tuple[VisionTower | None, str]:
@@ -72,7 +75,7 @@ def describe_remark(config: dict[str, Any], *, name: str) -> str | None:
     """Return a one-line warning about a config; None if there is nothing to say.
 
     It lists keys that may change the model but that the family's code ignores, or what was assumed about a model whose
-    ``model_type`` is unknown, and says whether the weights are quantized.
+    ``model_type`` is unknown.
     """
     text = find_text_model(config, name=name)
     warnings = []
@@ -87,8 +90,6 @@ def describe_remark(config: dict[str, Any], *, name: str) -> str | None:
         width = from_config(config, name=name).width
         if reason := _find_tower(config, text_width=width, name=name)[1]:
             warnings.append(f"only the text model is read: {reason.removeprefix(f'{name}: ')}")
-    if quantized := describe_quantization(config | text.values):
-        warnings.append(quantized)
     return f"{name}: {'; '.join(warnings)}" if warnings else None
 
 

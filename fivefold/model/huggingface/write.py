@@ -118,6 +118,7 @@ def _normalize(model: Model) -> Model:
         name="",
         source="",
         repository="",
+        quantization="",
         ffn=model.ffn if has_mlp else 1,
         dropout=0.0,
         attention_dropout=None,

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 
 from fivefold.model.catalog import resolve
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
@@ -154,13 +155,28 @@ def test_published_configs_are_read_without_a_remark(kind: str) -> None:
     assert describe_remark({"model_type": kind, **FAMILIES[kind], **PUBLISHED[kind]}, name="x") is None
 
 
-@pytest.mark.parametrize("method", ["fp8", "mxfp4", "bitsandbytes"])
-def test_a_quantized_checkpoint_is_reported(method: str) -> None:
+@pytest.mark.parametrize(
+    ("table", "quantization"),
+    [
+        (None, ""),
+        ({}, ""),
+        ({"quant_method": "fp8", "weight_block_size": [128, 128]}, "fp8"),
+        ({"quant_method": "mxfp4"}, "mxfp4"),
+        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "nf4"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "fp4"),  # transformers' default
+        ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
+    ],
+)
+def test_the_quantization_of_a_checkpoint_is_read(table: dict[str, object] | None, quantization: str) -> None:
     config = {"model_type": "qwen3_moe", **FAMILIES["qwen3_moe"]}
-    said = describe_remark(config | {"quantization_config": {"quant_method": method}}, name="x")
-    assert said is not None
-    assert said.startswith(f"x: the checkpoint's weights are quantized ({method}); counted as trained from weights in")
-    assert describe_remark(config | {"quantization_config": None}, name="x") is None
+    model = from_config(config | {"quantization_config": table}, name="x")
+    assert model == from_config(config, name="x").replace(quantization=quantization)
+    if table and quantization in ("nf4", "fp4", "int8"):
+        theirs = transformers.BitsAndBytesConfig.from_dict(
+            {key: value for key, value in table.items() if key != "quant_method"}
+        )
+        assert theirs.quantization_method() == ("llm_int8" if quantization == "int8" else quantization)
 
 
 def test_the_mutated_keys_of_the_tests_are_all_keys_that_are_read() -> None:
