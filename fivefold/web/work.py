@@ -23,6 +23,7 @@ T = TypeVar("T")
 SHORT_SECONDS, LONG_SECONDS = 20.0, 600.0
 AT_ONCE = 2  # concurrent searches and dry runs
 LINE_BYTES = 2**26
+ENDS = frozenset({"result", "mistake", "stopped"})  # the last event of a process
 
 
 class Busy(Exception):
@@ -99,6 +100,8 @@ class WorkQueue:
                         if "begun" in event:
                             self.interruptible[name], event = process, {"begun": name}
                         yield event
+                        if not ENDS.isdisjoint(event):
+                            break  # a process on a busy machine may end seconds after its answer
             except TimeoutError:
                 raise UserError(
                     f"took longer than {self.long_limit_seconds / 60:.0f} minutes and was stopped; narrow the search"

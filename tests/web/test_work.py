@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sys
 import time
 from collections.abc import Coroutine
 from concurrent.futures import ThreadPoolExecutor
@@ -51,6 +53,15 @@ def test_a_search_that_takes_too_long_is_ended() -> None:
 def test_a_dead_worker_process_is_reported() -> None:
     with client(WorkQueue(python=("false",))) as asking:
         assert "ended without an answer" in asking.get(SEARCH).json()["detail"]
+
+
+def test_an_answer_ends_the_work_even_if_its_process_does_not_end() -> None:
+    """Its output stays open until the limit, which is no second ending."""
+    line = json.dumps({"mistake": "x"})
+    answers = f"import time; print({line!r}, flush=True); time.sleep(600)"
+    with client(WorkQueue(python=(sys.executable, "-c", answers), long_limit_seconds=60)) as asking:
+        text = asking.get(SEARCH.replace("/api/search", "/search/events")).text
+    assert text == 'event: mistake\ndata: "x"\n\n'
 
 
 def test_short_answers_are_computed_one_after_another() -> None:
