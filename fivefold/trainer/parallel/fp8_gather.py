@@ -89,6 +89,8 @@ class Scales:
 
 def _row_amax(rows: Tensor, across: int) -> Tensor:
     """Return the largest |w| of each row of [rows, columns] in ``across`` column blocks: fp32 [rows, across]."""
+    if not len(rows):  # of a rank that holds none of a weight; fake tensors reject the maximum of nothing
+        return rows.new_zeros(0, across, dtype=torch.float32)
     if remainder := rows.shape[1] % TILE if across > 1 else 0:
         rows = F.pad(rows, (0, TILE - remainder))
     row_maxima: Tensor = vector_norm(rows.unflatten(1, (across, -1)), torch.inf, dim=-1, dtype=torch.float32)

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fivefold.job import Job, Recipe, get_recipe
 from fivefold.layout.spec import Layout
@@ -22,6 +23,7 @@ from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, loa
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.float8.cast import cast_per_block, cast_per_tensor, cast_per_tile, scale_, widen
+from fivefold.trainer.parallel import fp8_gather
 from fivefold.trainer.parallel.expert import AllToAllDispatcher
 from fivefold.update import Optimizer
 from tests.selection import mark_share
@@ -206,3 +208,10 @@ def test_casting_a_dequantized_tensor_again_changes_nothing(seed: int, spread: f
 def test_fp8_gather_with_unequal_casts_is_an_error(name: str, fields: dict[str, Any], pattern: str) -> None:
     with pytest.raises(UserError, match=pattern):
         get_recipe(name).replace(**fields)
+
+
+def test_a_rank_without_rows_of_a_weight_has_no_maxima_in_a_dry_run() -> None:
+    """The kernel returns an empty tensor, but its shape function raises."""
+    with FakeTensorMode():
+        assert fp8_gather._row_amax(torch.zeros(0, 44), 1).shape == (0, 1)
+    assert fp8_gather._row_amax(torch.zeros(0, 256), 2).shape == (0, 2)
