@@ -96,7 +96,9 @@ def test_few_layouts_have_no_lines(streamed_search: tuple[list[Fit], Any]) -> No
 
 def test_a_run_is_searched_on_the_page_with_its_defaults(client: TestClient) -> None:
     run = {"model": "nano", "machine": "h100:1", "machines": "a100:1", "tokens": "1e9", "gbs": 8, "where": "ac=none"}
-    assert "the run on each machine" in client.get("/search/events", params=run).text
+    text = client.get("/search/events", params=run).text
+    assert "the run on each machine" in text
+    assert "`fivefold" not in text  # a page names pages
     assert "“layouts to show”: valid for a search of one machine" in _read_mistake(client, run | {"top": 5})
 
 
