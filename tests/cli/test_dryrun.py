@@ -78,7 +78,7 @@ def test_json_has_the_predicted_and_the_dry_run_step_and_the_peak() -> None:
 
 
 def test_idle_ranks_are_reported() -> None:
-    words = [*TINY[:2], "h100:8", *TINY[3:]]
+    words = [*TINY[:2], "h100:8", "dp1 tp2 pp2 mbs1", *TINY[4:]]
     said = "uses 4 of the 8 ranks of h100; 4 stay idle"
     assert said in " ".join(run(*words).stdout.split())
     assert said in json.loads(run(*words, "--json").stdout)["dry_run"]["remarks"][0]

@@ -254,7 +254,7 @@ def test_a_remark_names_idle_ranks_unless_the_search_left_them_out() -> None:
     assert list_remarks(NANO, NODE, JOB, Layout(dp=2), is_searched=True) == ()
 
 
-LAYOUT = "pp2 zb1p mbs1 ac=full"
+LAYOUT = "dp1 pp2 zb1p mbs1 ac=full"
 WINDOW_WORDS, FORMAT_WORDS = "does nothing in sequences of 64", "do not support the block scales"
 IDLE_WORDS, DEFERRED_WORDS = "uses 2 of the 4 ranks", "defers weight gradients"
 OF_JOB = {WINDOW_WORDS, FORMAT_WORDS}

@@ -78,7 +78,7 @@ def test_wide_columns_are_for_pages_and_empty_ones_for_none() -> None:
     assert grid.rows == (("3", "9"), ("4", "16"))
     assert grid.values == ((3, 9), (4, 16))
     assert "square" not in to_text(grid)
-    assert make_grid(columns, [3]).drop_columns(["number"]) == Grid(("square",), (("9",),), (), (), ((9,),))
+    assert make_grid(columns, [3]).drop_columns(["number"]) == Grid(("square",), (("9",),), (), (), ((9,),), (3,))
 
 
 def test_a_missing_value_is_a_dash_and_a_colour_a_tone() -> None:

@@ -58,7 +58,7 @@ def list_smaller_precisions(model: Model, job: Job) -> list[Recipe]:
     """
     own = job.precision.replace(name="", accumulated_bytes=0)
     names = job.stack.runs.list_config_precisions(experts=model.moe is not None) or tuple(RECIPES)
-    recipes = (RECIPES[name] for name in names)
+    recipes = (RECIPES[name] for name in names if name in RECIPES)
     smaller = [
         recipe
         for recipe in recipes
