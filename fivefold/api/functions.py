@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from fivefold.api.documentation import document_parameters, use_python_words
 from fivefold.api.job_fields import build_job, list_stated
 from fivefold.api.job_words import JobWords
-from fivefold.layout.batch import find_most_ranks
+from fivefold.layout.batch import choose_gpu_counts, find_most_ranks
 from fivefold.record import UsageWarning, UserError
 from fivefold.requests.commands import (
     AskOptions,
@@ -267,6 +267,7 @@ def compare_machines(
     from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
     from fivefold.requests.offers import list_offers
 
+    gpu_counts = choose_gpu_counts(gpu_counts, deadline, machines)
     resolved_machines = [_resolve_machine(name) for name in machines]
     most_ranks = find_most_ranks((one_machine.ranks for one_machine in resolved_machines), gpu_counts)
     return list_offers(

@@ -45,7 +45,7 @@ def show_offers(
             tokens=request.tokens,
             prices=request.price,
             deadline=request.deadline,
-            gpu_counts=request.gpu_counts,
+            gpu_counts=request.tried_gpu_counts,
             assume=request.assume,
             risk=request.risk,
             done=lambda name: progress(name, next(counter), 0),
@@ -65,7 +65,7 @@ def show_offers(
 def print_missing_options(request: SearchOptions, results: Offers) -> None:
     """Print which option gives dollars, or more ranks to try, where they are missing from the table."""
     runs = [offer.run for offer in results.offers if offer.run]
-    if request.deadline and request.gpu_counts is None and len(runs) < len(results.offers):
+    if request.deadline and request.tried_gpu_counts is None and len(runs) < len(results.offers):
         print_line("more GPUs than the machine has were not tried; give a range, such as --gpu-counts 64-8192")
     if runs and all(run.dollars is None for run in runs):
         names = dict.fromkeys(run.machine.split()[0] for run in runs)

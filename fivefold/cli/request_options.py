@@ -112,6 +112,6 @@ def _fill_batch(request: Request, records: dict[str, Any]) -> dict[str, Any]:
         return records
     others = map(load_machine, request.machines if isinstance(request, SearchRequest) else ())
     counts = (one_machine.ranks for one_machine in (machine, *others))
-    ranks = find_most_ranks(counts, request.gpu_counts if isinstance(request, SearchRequest) else None)
+    ranks = find_most_ranks(counts, request.tried_gpu_counts if isinstance(request, SearchRequest) else None)
     layouts = [] if layout is None else [layout]
     return records | {"job": fill_batch(records["job"], ranks=ranks, stated=records["stated"], layouts=layouts)}

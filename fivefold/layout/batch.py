@@ -11,6 +11,20 @@ if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
 
 MAX_TOKENS = 2**24  # of a step: the largest batch of Llama 3 405B (arXiv:2407.21783 §3.4.1)
+DEADLINE_COUNTS = "1-16384"  # up to the GPUs of that run
+
+
+def choose_gpu_counts(gpu_counts: str | None, deadline: str | None, machines: Iterable[object]) -> str | None:
+    """Return the range of numbers of GPUs to try.
+
+    It is ``gpu_counts``, or ``DEADLINE_COUNTS`` if a deadline asks for the fewest GPUs of ``machines`` (their texts or
+    records) that are named without a number.
+    """
+    from fivefold.machine.catalog import has_ranks
+
+    if gpu_counts is not None or deadline is None:
+        return gpu_counts
+    return None if any(not isinstance(machine, str) or has_ranks(machine) for machine in machines) else DEADLINE_COUNTS
 
 
 def find_most_ranks(ranks: Iterable[int], gpu_counts: str | None = None) -> int:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from fivefold.layout.batch import choose_gpu_counts
 from fivefold.requests.fields import (
     TOKENS,
     AdapterText,
@@ -223,10 +224,15 @@ class SearchRequest(MachineRequest):
         Line | None,
         Field(
             description="Numbers of GPUs to try, as a range such as 64-512. Default: that of the machine; with "
-            "--deadline also fewer, from one node."
+            "--deadline also fewer, from one node, or 1-16384 for a machine without a number of GPUs."
         ),
     ] = None
     assume: Assumptions = ()
+
+    @property
+    def tried_gpu_counts(self) -> str | None:
+        """Return the range of numbers of GPUs to try: that of the request, or of a deadline without one."""
+        return choose_gpu_counts(self.gpu_counts, self.deadline, (self.machine, *self.machines))
 
     @property
     def compares_machines(self) -> bool:

@@ -114,7 +114,7 @@ def search(
             tokens=question.tokens,
             prices=question.price,
             deadline=question.deadline,
-            gpu_counts=question.gpu_counts,
+            gpu_counts=question.tried_gpu_counts,
             assume=question.assume,
             risk=question.risk,
             done=done,

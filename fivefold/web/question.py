@@ -345,7 +345,7 @@ class SearchQuestion(JobQuestion, SearchRequest, defer_build=False):
         return (self.machine, *self.machines)
 
     def _fill_batch(self, job: Job, stated: frozenset[str], named: Sequence[Machine]) -> Job:
-        ranks = find_most_ranks((machine.ranks for machine in named), self.gpu_counts)
+        ranks = find_most_ranks((machine.ranks for machine in named), self.tried_gpu_counts)
         return fill_batch(job, ranks=ranks, stated=stated)
 
 

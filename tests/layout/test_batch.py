@@ -11,7 +11,7 @@ import pytest
 
 import fivefold as ff
 from fivefold.job import Job
-from fivefold.layout.batch import fill_batch
+from fivefold.layout.batch import choose_gpu_counts, fill_batch
 from fivefold.layout.spec import Layout
 from fivefold.update import Ramp
 from fivefold.web.folder import ServedFolder
@@ -81,6 +81,28 @@ def test_all_interfaces_compare_machines_with_the_batch_of_the_largest(
             model="nano", machine=machines[0], machines=tuple(machines[1:]), gpu_counts=counts, **quick
         )
         assert question.resolve(folder=folder, local=local).job.global_batch == batch
+
+
+@pytest.mark.parametrize(
+    ("machines", "deadline", "counts", "tried"),
+    [
+        (["h100"], "30d", None, "1-16384"),
+        (["h100", "p5.48xlarge"], "30d", None, "1-16384"),
+        (["h100", "a100:64"], "30d", None, None),
+        (["h100"], "30d", "64-512", "64-512"),
+        (["h100"], None, None, None),
+    ],
+)
+def test_a_deadline_tries_many_numbers_of_gpus_of_machines_without_one(
+    machines: list[str], deadline: str | None, counts: str | None, tried: str | None
+) -> None:
+    assert choose_gpu_counts(counts, deadline, machines) == tried
+    question = SearchQuestion(
+        model="nano", machine=machines[0], machines=tuple(machines[1:]), gpu_counts=counts, deadline=deadline
+    )
+    assert question.tried_gpu_counts == tried
+    batch = question.resolve(folder=ServedFolder(Path()), local=Path("none")).job.global_batch
+    assert batch == {"1-16384": 4096, "64-512": 512}.get(tried or "", 64 if "a100:64" in machines else 8)
 
 
 def test_pages_choose_the_batch_of_their_layouts_and_say_it_in_their_links() -> None:

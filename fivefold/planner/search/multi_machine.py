@@ -1,10 +1,11 @@
 """One run on several machines and numbers of ranks: for each the layout that ``search`` proposes, time and cost.
 
-With a deadline it finds the fewest ranks of each machine that meet it, by bisection, since more ranks are faster.
+With a deadline it finds the fewest ranks of each machine that meet it, by interpolation, since more ranks are faster.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
@@ -141,45 +142,41 @@ def _find_fewest_ranks(
     If none does, the offer with the most ranks is returned as not possible.
     """
     remaining, offers = list(sizes), dict[int, Offer]()
-
-    def meets_deadline(index: int) -> bool | None:
-        """Return whether the run keeps the deadline; None if no layout has that many ranks."""
-        offered = offers[remaining[index]] = offer(machine, remaining[index])
-        return (
-            (offered.run is not None and offered.run.seconds <= deadline)
-            if offered.run or _has_layouts(offered)
-            else None
-        )
-
-    while (is_possible := meets_deadline(len(remaining) - 1)) is None and len(remaining) > 1:
-        remaining.pop()
-    largest = offers[remaining[-1]]
-    if not is_possible:
+    first, last = 0, len(remaining)  # the fewest are at one of these places; at the end, none meets the deadline
+    middle = last // 2
+    while first < last:
+        ranks = remaining[middle]
+        offered = offers[ranks] = offer(machine, ranks)
+        if not (offered.run or _has_layouts(offered)):
+            del remaining[middle]
+            last -= 1
+        elif offered.run is not None and offered.run.seconds <= deadline:
+            last = middle
+        else:
+            first = middle + 1
+        middle = (first + last) // 2
+        if offered.run is not None:  # at this speed of a rank
+            needed = bisect_left(remaining, ranks * offered.run.seconds / deadline)
+            middle = min(max(first, needed), last - 1)
+    if last == len(remaining):
+        largest = offers[max(remaining or offers)]
         error = largest.error
         if largest.run is not None:
             error = _describe_miss(largest.run, machine, ranks=largest.ranks, deadline=deadline)
-        error = "; ".join(filter(None, (error, _describe_left_out(offers, except_ranks=largest.ranks))))
+        others = {ranks: offers[ranks] for ranks in offers if ranks != largest.ranks}
+        error = "; ".join(filter(None, (error, _describe_left_out(others))))
         return largest.replace(run=None, error=error)
-    first, last = 0, len(remaining) - 1
-    while first < last:
-        middle = (first + last) // 2
-        kept = meets_deadline(middle)
-        if kept is None:
-            del remaining[middle]
-            last -= 1
-        else:
-            first, last = (first, middle) if kept else (middle + 1, last)
-    fewest = offers[remaining[last]] if remaining[last] in offers else offer(machine, remaining[last])
+    fewest = offers[remaining[last]]
     with_layouts = {ranks for ranks, offered in offers.items() if offered.run or _has_layouts(offered)}
-    tried = f"tried: {_join_numbers(with_layouts | {fewest.ranks})} GPUs"
-    left_out = _describe_left_out(offers, except_ranks=fewest.ranks)
+    tried = f"tried: {_join_numbers(with_layouts)} GPUs"
+    fewer = {ranks: offers[ranks] for ranks in offers if ranks < fewest.ranks}
+    left_out = _describe_left_out(fewer)
     return fewest.replace(remark="; ".join(filter(None, (fewest.remark, tried, left_out))))
 
 
-def _describe_left_out(offers: Mapping[int, Offer], *, except_ranks: int) -> str:
+def _describe_left_out(offers: Mapping[int, Offer]) -> str:
     """Return the numbers of ranks over which no layout spreads the batch, and the first one's reason; "" if none."""
     left_out = {ranks: offered.error for ranks, offered in offers.items() if not (offered.run or _has_layouts(offered))}
-    left_out.pop(except_ranks, None)
     return f"left out: {_join_numbers(left_out)} GPUs: {left_out[min(left_out)]}" if left_out else ""
 
 
