@@ -34,7 +34,7 @@ def test_interruption_keeps_the_old_file_and_leaves_no_other(tmp_path: Path) -> 
     assert [*tmp_path.iterdir()] == [path]
 
 
-def test_error_names_path_contents_reason_and_advice(tmp_path: Path) -> None:
+def test_the_error_contains_path_contents_reason_and_advice(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     path = tmp_path / "file" / "table.csv"
     with (

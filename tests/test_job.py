@@ -50,7 +50,7 @@ def test_a_precision_name_gives_its_recipe() -> None:
     assert Job.read({"precision": "bf16-pure"}, origin="job").precision == RECIPES["bf16-pure"]
 
 
-def test_a_table_of_precision_changes_the_recipe_that_it_names() -> None:
+def test_a_precision_table_changes_the_recipe_in_its_name() -> None:
     read = Job.read({"precision": {"name": "fp8", "gathers": "fp8"}}, origin="job").precision
     assert read == RECIPES["fp8"].replace(gathers="fp8") == RECIPES["fp8-wire"].replace(name="fp8")
     with pytest.raises(UserError, match=r"^job: unknown key 'precision.gather'; did you mean 'gathers'\?"):
@@ -59,7 +59,7 @@ def test_a_table_of_precision_changes_the_recipe_that_it_names() -> None:
         Job.read({"precision": {"name": "fp8", "dispatches": "fp8"}}, origin="job")
 
 
-def test_unknown_precision_names_the_nearest() -> None:
+def test_the_error_of_an_unknown_precision_suggests_the_closest() -> None:
     with pytest.raises(UserError, match=r"^job\.toml: unknown precision 'bf61'; did you mean .*bf16"):
         Job.read({"precision": "bf61"}, origin="job.toml")
 

@@ -125,7 +125,7 @@ def test_planning_commands_work_without_optional_packages(words: tuple[str, ...]
         (("mcp",), "the extra mcp"),
     ],
 )
-def test_missing_extra_is_named_in_one_line(words: tuple[str, ...], needs: str, tmp_path: Path) -> None:
+def test_a_missing_extra_is_an_error_of_one_line(words: tuple[str, ...], needs: str, tmp_path: Path) -> None:
     (tmp_path / "fivefold").mkdir()
     machine = (ROOT / "examples/machines/complete.toml").read_text()
     (tmp_path / "fivefold/local.toml").write_text(machine)
@@ -150,7 +150,7 @@ def test_missing_extra_is_named_in_one_line(words: tuple[str, ...], needs: str, 
         ("ff.watch(None, None)", "torch, of the extra train"),
     ],
 )
-def test_the_python_api_names_a_missing_extra_in_one_line(call: str, line: str, tmp_path: Path) -> None:
+def test_a_missing_extra_is_an_error_of_one_line_in_the_python_api(call: str, line: str, tmp_path: Path) -> None:
     (tmp_path / "fivefold").mkdir()
     (tmp_path / "fivefold/local.toml").write_text((ROOT / "examples/machines/complete.toml").read_text())
     bare = BARE.rpartition("from fivefold")[0]

@@ -102,7 +102,7 @@ def test_replacing_a_field_keeps_other_records_and_drops_caches() -> None:
         job.replace(sequence=True)
 
 
-def test_an_attribute_that_a_record_does_not_have_is_named_where_it_is() -> None:
+def test_the_error_of_a_missing_attribute_says_where_it_is() -> None:
     bike = Bicycle(name="red")
     for name, text in (
         ("nmae", "Bicycle has no 'nmae'; did you mean 'name'?"),
@@ -181,7 +181,7 @@ def test_toml_and_json_files_are_read(tmp_path: Path) -> None:
     assert read_file(tmp_path / "a.toml") == read_file(tmp_path / "a.json") == {"name": "é"}
 
 
-def test_an_unknown_name_error_names_the_nearest() -> None:
+def test_the_error_of_an_unknown_name_suggests_the_closest() -> None:
     assert str(make_unknown_name_error("lama3-8b", ["llama3-8b", "gpt2"], kind="model")) == (
         "unknown model 'lama3-8b'; did you mean llama3-8b? `fivefold models` lists all"
     )

@@ -28,7 +28,7 @@ def apply_settings(request: Asked) -> tuple[Asked, AppliedSettings]:
     applied = AppliedSettings(file=show_settings_file())
     if request.command in COMMANDS_WITH_SETTINGS:
         settings = load_settings()
-        if (machine := settings.machine) and (changes := _place_machine(request, machine)):
+        if (machine := settings.machine) and (changes := _insert_machine(request, machine)):
             request = request.model_copy(update=changes)
             applied = applied.replace(machine=machine)
         if settings.stack and isinstance(request, JobOptions) and not _names_stack(request):
@@ -83,8 +83,8 @@ def _format_price(price: float) -> str:
     return f"{price:.9f}".rstrip("0").rstrip(".")
 
 
-def _place_machine(request: Request, machine: str) -> dict[str, object]:
-    """Return the fields to change so that a request without a machine is of ``machine``; empty if it names one."""
+def _insert_machine(request: Request, machine: str) -> dict[str, object]:
+    """Return the fields to change so that a request without a machine uses ``machine``; empty if it names one."""
     from fivefold.machine.catalog import is_named
 
     if isinstance(request, CompareOptions):

@@ -93,11 +93,11 @@ def with_stack(job: Job, stack: str) -> Job:
     usual = build_stack(job.stack.name)
     changed = {name: getattr(job.stack, name) for name in FACTS if getattr(job.stack, name) != getattr(usual, name)}
     widened = job.stack.reduce_in_fp32
-    asked = [
+    recipe_names = [
         name for name, entry in RECIPES.items() if entry.with_reduce_dtype(in_fp32=widened).name == job.precision.name
     ]
     other = job.replace(stack=Stack.read(build_stack(stack).model_dump() | changed, origin=f"stack {stack}"))
-    return with_precision(other, asked[0]) if asked else other
+    return with_precision(other, recipe_names[0]) if recipe_names else other
 
 
 def with_precision(job: Job, name: str) -> Job:

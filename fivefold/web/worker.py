@@ -119,22 +119,22 @@ def write_event(**event: Any) -> None:
     print(json.dumps(event), flush=True)
 
 
-def read_question(asked: dict[str, Any], kind: Any) -> tuple[Any, ResolvedRequest]:
+def read_question(payload: dict[str, Any], kind: Any) -> tuple[Any, ResolvedRequest]:
     """Return the question, and the records that it names."""
-    question = kind.read(asked["question"], origin="question")
-    folder, local = place(asked)
+    question = kind.read(payload["question"], origin="question")
+    folder, local = read_folders(payload)
     return question, question.resolve(folder=folder, local=local)
 
 
-def place(asked: dict[str, Any]) -> tuple[ServedFolder, Path]:
+def read_folders(payload: dict[str, Any]) -> tuple[ServedFolder, Path]:
     """Return the folder for files of requests, and the local machine file."""
-    return ServedFolder(Path(asked["root"])), Path(asked["local"])
+    return ServedFolder(Path(payload["root"])), Path(payload["local"])
 
 
-def search(asked: dict[str, Any], report: Report) -> Any:
+def search(payload: dict[str, Any], report: Report) -> Any:
     """Search: the data of ``fivefold search --json``, and the progress of each of its searches."""
-    question, resolved = read_question(asked, SearchQuestion)
-    (folder, local), numbers = place(asked), count(1)
+    question, resolved = read_question(payload, SearchQuestion)
+    (folder, local), numbers = read_folders(payload), count(1)
 
     def begin(name: str) -> None:
         number = next(numbers)
@@ -151,18 +151,18 @@ def search(asked: dict[str, Any], report: Report) -> Any:
     return result.model_dump(mode="json")
 
 
-def ask(asked: dict[str, Any], report: Report, *, about: Question) -> Any:
+def ask(payload: dict[str, Any], report: Report, *, about: Question) -> Any:
     """Answer a question: the data of ``fivefold ask --json``."""
-    question, nouns = read_question(asked, AskQuestion)
-    replies = answers.answer_question(about, question, nouns, folder=place(asked)[0])
+    question, nouns = read_question(payload, AskQuestion)
+    replies = answers.answer_question(about, question, nouns, folder=read_folders(payload)[0])
     return [reply.model_dump(mode="json") for reply in replies]
 
 
-def plan(asked: dict[str, Any], report: Report) -> Any:
+def plan(payload: dict[str, Any], report: Report) -> Any:
     """Plan a run: the data of ``fivefold plan --json``."""
     from fivefold.requests.playbook import build_playbook
 
-    question, (model, machine, job, *_) = read_question(asked, PlaybookQuestion)
+    question, (model, machine, job, *_) = read_question(payload, PlaybookQuestion)
     plan_result = build_playbook(
         model,
         apply_prices([machine], question.price)[0],
@@ -176,21 +176,21 @@ def plan(asked: dict[str, Any], report: Report) -> Any:
     return plan_result.model_dump(mode="json")
 
 
-def compute_ratios(asked: dict[str, Any], report: Report) -> Any:
+def compute_ratios(payload: dict[str, Any], report: Report) -> Any:
     """Compute the data of ``fivefold ratios --json``."""
     from fivefold.planner.ratios import compute_ratios as run
 
-    question, (model, machine, job, *_) = read_question(asked, RatiosQuestion)
+    question, (model, machine, job, *_) = read_question(payload, RatiosQuestion)
     layout = parse_layout(question.layout, machine)
     return run(model, machine=machine, layout=layout, job=job).model_dump(mode="json")
 
 
-def run_dry_run(asked: dict[str, Any], report: Report) -> Any:
+def run_dry_run(payload: dict[str, Any], report: Report) -> Any:
     """Dry-run a step: ``data`` is that of ``fivefold dryrun --json``, ``html`` its pictures."""
     from fivefold.layout.validity import refuse
     from fivefold.planner.predict import predict
 
-    question, (model, machine, job, *_) = read_question(asked, DryrunQuestion)
+    question, (model, machine, job, *_) = read_question(payload, DryrunQuestion)
     layout = question.parse_layout(machine)
     refuse(layout, model=model, job=job, machine=machine)  # before torch is loaded
     report(0, 0, "PyTorch and the training code are loaded")
@@ -210,7 +210,7 @@ def run_dry_run(asked: dict[str, Any], report: Report) -> Any:
     }
 
 
-def sweep(asked: dict[str, Any], report: Report) -> Any:
+def sweep(payload: dict[str, Any], report: Report) -> Any:
     """Predict the rows of a sweep into a file of the folder; a stopped one writes the rows that it has.
 
     A file that is there already is only written if its own journal is next to it, to go on with a stopped sweep.
@@ -219,7 +219,7 @@ def sweep(asked: dict[str, Any], report: Report) -> Any:
     from fivefold.sweeps.journal import open_journal
     from fivefold.sweeps.sweep import SweepPlan, run
 
-    (folder, local), question = place(asked), SweepStart.read(asked["question"], origin="question")
+    (folder, local), question = read_folders(payload), SweepStart.read(payload["question"], origin="question")
     plan = SweepPlan.from_sweep(question.read_sweep(folder=folder, local=local), local=local)
     path = folder.path(question.rows)
     journal_path = path.with_name(f"{path.name}.journal")
@@ -245,22 +245,22 @@ def sweep(asked: dict[str, Any], report: Report) -> Any:
     return {"file": question.rows, "rows": len(rows), "stopped": False}
 
 
-def read_trace(asked: dict[str, Any], report: Report) -> Any:
+def read_trace(payload: dict[str, Any], report: Report) -> Any:
     """Analyze traces: ``html`` is what ``fivefold trace`` prints."""
-    return _read_files(asked, TraceQuestion, "trace", report)
+    return _read_files(payload, TraceQuestion, "trace", report)
 
 
-def explain(asked: dict[str, Any], report: Report) -> Any:
+def explain(payload: dict[str, Any], report: Report) -> Any:
     """Explain what a failed run left: ``html`` is what ``fivefold explain`` prints."""
-    return _read_files(asked, ExplainQuestion, "explain", report)
+    return _read_files(payload, ExplainQuestion, "explain", report)
 
 
-def _read_files(asked: dict[str, Any], kind: Any, verb: str, report: Report) -> Any:
+def _read_files(payload: dict[str, Any], kind: Any, verb: str, report: Report) -> Any:
     from fivefold.web import files
 
-    question, resolved = read_question(asked, kind)
-    dropped = DroppedFiles(Path(asked["dropped"]) if asked["dropped"] else None)
-    paths = files.list_files(question, folder=place(asked)[0], dropped=dropped)
+    question, resolved = read_question(payload, kind)
+    dropped = DroppedFiles(Path(payload["dropped"]) if payload["dropped"] else None)
+    paths = files.list_files(question, folder=read_folders(payload)[0], dropped=dropped)
     try:
         return {"html": dropped.strip_folder(getattr(files, verb)(question, resolved, paths, report))}
     except (UserError, RunFailure) as error:

@@ -31,11 +31,11 @@ def run_cases(
     options: argparse.Namespace,
     *,
     title: str,
-    play: Callable[[Sequence[Case]], Iterable[Line]],
+    run: Callable[[Sequence[Case]], Iterable[Line]],
     is_sound: Callable[[Line], bool],
     describe: Callable[[Line], str],
 ) -> list[Line]:
-    """Return a line for each case that ``options`` select, after ``play`` of those that are not done.
+    """Return a line for each case that ``options`` select, after ``run`` of those that are not done.
 
     A line that is not sound is described on stderr.
     """
@@ -49,7 +49,7 @@ def run_cases(
     stale = {name for name, line in done.items() if options.again and not is_sound(line)}
     wanted = [case for case in selected if str(case) not in done or str(case) in stale]
     with show_progress(title) as report, finished.open("a") as file:
-        for number, line in enumerate(play(wanted), start=1):
+        for number, line in enumerate(run(wanted), start=1):
             report(line["case"], number, len(wanted))
             done[line["case"]] = line
             file.write(json.dumps(line) + "\n")

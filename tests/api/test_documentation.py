@@ -42,7 +42,7 @@ def test_a_value_that_an_argument_does_not_have_is_an_error() -> None:
         ff.plan("nano", "h100:2", batch="large")
 
 
-def test_a_warning_names_the_line_of_the_caller() -> None:
+def test_a_warning_points_to_the_line_of_the_caller() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         ff.predict("nano", "h100:4", "dp2", gbs=8)

@@ -30,7 +30,7 @@ VERBS = frozenset(
     is iterate join judge keep label launch lay learn leave limit linearize link list listen load locate lock
     log look lookup make map mark mask match measure merge mix move multiply name negate nest normalize note
     number observe offer omit open order orthogonalise overlap override overwrite pack pad pair parse pause pass peek
-    permute pick place plan play plot pluralize post predict prepare price print probe profile project propagate
+    permute pick place plan plot pluralize post predict prepare price print probe profile project propagate
     propose prove prune publish put qualify quantize quarantine quote raise rank reach read reason receive
     recompute record redirect reduce refine refuse register relax remove rename render replace replay report
     request require rescale reserve resize resolve respond restore resume return reuse reword roll rotate round

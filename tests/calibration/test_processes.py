@@ -39,7 +39,7 @@ def test_a_dead_worker_is_a_one_line_error_and_ends_the_others(tmp_path):
     assert has_ended(pid)
 
 
-def test_a_worker_killed_from_outside_is_named_with_its_signal():
+def test_a_worker_killed_from_outside_is_reported_with_its_signal():
     suicide = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
     with pytest.raises(RunFailure, match=r"^worker 1 of 2 was killed by SIGKILL$"):
         run_in_parallel(python(SLEEP, suicide), silence_seconds=20, on_line=print)

@@ -97,7 +97,7 @@ def test_an_invalid_setting_is_a_one_line_error_and_nothing_is_written(
     assert not find_settings_file().exists()
 
 
-def test_an_invalid_file_is_named(
+def test_the_error_of_an_invalid_file_contains_its_path(
     settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings(stack="torchtitan")
@@ -119,7 +119,7 @@ def test_an_invalid_file_is_named(
     ],
     ids=lambda words: words[0],
 )
-def test_settings_act_like_options_and_are_named_in_the_answer(
+def test_settings_act_like_options_and_are_listed_in_the_answer(
     words: tuple[str, ...],
     by_hand: tuple[str, ...],
     settings: Any,

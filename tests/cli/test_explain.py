@@ -68,7 +68,7 @@ def test_the_advised_change_fits_and_is_the_fastest_that_does(log: Path) -> None
 
 
 @pytest.mark.slow
-def test_another_layout_is_named_if_no_single_change_fits(log: Path) -> None:
+def test_another_layout_is_proposed_if_no_single_change_fits(log: Path) -> None:
     """On a smaller device than the machine's, as the message says."""
     log.write_text(MESSAGE.replace("79.10", "30.10").replace("77.90", "28.90").replace("75.50", "27.50"))
     against = json.loads(run(log, "--against", "llama3-8b", "h100:8", "dp8 mbs1", "--seq", 4096, "--gbs", 8, "--json"))[

@@ -147,7 +147,7 @@ def test_a_sequence_length_in_python_may_be_text_too() -> None:
         ff.predict("nano", "h100:1", "dp1", seq="1x")  # type: ignore[typeddict-item]
 
 
-def test_a_global_batch_below_the_number_of_ranks_is_named_as_the_cause_that_no_layout_is_valid(
+def test_no_layout_is_valid_because_the_global_batch_is_below_the_number_of_ranks(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """With 8 sequences 16 ranks have no dp16; the constraint alone is not to blame."""

@@ -151,7 +151,7 @@ def test_json_of_a_prediction_from_a_config_is_loaded(
     assert isinstance(ff.load(lora.parent / "step.txt.json"), ff.Step)
 
 
-def test_python_names_unmodelled_keys_of_a_config_too(lora: Path) -> None:
+def test_the_python_api_also_reports_unmodelled_keys_of_a_config(lora: Path) -> None:
     with pytest.raises(ff.UserError, match=r"layer_offloading=true .* --ignore layer_offloading,s2_attention"):
         ff.read_config(lora, gpus="h100:2")
     config = ff.read_config(lora, gpus="h100:2", ignore=KEYS)

@@ -146,7 +146,7 @@ def test_nothing_is_written_unless_allowed(tmp_path: Path) -> None:
     assert (tmp_path / "run.sh").read_text(encoding="utf-8") == first
 
 
-def test_settings_of_the_user_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_list_the_settings_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     assert run(monkeypatch, "config", "set", "stack", "torchtitan") == 0
     got = call(tmp_path, "predict", **STEP, answer="json").structured_content

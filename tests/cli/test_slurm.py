@@ -1,4 +1,4 @@
-"""``train --slurm``: the script's text, and its course under Slurm's commands played by small scripts on PATH."""
+"""``train --slurm``: the script's text, and its course under small scripts on PATH that imitate Slurm's commands."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def calls() -> list[str]:
     return [line.split(" --kill")[0] for line in Path("calls").read_text().splitlines()]
 
 
-def play(task: str, *signals: int) -> int:
+def run_job(task: str, *signals: int) -> int:
     """The job whose every start of all ranks is ``task``; ``signals`` come while it runs. Its exit code."""
     Path("task").write_text(f"#!/bin/bash\n{task}\n")
     Path("task").chmod(0o755)
@@ -114,7 +114,7 @@ ASKED, REQUEUED = "scontrol show job --oneliner 10007", "scontrol requeue 10007"
 
 
 def test_every_start_of_a_slurm_job_has_its_restart_count(slurm: Path) -> None:
-    assert play(f"echo ${RESTARTS} >> starts; [ $(wc -l < starts) = 3 ]") == 0
+    assert run_job(f"echo ${RESTARTS} >> starts; [ $(wc -l < starts) = 3 ]") == 0
     starts = [count_restarts({RESTARTS: line}) for line in Path("starts").read_text().split()]
     assert starts == [0, 1, 2]
     assert count_restarts({}) == 0
@@ -122,18 +122,18 @@ def test_every_start_of_a_slurm_job_has_its_restart_count(slurm: Path) -> None:
 
 
 def test_a_successful_slurm_job_is_not_restarted(slurm: Path) -> None:
-    assert play("exit 0") == 0
+    assert run_job("exit 0") == 0
     assert calls() == STARTED
 
 
 def test_a_slurm_job_is_restarted_after_a_failure_and_not_after_a_user_error(slurm: Path) -> None:
-    assert play("echo x >> tries; [ $(wc -l < tries) = 2 ]") == 0
+    assert run_job("echo x >> tries; [ $(wc -l < tries) = 2 ]") == 0
     assert calls() == [*STARTED, ASKED, "srun"]
     Path("calls").unlink()
-    assert play("exit 75") == 75
+    assert run_job("exit 75") == 75
     assert calls() == [*STARTED, ASKED, "srun", ASKED, "srun", ASKED]  # max_restarts = 2
     Path("calls").unlink()
-    assert play("exit 2") == 2
+    assert run_job("exit 2") == 2
     assert calls() == STARTED
 
 
@@ -141,11 +141,11 @@ SAVES = "trap 'sleep 0.3; touch saved; exit 1' USR1 TERM; echo $$ > task.pid; fo
 
 
 def test_a_slurm_job_near_its_time_limit_is_saved_and_requeued(slurm: Path) -> None:
-    assert play(SAVES, signal.SIGUSR1) == 0
+    assert run_job(SAVES, signal.SIGUSR1) == 0
     assert calls() == [*STARTED, "scancel --signal=USR1 10007", ASKED, REQUEUED]
     for name in ("calls", "task.pid"):
         Path(name).unlink()
-    assert play("trap 'exit 0' USR1; echo $$ > task.pid; sleep 9 & wait", signal.SIGUSR1) == 0  # its last step
+    assert run_job("trap 'exit 0' USR1; echo $$ > task.pid; sleep 9 & wait", signal.SIGUSR1) == 0  # its last step
     assert REQUEUED not in calls()
 
 
@@ -154,19 +154,19 @@ def test_a_slurm_job_near_its_time_limit_is_saved_and_requeued(slurm: Path) -> N
 
 def test_a_preempted_job_with_a_grace_period_is_saved_and_requeued(slurm: Path) -> None:
     Path("state").write_text("JobState=RUNNING Restarts=0 PreemptTime=2026-11-21T20:58:30")
-    assert play(f"(sleep 1; kill -TERM $$) & {SAVES}") == 0
+    assert run_job(f"(sleep 1; kill -TERM $$) & {SAVES}") == 0
     assert calls() == [*STARTED, ASKED, REQUEUED]
     assert Path("saved").exists()
 
 
 def test_a_preempted_job_without_a_grace_period_is_saved_and_left_to_slurm(slurm: Path) -> None:
     Path("state").write_text("JobState=COMPLETING Restarts=1")
-    assert play(f"(sleep 1; kill -TERM $$) & {SAVES}", signal.SIGTERM) == 1
+    assert run_job(f"(sleep 1; kill -TERM $$) & {SAVES}", signal.SIGTERM) == 1
     assert calls() == [*STARTED, ASKED]
     assert Path("saved").exists()
 
 
 def test_a_run_goes_on_if_the_slurm_controller_does_not_answer(slurm: Path) -> None:
     Path("state").unlink()
-    assert play("echo x >> tries; [ $(wc -l < tries) = 2 ]") == 0
+    assert run_job("echo x >> tries; [ $(wc -l < tries) = 2 ]") == 0
     assert calls() == [*STARTED, ASKED, "srun"]

@@ -55,7 +55,7 @@ def test_a_search_ends_in_the_config_of_the_software(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("torchtitan_user")
 @pytest.mark.slow
-def test_a_search_in_several_precisions_names_that_of_each_layout_and_writes_it() -> None:
+def test_a_search_in_several_precisions_prints_and_writes_that_of_each_layout() -> None:
     words = ["qwen3-8b", *WORDS[1:], "--gbs", "32", "--top", "4"]  # narrower models are no faster in fp8-rowwise
     shown = run("search", *words, "--also", "fp8-rowwise", "--write", "best.py")
     assert " in fp8-rowwise\n" in shown

@@ -196,7 +196,7 @@ def test_on_one_stream_sends_and_receives_wait_for_one_another() -> None:
     assert list_findings(tapes, streams=True) == []
 
 
-def test_ranks_blocked_by_a_deadlock_are_named() -> None:
+def test_ranks_blocked_by_a_deadlock_are_reported() -> None:
     end = message("barrier", group="all")._replace(members=(0, 1, 2), axis="world")
     one, two = message(), message(group="h")
     tapes = [

@@ -244,7 +244,7 @@ QUESTIONS = [
           ("frozen weights have states", "if job.freezes_text:", "if False:"),
           ("a base in 4 bits has 16", '{"nf4": 0.5, "mxfp4": 0.5, "int8"', '{"mxfp4": 0.5, "int8"')),
     *edit("planner/questions.py",
-          "planner/test_questions.py::test_a_number_of_gpus_that_the_work_limit_leaves_undecided_is_named",
+          "planner/test_questions.py::test_a_number_of_gpus_left_undecided_by_the_work_limit_is_reported",
           ("undecided numbers are decided", "undecided.append(ranks)", "pass")),
     *edit("planner/batch.py", "planner/test_playbook.py",
           ("a law has half its batch", "0.58 * tokens**0.571", "0.29 * tokens**0.571"),
@@ -252,7 +252,8 @@ QUESTIONS = [
     *edit("planner/counts/memory/pipelined_passes.py", "planner/counts/memory/test_in_flight.py",
           ("reduced gradients exceed their sums", "counts[:, 4 * n_stages : 6 * n_stages] *= -1", "pass"),
           ("a tied table is gathered twice", "gathered_by_others[forward & (stage == 0)] = False", "pass")),
-    *edit("layout/remarks.py", "layout/test_remarks.py::test_a_remark_names_idle_ranks_unless_the_search_left_them_out",
+    *edit("layout/remarks.py",
+          "layout/test_remarks.py::test_a_warning_counts_idle_ranks_unless_the_search_left_them_out",
           ("idle ranks are not said", "if used < have:", "if used > have:"),
           ("a layout of more ranks is not advised", 'larger = "" if have % used else', 'larger = "" if True else')),
     *edit("trainer/data/packing.py", "trainer/data/test_packing.py::test_best_fit_packing_puts_every_sample_in_one_bin",
@@ -305,15 +306,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--only", nargs="*", default=[], help="numbers of mistakes, such as 3 40-59; default: all")
     parser.add_argument("--clean", action="store_true", help="run the tests without a mistake first; all must pass")
-    asked = parser.parse_args()
-    numbers = chain.from_iterable(map(read_numbers, asked.only)) if asked.only else range(len(MUTATIONS))
+    options = parser.parse_args()
+    numbers = chain.from_iterable(map(read_numbers, options.only)) if options.only else range(len(MUTATIONS))
     chosen = {number: MUTATIONS[number] for number in numbers}
     wrong = list(find_stale())
     with tempfile.TemporaryDirectory() as name, ExitStack() as exits:
         copy = Path(name)
         make_copy(copy)
         run_test = exits.enter_context(start_warm_tests(copy))
-        if asked.clean:
+        if options.clean:
             verdicts = {test: run_test(test) for test in {mutation.test for mutation in chosen.values()}}
             wrong += [
                 f"without a mistake {test} {verdict}" for test, verdict in verdicts.items() if verdict != "passes"

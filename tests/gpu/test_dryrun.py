@@ -153,9 +153,11 @@ class Row(NamedTuple):
 def run_case(case: Case, *, workspace_bytes: int = 0, capacity_bytes: int | None = None, gpu: bool = True) -> Reserved:
     """What PyTorch's allocator would hold. Two threads multiply, forward and backward, each with a workspace."""
     tapes = run_rank(model=case.model, layout=Layout.parse(case.layout), job=case.job, rank=0, streams=gpu)
-    played = [tapes.first, *[tapes.steady] * (STEPS - 1)]
+    step_tapes = [tapes.first, *[tapes.steady] * (STEPS - 1)]
     workspaces = [workspace_bytes] * 2 if workspace_bytes else []
-    return replay_allocator(played, expandable=case.expandable, capacity_bytes=capacity_bytes, workspaces=workspaces)
+    return replay_allocator(
+        step_tapes, expandable=case.expandable, capacity_bytes=capacity_bytes, workspaces=workspaces
+    )
 
 
 def workspace_bytes() -> int:

@@ -148,7 +148,7 @@ def test_progress_bars_are_cleared_before_lines_are_printed(capsys: pytest.Captu
 
 
 @pytest.mark.slow
-def test_batches_of_another_length_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_batches_of_another_sequence_length_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     trainer = make_trainer(tmp_path, lengths=(16, SEQUENCE))
     trainer.add_callback(PredictionCallback(trainer, "h100", sequence_length=SEQUENCE))
     with caplog.at_level(logging.WARNING, "fivefold"):

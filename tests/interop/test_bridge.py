@@ -193,7 +193,7 @@ def test_latent_attention_has_yarn_unless_its_factor_is_one(
     assert (result.model.rope_scaling.factor if result.model.rope_scaling else None) == factor
 
 
-def test_unknown_keys_that_may_change_costs_are_named(tmp_path: Path) -> None:
+def test_unknown_keys_that_may_change_costs_are_reported(tmp_path: Path) -> None:
     changed = BRIDGE.replace("fp8_dot_product_attention: false", "fp8_dot_product_attention: true\n  new_kernel: 3")
     lora = changed + "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 32\n"
     result = read([put(tmp_path, lora)], Overrides(ranks=64))

@@ -206,7 +206,7 @@ def read_yaml(folder: Path, values: dict[str, object]) -> Reading:
     return read([str(path)], Overrides(ranks=1))
 
 
-def test_every_model_of_the_catalog_is_named_so_that_it_is_found_again() -> None:
+def test_every_catalog_model_is_written_with_a_name_that_is_read_back() -> None:
     from fivefold.interop.huggingface.emit import find_repository
     from fivefold.model import catalog
 
@@ -240,7 +240,7 @@ def test_a_config_trains_the_repository_that_was_named(repository: str, to: str,
     assert yaml.safe_load(again[file])[key] == repository
 
 
-def test_a_run_file_names_the_repository_that_was_named() -> None:
+def test_a_run_file_contains_the_repository_given_on_the_command_line() -> None:
     from fivefold.interop.launch.run_file import build_files
     from fivefold.model.catalog import resolve
 
@@ -287,7 +287,7 @@ def test_a_launch_script_of_trl_has_the_defaults_of_trl(command: str, objective:
     assert half.job.precision.compute == "fp16"
 
 
-def test_recomputation_that_trl_turns_on_by_itself_is_named(tmp_path: Path) -> None:
+def test_recomputation_that_trl_enables_by_default_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "train.yaml"
     values = {"model_name_or_path": "meta-llama/Llama-3.1-8B", "max_length": 512, "bf16": True, "learning_rate": 1e-5,
               "per_device_train_batch_size": 1}  # fmt: skip
@@ -310,7 +310,7 @@ def test_another_script_of_trl_is_an_error_by_name(script: str) -> None:
     assert "script" in {key.key for key in result.not_understood}
 
 
-def test_the_description_of_a_job_names_its_adapter_and_its_offloaded_states(tmp_path: Path) -> None:
+def test_the_description_of_a_job_contains_its_adapter_and_its_offloaded_states(tmp_path: Path) -> None:
     keys = {
         "base_model": "llama3-8b", "adapter": "qlora", "load_in_4bit": True, "lora_r": 16, "lora_alpha": 32,
         "lora_target_linear": True, "lora_rank_pattern": {"q_proj": 8, "mlp.down_proj": 64}, "sequence_len": 4096,

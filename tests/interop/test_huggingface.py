@@ -368,7 +368,7 @@ def test_yaml_aliases_that_expand_without_bound_are_rejected(tmp_path: Path) -> 
         read_files({"x.yaml": "\n".join(lines)}, tmp_path)
 
 
-def test_adapters_are_read_and_missing_files_are_named(tmp_path: Path) -> None:
+def test_adapters_are_read_and_missing_files_are_reported(tmp_path: Path) -> None:
     lora = FACTORY.replace("finetuning_type: full", "finetuning_type: lora").replace(
         "deepspeed: examples/deepspeed/ds_z3_config.json", ""
     )
@@ -490,7 +490,7 @@ def test_axolotl_loads_weights_as_they_are_published(
     assert (result.job.adapter.base if result.job.adapter else None) == base
 
 
-def test_keys_are_named_as_the_config_spells_them(tmp_path: Path) -> None:
+def test_reported_keys_are_spelled_as_in_the_config(tmp_path: Path) -> None:
     result = read_files({"lora.yml": QLORA}, tmp_path)
     names = {said.key for said in result.understood}
     assert {"base_model", "sequence_len", "micro_batch_size", "lr_scheduler", "sample_packing"} <= names
@@ -736,7 +736,7 @@ def test_adapters_of_experts_are_written_and_read_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("software", ["axolotl", "llamafactory", "trl"])
-def test_adapters_of_a_mixture_are_written_by_the_names_of_their_layers(software: str) -> None:
+def test_adapters_of_a_mixture_are_written_with_the_names_of_their_layers(software: str) -> None:
     """So that peft leaves its routed experts frozen, and read again without a remark; else an error."""
     written = write_adapter(Adapter(rank=8), software, build_model("qwen3-30b-a3b"))
     targets = written["lora_target" if software == "llamafactory" else "lora_target_modules"]

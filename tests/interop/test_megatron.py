@@ -290,7 +290,7 @@ def test_user_and_launcher_must_agree(tmp_path: Path) -> None:
         read([put(tmp_path, "train.sh", GPT3)], Overrides(ranks=64))
 
 
-def test_missing_keys_are_named(tmp_path: Path) -> None:
+def test_missing_keys_are_reported(tmp_path: Path) -> None:
     result = read([put(tmp_path, "train.sh", GPT3.replace("--tokenizer-type GPT2BPETokenizer", ""))])
     assert result.missing == (
         "the vocabulary, which its tokenizer has: add --vocab-size 128256 to it (or to read and write --vocab 128256)",

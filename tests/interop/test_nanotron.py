@@ -157,7 +157,7 @@ def test_contradictions_are_one_line_errors(
         read([put(tmp_path, TINY.replace(*change))], Overrides(ranks=ranks))
 
 
-def test_missing_keys_are_named(tmp_path: Path) -> None:
+def test_missing_keys_are_reported(tmp_path: Path) -> None:
     result = read([put(tmp_path, TINY.replace("  micro_batch_size: 2\n", ""))])
     assert result.missing == ("tokens.micro_batch_size",)
 

@@ -180,7 +180,7 @@ def test_a_key_with_an_effect_is_an_error_unless_it_is_ignored(name: str, tmp_pa
 
 
 @pytest.mark.parametrize("name", SOFTWARE)
-def test_a_variant_is_named_and_is_no_error(name: str, tmp_path: Path) -> None:
+def test_a_model_variant_is_reported_without_an_error(name: str, tmp_path: Path) -> None:
     for key, value in VARIANTS[name].items():
         reading = read_with(name, {key: value}, tmp_path)
         assert list_translated_names(key) & {said.key for said in reading.approximated}, key
@@ -366,9 +366,7 @@ def test_warm_up_and_minimum_of_the_learning_rate_are_read(
         ("axolotl", {"pad_to_sequence_len": False}, "pad_to_sequence_len"),
     ],
 )
-def test_a_value_that_is_read_as_a_similar_one_is_named(
-    name: str, keys: dict[str, Any], key: str, tmp_path: Path
-) -> None:
+def test_a_value_read_as_a_similar_one_is_reported(name: str, keys: dict[str, Any], key: str, tmp_path: Path) -> None:
     assert key in {said.key.rpartition(".")[2] for said in read_with(name, keys, tmp_path).approximated}
 
 
@@ -390,7 +388,9 @@ def test_a_decay_ends_with_the_run(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_the_mask_of_megatrons_data_loader_is_named(keys: dict[str, Any], is_named: bool, tmp_path: Path) -> None:
+def test_the_attention_mask_of_megatrons_data_loader_is_reported(
+    keys: dict[str, Any], is_named: bool, tmp_path: Path
+) -> None:
     named = {said.key: said.means for said in read_with("megatron", keys, tmp_path).approximated}
     assert ("no_create_attention_mask_in_dataloader" in named) is is_named
     assert not is_named or "1 GiB" in named["no_create_attention_mask_in_dataloader"]

@@ -178,7 +178,7 @@ def test_the_written_file_has_the_keys_of_the_software(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["megatron", "bridge", "nanotron"])
-def test_every_field_of_a_job_that_a_config_does_not_express_is_named(name: str) -> None:
+def test_every_job_field_that_a_config_cannot_express_is_reported(name: str) -> None:
     job = Job(documents="separate", imbalance=1.5, seed=0, global_batch=64)
     written = write(ConfigPlan(model_named("llama3-8b"), Layout.parse("dp8 zero1 mbs1"), job), to=name)
     said = "\n".join(written.remarks)
@@ -189,7 +189,7 @@ def test_every_field_of_a_job_that_a_config_does_not_express_is_named(name: str)
         assert "the job is written with documents='joined' instead of 'separate', seed=1234 instead of 0" in said
 
 
-def test_training_settings_of_a_model_that_a_config_does_not_express_are_named() -> None:
+def test_training_settings_of_a_model_that_a_config_cannot_express_are_reported() -> None:
     model = model_named("mixtral-8x7b").replace(dropout=0.1)
     assert model.moe is not None
     model = model.replace(moe=model.moe.replace(capacity=1.5))

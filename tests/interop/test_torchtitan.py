@@ -183,7 +183,7 @@ def test_contradictions_are_one_line_errors(change: tuple[str, str], reason: str
     assert "\n" not in str(refused.value)
 
 
-def test_unknown_keys_are_named(tmp_path: Path) -> None:
+def test_unknown_keys_are_reported(tmp_path: Path) -> None:
     result = read_config_text(QWEN3_06B.replace("seq_len", "secret_kernel = 3\nseq_len"), tmp_path, ranks=8)
     assert [(said.key, said.means) for said in result.not_understood] == [
         ("training.secret_kernel", "is not a known key of torchtitan 0.2.2")
@@ -303,7 +303,7 @@ def test_a_llama_of_any_size_is_spelled_out(tmp_path: Path) -> None:
     assert check_round_trip(plan, to="torchtitan", folder=tmp_path) is None
 
 
-def test_flavors_have_the_parameters_of_their_names() -> None:
+def test_flavors_have_as_many_parameters_as_their_names_say() -> None:
     said = {"8B": 8.03e9, "70B": 70.55e9, "405B": 405.85e9, "1B": 1.236e9, "3B": 3.213e9}
     assert {name: resolve_flavor("llama3", name).parameters for name in said} == {
         name: pytest.approx(size, rel=1e-3) for name, size in said.items()
@@ -327,7 +327,9 @@ def test_supported_keys_are_in_the_input_records(tmp_path: Path) -> None:
     assert reading.job.stack.pairs
 
 
-def test_a_launch_line_names_a_config_and_changes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_launch_command_selects_a_config_and_overrides_its_keys(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     place = tmp_path / "torchtitan" / "models" / "llama3"
     place.mkdir(parents=True)
     (place / "config_registry.py").write_text(CONFIG)

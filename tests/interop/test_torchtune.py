@@ -158,7 +158,7 @@ def test_settings_that_torchtune_does_not_run_are_errors(name: str, words: list[
     assert "\n" not in str(mistake.value)
 
 
-def test_a_length_and_a_builder_that_are_missing_are_named(tmp_path: Path) -> None:
+def test_a_missing_sequence_length_and_model_builder_are_reported(tmp_path: Path) -> None:
     assert read_config("llama3_8b_full.yaml").missing == (
         "the length of a sequence: add tokenizer.max_seq_len=2048 after the file (in quotes with --from)",
     )
@@ -176,7 +176,7 @@ def test_a_length_and_a_builder_that_are_missing_are_named(tmp_path: Path) -> No
     assert "recipe" in {key.key for key in reading.approximated}
 
 
-def test_a_launch_line_names_recipe_ranks_and_keys(tmp_path: Path) -> None:
+def test_recipe_ranks_and_keys_are_read_from_a_launch_command(tmp_path: Path) -> None:
     path = str(CONFIGS / "llama3_8b_full.yaml")
     line = ["tune", "run", "--nproc_per_node", "8", "full_finetune_distributed", "--config", path, LENGTH]
     reading = read([*line, "batch_size=4"], Overrides())

@@ -48,7 +48,9 @@ NODE = resolve("h100:4", local=Path("/nowhere"))
         ("v100:8", "bf16", "v100 has no bf16 matrix units: matmuls of bf16 are predicted at the rate of fp32"),
     ],
 )
-def test_a_remark_names_formats_that_a_chip_does_not_multiply(machine: str, recipe: str, words: str | None) -> None:
+def test_a_warning_lists_number_formats_that_a_chip_does_not_multiply(
+    machine: str, recipe: str, words: str | None
+) -> None:
     chips, job = resolve(machine, local=Path("/nowhere")), JOB.replace(precision=RECIPES[recipe])
     lines = [line for line in list_remarks(NANO, chips, job, Layout(dp=8)) if "matrix units" in line]
     assert [words in line for line in lines] == ([True] if words else [])
@@ -69,7 +71,7 @@ def test_a_remark_names_formats_that_a_chip_does_not_multiply(machine: str, reci
         ("", "lora:8", None),
     ],
 )
-def test_quantized_weights_that_are_counted_otherwise_are_named(
+def test_a_warning_lists_quantized_weights_that_are_counted_in_another_format(
     quantization: str, adapter: str | None, words: str | None
 ) -> None:
     method, _, base = (adapter or "").partition("+")
@@ -80,7 +82,7 @@ def test_quantized_weights_that_are_counted_otherwise_are_named(
     assert [words in line for line in lines] == ([True] if words else [])
 
 
-def test_a_base_that_unsloth_quantizes_in_part_is_named() -> None:
+def test_a_warning_says_that_unsloth_quantizes_only_a_part_of_a_base() -> None:
     model = NANO.replace(quantization="nf4", repository="unsloth/nano-unsloth-bnb-4bit")
     lines = list_remarks(model, NODE, JOB.replace(adapter=Adapter(rank=8, base="nf4")), None)
     assert [line for line in lines if "keeps some linear layers in 16 bits" in line]
@@ -171,7 +173,7 @@ def test_fused_scans_have_launches_of_their_own() -> None:
     assert set(FUSED_LAUNCHES) == set(FUSED_SCANS) < set(LAUNCHES_PER_GROUP)
 
 
-def test_a_remark_names_flash_attention_on_a_chip_that_does_not_run_it() -> None:
+def test_a_warning_says_that_a_chip_does_not_run_flash_attention() -> None:
     v100 = resolve("v100:8", local=Path("/nowhere"))
     fp16 = JOB.replace(precision=RECIPES["fp16"])
     (line,) = list_remarks(NANO, v100, fp16, Layout(dp=8))
@@ -184,7 +186,7 @@ def test_a_remark_names_flash_attention_on_a_chip_that_does_not_run_it() -> None
     assert list_remarks(NANO, resolve("a100:8", local=Path("/nowhere")), fp16, Layout(dp=8)) == ()
 
 
-def test_a_remark_names_sequences_beyond_the_positions_of_published_weights() -> None:
+def test_a_warning_says_that_sequences_exceed_the_positions_of_published_weights() -> None:
     falcon, bloom = build_model("falcon-7b"), build_model("bloom-7b1")
     (line,) = list_remarks(falcon, NODE, LONG, Layout(dp=4))
     assert line.startswith("sequences longer than 2,048 tokens are beyond the model's positions")
@@ -208,7 +210,7 @@ def test_a_remark_says_that_pairs_without_messages_to_overlap_change_nothing() -
     assert list_pairs(job, layout) == list_pairs(paired.replace(overlap=("dp", "cp", "pp", "ep")), layout) == []
 
 
-def test_the_fused_dispatcher_of_the_software_is_named_where_experts_span_nodes() -> None:
+def test_a_warning_proposes_the_fused_dispatcher_where_experts_span_nodes() -> None:
     model, hosts = build_model("qwen3-235b-a22b"), resolve("h100:256", local=Path("/nowhere"))
     job = Job(sequence=4096, global_batch=2048, stack=build_stack("megatron-core"))
     layout = Layout.parse("dp16 tp2 pp8 ep32 v4 zero1 interleaved mbs1 ac=norm+act")
@@ -239,7 +241,7 @@ def test_block_scales_are_a_fact_of_the_chip() -> None:
     assert len(list_remarks(NANO, NODE, job, Layout(dp=4))) == 1
 
 
-def test_a_remark_names_a_window_as_long_as_the_sequence() -> None:
+def test_a_warning_says_that_a_window_is_as_long_as_the_sequence() -> None:
     line = "model 'nano': its window of 64 tokens does nothing in sequences of 64"
     assert list_remarks(WINDOW, NODE, JOB, None) == (line,)
     assert list_remarks(WINDOW, NODE, JOB.replace(sequence=65), None) == ()
@@ -247,7 +249,7 @@ def test_a_remark_names_a_window_as_long_as_the_sequence() -> None:
     assert list_remarks(NANO, NODE, JOB, None) == ()
 
 
-def test_a_remark_names_idle_ranks_unless_the_search_left_them_out() -> None:
+def test_a_warning_counts_idle_ranks_unless_the_search_left_them_out() -> None:
     (line,) = list_remarks(NANO, NODE, JOB, Layout(dp=2))
     assert "uses 2 of the 4 ranks of h100; 2 stay idle" in line
     assert line.endswith("or degrees that multiply to 4, such as 'dp4 zero0 mbs1'.")

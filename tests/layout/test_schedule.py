@@ -20,7 +20,12 @@ from fivefold.layout.schedule.csv_file import read_table, write_table
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.p2p import list_links, list_p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES, ScheduleName
-from fivefold.layout.schedule.play import SimulatedSchedule, divide_into_waves, play, play_many
+from fivefold.layout.schedule.simulation import (
+    SimulatedSchedule,
+    divide_into_waves,
+    simulate_schedule,
+    simulate_schedules,
+)
 from fivefold.layout.schedule.table import Table, check
 from fivefold.record import RunFailure, UserError
 from tests.layout.live import peaks
@@ -29,9 +34,9 @@ some = settings(derandomize=True, deadline=None, max_examples=50)
 RANKS, MICRO_BATCHES, UNITS = st.integers(1, 8), st.integers(1, 24), st.integers(1, 9)
 
 
-def measure_longest_rank(played: SimulatedSchedule) -> float:
+def measure_longest_rank(simulated: SimulatedSchedule) -> float:
     """The longest time of a rank from its first start to its last end: the step time without a barrier."""
-    return max(spans[-1].end - spans[0].start for spans in played.spans)
+    return max(spans[-1].end - spans[0].start for spans in simulated.spans)
 
 
 @st.composite
@@ -67,7 +72,7 @@ def test_every_schedule_has_a_generator() -> None:
 @some
 @given(tables())
 def test_every_action_runs_once_on_its_rank_after_its_dependencies(table: Table) -> None:
-    """Written without ``check`` and without ``table.order``: by sets and by the times of a play."""
+    """Written without ``check`` and without ``table.order``: by sets and by the times of a simulation."""
     check(table)
     done = [(part, rank) for rank, row in enumerate(table.rows) for action in row for part in list_parts(action)]
     places = {
@@ -78,7 +83,7 @@ def test_every_action_runs_once_on_its_rank_after_its_dependencies(table: Table)
     }
     assert len(done) == len(places)
     assert set(done) == places
-    spans = play(table, seconds=take(3, 2, 1)).spans
+    spans = simulate_schedule(table, seconds=take(3, 2, 1)).spans
     end = {part: span.end for row in spans for span in row for part in list_parts(span.action)}
     for row in spans:
         assert all(before.end <= after.start for before, after in pairwise(row))
@@ -125,11 +130,11 @@ def test_dualpipe_enters_from_both_ends() -> None:
 @given(RANKS, MICRO_BATCHES, UNITS, UNITS, UNITS)
 def test_bubbles_of_gpipe_and_1f1b_follow_the_formula(pp: int, m: int, f: int, b: int, w: int) -> None:
     for name in ("gpipe", "1f1b"):
-        played = play(schedule(name, pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
-        assert played.busy_seconds == (m * (f + b + w),) * pp
+        simulated = simulate_schedule(schedule(name, pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
+        assert simulated.busy_seconds == (m * (f + b + w),) * pp
         assert (
-            played.seconds - played.busy_seconds[0]
-            == measure_longest_rank(played) - played.busy_seconds[0]
+            simulated.seconds - simulated.busy_seconds[0]
+            == measure_longest_rank(simulated) - simulated.busy_seconds[0]
             == (pp - 1) * (f + b + w)
         )
 
@@ -140,8 +145,8 @@ def test_bubbles_of_gpipe_and_1f1b_follow_the_formula(pp: int, m: int, f: int, b
 def test_the_bubble_of_interleaved_is_that_of_1f1b_divided_by_v(pp: int, v: int, m: int, f: int, b: int) -> None:
     """Per chunk: a rank's F is v·f. Also where pp does not divide the micro-batches."""
     m = max(m, pp)
-    played = play(schedule("interleaved", pp=pp, v=v, micro_batches=m), seconds=take(f, b, 0))
-    assert played.seconds == m * v * (f + b) + (pp - 1) * (f + b)
+    simulated = simulate_schedule(schedule("interleaved", pp=pp, v=v, micro_batches=m), seconds=take(f, b, 0))
+    assert simulated.seconds == m * v * (f + b) + (pp - 1) * (f + b)
 
 
 @some
@@ -151,10 +156,10 @@ def test_bubbles_of_zero_bubble_schedules_follow_the_formula(pp: int, m: int, f:
     w = min(f, b, w)
     work = f + b + w
     m = max(m, pp)
-    h1 = play(schedule("zb1p", pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
+    h1 = simulate_schedule(schedule("zb1p", pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
     assert measure_longest_rank(h1) == h1.seconds == m * work + (pp - 1) * (f + b - w)
     m = max(m, 2 * pp - 1)
-    h2 = play(schedule("zb2p", pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
+    h2 = simulate_schedule(schedule("zb2p", pp=pp, v=1, micro_batches=m), seconds=take(f, b, w))
     assert measure_longest_rank(h2) == m * work + (pp - 1) * (f + b - 2 * w)
 
 
@@ -164,10 +169,10 @@ def test_zero_bubble_is_zero_for_equal_durations(pp: int, m: int, unit: int) -> 
     m = max(m, 2 * pp - 1)
     for name, v in (("zb2p", 1), ("zbv", 2)):
         table = schedule(name, pp=pp, v=v, micro_batches=m)  # type: ignore[arg-type]
-        played = play(table, seconds=take(unit, unit, unit))
-        assert measure_longest_rank(played) == played.busy_seconds[0] == 3 * unit * m * v
+        simulated = simulate_schedule(table, seconds=take(unit, unit, unit))
+        assert measure_longest_rank(simulated) == simulated.busy_seconds[0] == 3 * unit * m * v
         assert (
-            played.seconds == measure_longest_rank(played) + (pp - 1) * unit
+            simulated.seconds == measure_longest_rank(simulated) + (pp - 1) * unit
         )  # the last rank starts after pp - 1 forwards
 
 
@@ -176,17 +181,21 @@ def test_zero_bubble_is_zero_for_equal_durations(pp: int, m: int, unit: int) -> 
 def test_the_bubble_of_dualpipe_follows_the_formula(half: int, m: int, f: int, w: int) -> None:
     """DualPipe's (pp/2-1)(F&B + B - 3W) with B the full backward and no gain from overlap; F equals B without W."""
     w = min(f, w)
-    dual = play(schedule("dualpipe", pp=2 * half, v=1, micro_batches=max(4 * half, 2 * m)), seconds=take(f, f, w))
-    folded = play(schedule("dualpipev", pp=half, v=2, micro_batches=max(2 * half, m)), seconds=take(f, f, w))
-    for played in (dual, folded):
-        assert set(played.busy_seconds) == {played.busy_seconds[0]}
-        assert played.seconds - played.busy_seconds[0] == (half - 1) * ((f + f + w) + (f + w) - 3 * w)
+    dual = simulate_schedule(
+        schedule("dualpipe", pp=2 * half, v=1, micro_batches=max(4 * half, 2 * m)), seconds=take(f, f, w)
+    )
+    folded = simulate_schedule(
+        schedule("dualpipev", pp=half, v=2, micro_batches=max(2 * half, m)), seconds=take(f, f, w)
+    )
+    for simulated in (dual, folded):
+        assert set(simulated.busy_seconds) == {simulated.busy_seconds[0]}
+        assert simulated.seconds - simulated.busy_seconds[0] == (half - 1) * ((f + f + w) + (f + w) - 3 * w)
 
 
 def test_overlapping_passes_shorten_dualpipe_by_the_formula() -> None:
     """Where F&B takes 2 instead of 3, the least busy rank idles (pp/2-1)(2 + 2 - 3)."""
     table = schedule("dualpipe", pp=8, v=1, micro_batches=20)
-    apart, over = (play(table, seconds=take(1, 1, 1, both=both)) for both in (3, 2))
+    apart, over = (simulate_schedule(table, seconds=take(1, 1, 1, both=both)) for both in (3, 2))
     assert over.seconds < apart.seconds
     assert over.seconds - min(over.busy_seconds) == 3 * (2 + 2 - 3)
 
@@ -209,11 +218,11 @@ PUBLISHED = [  # pp, micro-batches; F, B, W, communication in ms; bubble rates o
 
 @pytest.mark.parametrize(("pp", "m", "times", "rates"), PUBLISHED)
 def test_bubbles_equal_the_published_rates(pp: int, m: int, times: tuple[float, ...], rates: tuple[float, ...]) -> None:
-    """Qi et al., arXiv:2401.10241, tables 5 and 9: their durations played through our tables give their rates."""
+    """Qi et al., arXiv:2401.10241, tables 5 and 9: their durations simulated with our tables give their rates."""
     f, b, w, hop = times
     for name, rate in zip(("1f1b", "zb1p", "zb2p"), rates, strict=True):
         table = schedule(name, pp=pp, v=1, micro_batches=m)  # type: ignore[arg-type]
-        cost = measure_longest_rank(play(table, seconds=take(f, b, w), hop_seconds=lambda *_: hop))
+        cost = measure_longest_rank(simulate_schedule(table, seconds=take(f, b, w), hop_seconds=lambda *_: hop))
         assert (cost - m * (f + b + w)) / cost == pytest.approx(rate, abs=6e-5)
 
 
@@ -253,11 +262,11 @@ def test_memory_of_zero_bubble_schedules_by_rank_follows_the_paper(name: Schedul
     assert peaks(table, until_backward=[bytes_b] * pp, until_weight=[bytes_w] * pp) == expected
 
 
-# ---- play
+# ---- simulation
 
 
 def wait_sends(table: Table, seconds: Callable[[Task], float], hop: Callable[[int, int], float]) -> dict[Any, float]:
-    """When each part ends by repeated relaxation: slow, and unlike ``play``."""
+    """When each part ends by repeated relaxation: slow, and unlike ``simulate_schedule``."""
     end = {part: 0.0 for row in table.rows for action in row for part in list_parts(action)}
     while True:
         before = dict(end)
@@ -286,7 +295,7 @@ def test_the_simulated_schedule_starts_every_pass_as_early_as_its_dependencies_a
     def hop(source: int, target: int) -> float:
         return hash((seed, source, target)) % 19
 
-    spans = play(table, seconds=seconds, hop_seconds=hop).spans
+    spans = simulate_schedule(table, seconds=seconds, hop_seconds=hop).spans
     ends = {part: span.end for row in spans for span in row for part in list_parts(span.action)}
     assert ends == wait_sends(table, seconds, hop)
 
@@ -298,10 +307,10 @@ def test_simulating_many_durations_at_once_equals_one_by_one(table: Table, rando
     tasks, many = table.order.tasks, range(3)
     seconds = np.array([[random.uniform(0, 9) for _ in many] for _ in tasks])
     hops = np.array([random.uniform(0, 5) for _ in many])
-    ends = play_many(divide_into_waves(table.order, pp=table.pp), seconds, hops, pp=table.pp)
+    ends = simulate_schedules(divide_into_waves(table.order, pp=table.pp), seconds, hops, pp=table.pp)
     for at in many:
         item = dict(zip(tasks, seconds[:, at], strict=True))
-        alone = play(table, seconds=item.__getitem__, hop_seconds=lambda *_, at=at: hops[at])
+        alone = simulate_schedule(table, seconds=item.__getitem__, hop_seconds=lambda *_, at=at: hops[at])
         assert ends[:, at] == pytest.approx(alone.rank_ends, rel=1e-12)
 
 
@@ -310,22 +319,24 @@ def test_simulating_many_durations_at_once_equals_one_by_one(table: Table, rando
 def test_many_ranks_are_simulated_wave_by_wave_with_equal_results(table: Table, random: Any) -> None:
     durations = {task: random.uniform(0, 9) for task in table.order.tasks}
     hops = {(source, target): random.uniform(0, 5) for source in range(table.pp) for target in range(table.pp)}
-    played = []
+    simulated = []
     for ranks in (1, table.pp + 1):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(order, "MIN_WAVE_RANKS", ranks)
             copy = Table.from_rows(table.name, table.rows, table.paths)
             assert (copy.order.wave_starts is None) == (ranks > table.pp)
-            played.append(play(copy, seconds=durations.__getitem__, hop_seconds=lambda *link: hops[link]))
-    assert played[0].spans == played[1].spans
-    assert played[0].rank_ends == played[1].rank_ends
-    assert sorted(played[0].table.order.tasks) == sorted(played[1].table.order.tasks)
+            simulated.append(
+                simulate_schedule(copy, seconds=durations.__getitem__, hop_seconds=lambda *link: hops[link])
+            )
+    assert simulated[0].spans == simulated[1].spans
+    assert simulated[0].rank_ends == simulated[1].rank_ends
+    assert sorted(simulated[0].table.order.tasks) == sorted(simulated[1].table.order.tasks)
 
 
 def test_a_rank_without_actions_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "MIN_WAVE_RANKS", 1)
     table = Table.from_rows("mine", [(), ONE.rows[0], (), ONE.rows[1], ()], ONE.paths)
-    assert [[span.end for span in row] for row in play(table, seconds=take(1, 1, 1)).spans] == [
+    assert [[span.end for span in row] for row in simulate_schedule(table, seconds=take(1, 1, 1)).spans] == [
         [],
         [1, 2, 6, 9],
         [],
@@ -334,7 +345,7 @@ def test_a_rank_without_actions_is_passed_over(monkeypatch: pytest.MonkeyPatch) 
     ]
 
 
-def test_a_deadlock_of_many_ranks_names_those_that_wait() -> None:
+def test_the_error_of_a_deadlock_lists_the_waiting_ranks() -> None:
     ranks = 2 * order.MIN_WAVE_RANKS
     table = schedule("1f1b", pp=ranks, v=1, micro_batches=2)
     rows = [*table.rows[:-1], table.rows[-1][::-1]]
@@ -362,33 +373,33 @@ def test_zero_bubble_ranks_run_w_as_many_backwards_late_as_their_number(
 def test_the_simulation_of_1f1b_equals_times_by_hand() -> None:
     """1F1B on two ranks, F 1, backward 2, hop 1: worked on paper."""
     table = schedule("1f1b", pp=2, v=1, micro_batches=2)
-    played = play(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1)
-    times = [[(str(action), start, end) for action, start, end in row] for row in played.spans]
+    simulated = simulate_schedule(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1)
+    times = [[(str(action), start, end) for action, start, end in row] for row in simulated.spans]
     assert times == [
         [("F0.0", 0, 1), ("F0.1", 1, 2), ("BW0.0", 6, 8), ("BW0.1", 9, 11)],
         [("F1.0", 2, 3), ("BW1.0", 3, 5), ("F1.1", 5, 6), ("BW1.1", 6, 8)],
     ]
-    assert (played.seconds, played.busy_seconds, measure_longest_rank(played)) == (11, (6, 6), 11)
-    assert isinstance(played, SimulatedSchedule)
+    assert (simulated.seconds, simulated.busy_seconds, measure_longest_rank(simulated)) == (11, (6, 6), 11)
+    assert isinstance(simulated, SimulatedSchedule)
 
 
 def test_a_slow_link_carries_one_message_after_another() -> None:
     """GPipe on two ranks, F 1, backward 2, hop 3: worked on paper. Received is what was asked for an action ahead."""
     table = schedule("gpipe", pp=2, v=1, micro_batches=3)
-    played = play(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 3, queues=True)
-    times = [[(str(action), start, end) for action, start, end in row] for row in played.spans]
+    simulated = simulate_schedule(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 3, queues=True)
+    times = [[(str(action), start, end) for action, start, end in row] for row in simulated.spans]
     assert times[1][:3] == [("F1.0", 4, 5), ("F1.1", 7, 8), ("F1.2", 10, 11)]
     assert [start for name, start, _ in times[1] if name.startswith("BW")] == [11, 13, 15]
     # backwards end at 13, 15 and 17, and come 3 later, one at a time
     assert [start for name, start, _ in times[0] if name.startswith("BW")] == [16, 19, 22]
-    quick = play(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1, queues=True)
-    assert quick == play(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1)
+    quick = simulate_schedule(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1, queues=True)
+    assert quick == simulate_schedule(table, seconds=take(1, 1, 1), hop_seconds=lambda *_: 1)
 
 
 def test_a_simulation_of_equal_costs_is_computed_once() -> None:
     asked: list[Task] = []
     table = schedule("dualpipev", pp=2, v=2, micro_batches=9)
-    play(table, seconds=lambda task: (asked.append(task), 1.0)[1])  # type: ignore[func-returns-value]
+    simulate_schedule(table, seconds=lambda task: (asked.append(task), 1.0)[1])  # type: ignore[func-returns-value]
     assert len(asked) == len(set(asked))
     assert Task("FB", 0, 3) in asked
     assert Task("FB", 3, 0) in asked

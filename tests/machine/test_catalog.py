@@ -160,7 +160,7 @@ def test_the_number_of_gpus_of_a_machine_may_be_written_in_several_forms(name, c
 
 
 @pytest.mark.parametrize("text", ["rtx4090", "rtx4090:8", "examples/8x4.toml", "h100", "local:2", "4x2", "tp4x2"])
-def test_a_text_that_names_no_machine_is_returned_unchanged(text):
+def test_a_text_without_a_machine_name_is_returned_unchanged(text):
     assert spell_machine(text) == text
 
 

@@ -90,7 +90,7 @@ def test_a_failed_write_keeps_the_old_file_and_is_a_one_line_error(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["local.toml"]
 
 
-def test_a_damaged_file_is_named(tmp_path):
+def test_the_error_of_a_damaged_file_contains_its_path(tmp_path):
     path = tmp_path / "local.toml"
     toml.write(make_calibrated_machine(tmp_path), path)
     path.write_text(path.read_text().replace("ranks_per_node", "ranks_per_nod"))

@@ -61,7 +61,7 @@ def test_a_norm_has_the_bias_of_its_record(name: NormName) -> None:
     assert not [w for w in list_weights(model.replace(norm_bias=False)) if w.name.endswith("norm1.bias")]
 
 
-def test_other_software_names_only_known_activations() -> None:
+def test_activation_names_of_other_software_are_all_known() -> None:
     assert set(MEGATRON.values()) | BRIDGE.keys() <= ACTIVATIONS.keys()
 
 

@@ -221,7 +221,7 @@ def test_every_name_builds_with_its_source() -> None:
         assert model.source
 
 
-def test_a_source_names_the_repository_and_where_else_its_keys_are_written() -> None:
+def test_a_source_contains_the_repository_and_where_else_its_keys_are_written() -> None:
     assert build_model("lfm2-700m").source == "Hugging Face config.json of LiquidAI/LFM2-700M"
     assert build_model("olmo2-1b").source == (
         "Hugging Face config.json of allenai/OLMo-2-0425-1B; as written in "
@@ -462,7 +462,7 @@ def test_a_version_in_a_model_name_is_kept(spelled: str, name: str, repository: 
         ("nvidia/Qwen3-30B-A3B-NVFP4", "qwen3-30b-a3b", "nvfp4"),
     ],
 )
-def test_a_quantized_repository_names_its_model_and_how_it_is_quantized(
+def test_a_quantized_repository_is_read_as_its_model_and_its_quantization(
     repository: str, name: str, quantization: str
 ) -> None:
     model = resolve(repository)
@@ -483,7 +483,7 @@ def test_llama_31_reads_more_tokens_than_llama_3() -> None:
     assert build_model("llama3.1-8b").parameters == build_model("llama3-8b").parameters == 8_030_261_248
 
 
-def test_the_repository_of_every_entry_names_its_sizes() -> None:
+def test_the_repository_name_of_every_entry_contains_its_sizes() -> None:
     repositories = {name: entry.repository for name, entry in CATALOG.items() if entry.repository}
     assert len(repositories) > 40
     named = {name: find_repository(repository) for name, repository in repositories.items()}

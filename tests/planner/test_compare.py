@@ -23,7 +23,7 @@ def case(text: str, job: Job = JOB) -> ComparedCase:
     return ComparedCase(LLAMA, NODE, Layout.parse(text), job)
 
 
-def test_variants_are_named_by_their_differing_keywords() -> None:
+def test_variants_are_labelled_by_their_differing_keywords() -> None:
     result = compare([case("dp8 zero3 mbs1"), case("dp4 tp2 zero3 mbs1"), case("dp8 zero3 mbs1", JOB.replace(seed=3))])
     assert [variant.facts for variant in result.variants] == [
         ("seed=0", "dp8"),

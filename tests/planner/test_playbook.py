@@ -98,7 +98,7 @@ def test_missing_memory_is_the_shown_peak_above_the_capacity_or_a_risk() -> None
             assert float(size[1]) == pytest.approx(excess / GIB, abs=0.006)
 
 
-def test_a_model_that_fits_no_layout_is_an_error_that_names_the_nearest() -> None:
+def test_a_model_that_fits_no_layout_is_an_error_with_the_closest_layout() -> None:
     planner = Planner(model=build_model("llama3-405b"), machine=NODE, job=JOB)
     with pytest.raises(UserError, match=r"none of the \d+ layouts that plan tries fits .*: the nearest, .* needs"):
         fit_stage(planner, world=8)

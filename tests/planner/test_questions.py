@@ -89,7 +89,7 @@ def test_a_sequence_is_not_shorter_than_its_images() -> None:
 
 
 @pytest.mark.slow
-def test_fine_tuning_methods_that_are_not_modelled_are_named_with_the_answer() -> None:
+def test_an_answer_lists_fine_tuning_methods_that_are_not_modelled() -> None:
     model = build_model("gemma3-4b")
     job = Job(sequence=4096, global_batch=8, images=2, freeze_vision_tower=True, freeze_projector=True)
     full, _, lora, faster = questions.list_fine_tunes(model=model, machine=NODE, job=job)
@@ -253,7 +253,7 @@ def test_bytes_of_states_are_those_of_trained_weights() -> None:
     assert counted == [14, 2, 0.5]
 
 
-def test_a_number_of_gpus_that_the_work_limit_leaves_undecided_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_number_of_gpus_left_undecided_by_the_work_limit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = NODE.replace(chip=NODE.chip.replace(memory_bytes=2 * 2**30))
     monkeypatch.setattr(questions, "NUMBERS_UNITS", 0)
     with pytest.raises(UserError, match=r"was found to fit on no number of .* GPUs were not decided within the work"):
@@ -433,7 +433,7 @@ def test_changes_are_relative_to_the_given_layout() -> None:
     assert next(change.layout for change in half if change.change == "mbs1") == str(layout)
 
 
-def test_a_global_batch_that_dp_does_not_divide_is_named_as_the_error() -> None:
+def test_a_global_batch_that_dp_does_not_divide_is_an_error() -> None:
     with pytest.raises(UserError, match="global batch 7 is not divisible by dp"):
         questions.find_largest_micro_batch(
             model=LLAMA, machine=NODE, job=Job(global_batch=7), layout=Layout(dp=8, zero=3)
@@ -447,7 +447,7 @@ def test_a_change_of_the_schedule_leaves_stages_that_were_cut_by_hand() -> None:
         assert {"interleaved, twice the stages", "zero bubble"} <= {change.change for change in result}
 
 
-def test_an_invalid_layout_is_named_as_the_error_and_not_the_sequence() -> None:
+def test_the_error_is_about_the_invalid_layout_and_not_the_sequence_length() -> None:
     layout, hardware = Layout.parse("dp1 pp4 zbv zero0 mbs1"), resolve("h100:4", local=Path())
     with pytest.raises(UserError, match="pp·v=8 stages are more than layers=2, embedding and head"):
         questions.search_longest_sequence(
@@ -531,7 +531,7 @@ def test_the_longest_sequence_of_any_layout_does_not_fall_with_a_smaller_batch()
     assert lengths_by_batch[-1] > 1_350_000
 
 
-def test_a_length_that_the_work_limit_leaves_undecided_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sequence_length_left_undecided_by_the_work_limit_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     machine = resolve("h100:4", local=Path("/nowhere"))
     monkeypatch.setattr(context_length, "LENGTH_UNITS", 0)
     longest = find_longest_sequence(
@@ -667,7 +667,7 @@ def test_each_global_batch_has_its_fastest_layout_and_one_is_recommended() -> No
     assert not any(batch.recommended for batch in given)
 
 
-def test_where_nothing_fits_the_layout_of_least_risk_is_named_first() -> None:
+def test_where_nothing_fits_the_layout_of_least_risk_comes_first() -> None:
     """A faster layout of a higher risk is named with it, not alone."""
     import fivefold as ff
 

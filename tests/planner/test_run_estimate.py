@@ -255,7 +255,7 @@ def test_a_search_that_is_stopped_keeps_the_machines_it_has_searched() -> None:
         offers("time", done=second)
 
 
-def test_a_machine_without_a_price_or_watts_is_named() -> None:
+def test_an_estimate_says_that_a_machine_has_no_price_or_watts() -> None:
     choices = [MachineChoice(NODE, (8,))]
     common = {"model": SMALL, "job": JOB, "tokens": 1e9, **FEW}
     with pytest.raises(UserError, match=r"--by cost: h100 has no price; give --price h100=2.2/h"):

@@ -46,7 +46,7 @@ def test_the_advice_names_the_largest_cause_of_lost_time(step: Step, words: tupl
     assert "Without it a step would take" in text
 
 
-def test_without_a_prediction_the_optimizer_or_a_trace_is_named() -> None:
+def test_without_a_prediction_the_advice_is_the_optimizer_or_a_trace() -> None:
     assert "The largest loss is the optimizer" in str(advise_on_step(measure(optimizer=0.5)))
     assert "`fivefold trace`" in str(advise_on_step(measure()))
     assert advise_on_step(PREDICTED.replace(time=PREDICTED.time.replace(step_seconds=0.0))) is None

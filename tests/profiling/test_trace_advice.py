@@ -15,7 +15,7 @@ def advise(report: TraceReport, ranks: list[Breakdown], predicted: Step | None =
     return str(advise_on_report(report.replace(breakdown=tuple(ranks)), predicted) or "")
 
 
-def test_a_late_rank_is_named() -> None:
+def test_advice_names_the_late_rank() -> None:
     late = REPORT.replace(arrivals=(Arrivals(rank=3, last=9, matched=10, others_waited_seconds=0.2),))
     ranks = [FIRST.replace(exposed_seconds=0.03, waiting_seconds=0.025)]
     text = advise(late, ranks)
@@ -69,7 +69,7 @@ def test_advice_names_a_change_for_each_cause_of_lost_time() -> None:
     assert "10 times as many tokens per second" in advise(REPORT, [bare.replace(idle_loading_seconds=0.09)])
 
 
-def test_copies_are_named_by_their_direction() -> None:
+def test_copies_are_classified_by_direction() -> None:
     ranks = [FIRST.replace(memcpy_alone_seconds=0.08)]
     for name, words in {
         "Memcpy DtoD (Device -> Device)": "torch.cat",

@@ -84,7 +84,7 @@ def test_a_layout_with_another_reduction_frequency_is_marked(search_result: Sear
     assert text.count("(--set reduce=step)") == 1
 
 
-def test_page_without_a_fit_names_what_would_fit(search_result: SearchResult) -> None:
+def test_the_page_of_a_search_without_a_fit_proposes_what_would_fit(search_result: SearchResult) -> None:
     text = print_page(search.render_page(empty_result(search_result)))
     assert "none fits" in text
     assert "needs 98.00 GiB of 80.00 GiB: head" in text

@@ -52,7 +52,7 @@ def test_user_errors_are_one_line_errors(settings: list[str], options: dict[str,
     assert "\n" not in str(mistake.value)
 
 
-def test_the_step_names_its_stack(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_step_contains_its_stack(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     words = ["fivefold", "predict", "tiny", "h100:2", "dp2", "--stack", "fivefold", "--json"]
     monkeypatch.setattr("sys.argv", words)
     with pytest.raises(SystemExit) as done:

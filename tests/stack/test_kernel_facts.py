@@ -64,7 +64,7 @@ def test_no_module_compares_the_names_of_kinds_of_context_parallelism() -> None:
     assert [name for name, text in named.items() if compares_words(words, ast.parse(text))] == []
 
 
-def test_only_configs_that_name_them_compare_the_names_of_number_formats() -> None:
+def test_only_config_readers_compare_the_names_of_number_formats() -> None:
     """Their properties are asked of ``Recipe.number_format``."""
     assert set(get_args(Dtype)) == set(NUMBER_FORMATS)
     names = {get_recipe(name).compute for name in RECIPES}

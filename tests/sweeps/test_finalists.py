@@ -35,10 +35,10 @@ def test_layouts_that_differ_in_any_other_keyword_are_measured():
 
 @pytest.mark.slow
 def test_the_fastest_measured_comes_first_and_what_failed_last(monkeypatch):
-    """Trials are played: the order that was predicted is turned round, and one runs out of memory."""
+    """Trials are imitated: they reverse the predicted order, and one runs out of memory."""
     here, took = machine().replace(ranks=2, ranks_per_node=2), {}
 
-    def play(*, model, machine, layout, job, steps):
+    def record_trial(*, model, machine, layout, job, steps):
         if not took:
             took[layout] = 0.0
             return Trial(ended="memory", why="CUDA out of memory")
@@ -46,7 +46,7 @@ def test_the_fastest_measured_comes_first_and_what_failed_last(monkeypatch):
         seconds = took.setdefault(layout, 1.0 / len(took))
         return Trial(ended="measured", measured=step.replace(time=step.time.replace(step_seconds=seconds)))
 
-    monkeypatch.setattr(finalists, "try_layout", play)
+    monkeypatch.setattr(finalists, "try_layout", record_trial)
     monkeypatch.setattr(finalists, "profile_layout", lambda *, machine, **_: machine)
     result, _ = measure_best(model=NANO, machine=here, job=JOB, count=3)
     assert [item.layout for item in result[:2]] == [str(layout) for layout in reversed(list(took)[1:])]

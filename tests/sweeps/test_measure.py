@@ -1,4 +1,4 @@
-"""The measured half of a sweep: two real runs, and the courses of others played: OOM, timeout, Slurm, kills."""
+"""The measured half of a sweep: two real runs, and imitated ones: out of memory, timeout, Slurm, kills."""
 
 from __future__ import annotations
 

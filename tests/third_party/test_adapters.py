@@ -501,7 +501,7 @@ def test_peft_computes_adapters_of_mixtures_and_merges_them_the_same(
 
 @pytest.mark.filterwarnings("ignore:.*keys did not match any targeted module:RuntimeWarning")  # but parameters
 @pytest.mark.parametrize("family", ["mixtral", "qwen3_moe", "deepseek_v3", "gpt_oss", "qwen2_moe"])
-def test_peft_adapts_the_experts_of_the_families_that_are_named(tmp_path: Path, family: str) -> None:
+def test_peft_adapts_the_experts_of_the_listed_families(tmp_path: Path, family: str) -> None:
     """With all-linear; twice the rank on gate and up. Its folder is refused by name, as routed experts are not read."""
     base, adapter = base_of_mixture(tmp_path / "base", family), Adapter(rank=3)
     plain = transformers.AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)

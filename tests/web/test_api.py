@@ -45,7 +45,7 @@ def test_the_predict_api_answers_as_the_command_prints(
     assert client.post("/api/predict", json=posted).json() == expected
 
 
-def test_a_hugging_face_repository_names_a_model(client: TestClient) -> None:
+def test_a_hugging_face_repository_is_accepted_as_a_model(client: TestClient) -> None:
     query = {"machine": "h100:8", "layout": "dp8 zero3 mbs1"}
     answers = [client.get("/api/predict", params=query | {"model": name}) for name in ("qwen3-8b", "Qwen/Qwen3-8B")]
     assert [answer.status_code for answer in answers] == [200, 200]

@@ -87,7 +87,7 @@ def test_folders_within_a_named_folder_are_no_files(tmp_path: Path) -> None:
     assert [path.name for path in files] == ["rank0.json"]
 
 
-def test_an_explanation_names_cause_and_change_and_no_folder(examples: TestClient) -> None:
+def test_an_explanation_gives_cause_and_change_without_folders(examples: TestClient) -> None:
     asked = {"model": "llama3-8b", "machine": "h100:8", "layout": "dp8 zero3 mbs1", "against": 1}
     files = [drop(examples, "out-of-memory.log"), "hang"]
     name, html = read(examples, "explain", files=files, **asked)

@@ -44,7 +44,7 @@ def test_formulas_are_drawn_by_the_browser() -> None:
     )
 
 
-def test_the_index_names_every_chapter() -> None:
+def test_the_index_links_every_chapter() -> None:
     from importlib.resources import files
 
     inside = {path.name.removesuffix(".md") for path in (files("fivefold.web") / "book").iterdir()}

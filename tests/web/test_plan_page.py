@@ -333,7 +333,7 @@ def test_a_default_is_listed_once_among_its_choices(client: TestClient) -> None:
         assert len(re.findall(rf">{default}<", options)) == 1
 
 
-def test_a_number_that_is_not_possible_names_its_control(client: TestClient) -> None:
+def test_the_error_of_an_invalid_number_names_its_control(client: TestClient) -> None:
     assert "tokens=-5: a run has 1,000 to 1e+18" in client.get("/plan?tokens=-5").text
     assert "“dollars per GPU and hour” must be a number" in client.get("/plan?price=abc").text
     assert client.get("/api/search?front=x").json()["detail"] == "front must be a whole number"

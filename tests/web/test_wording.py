@@ -47,7 +47,7 @@ def test_errors_name_controls_on_the_page_and_options_in_the_api(client: TestCli
     assert "--price" not in re.sub(r"data-(copy|tip)=\"[^\"]*\"", "", page)
 
 
-def test_a_page_that_does_not_exist_is_named(client: TestClient) -> None:
+def test_the_error_of_a_missing_page_contains_its_address(client: TestClient) -> None:
     answer = client.get("/nothing")
     assert answer.status_code == 404
     assert "there is no page /nothing" in answer.text

@@ -2,7 +2,7 @@
 
 one_f_one_b · zero_bubble · v_shaped   generators: GPipe, 1F1B, interleaved; ZB1P, ZB2P; ZB-V, DualPipe, DualPipeV
 table · action · columns · csv_file    actions of each rank, with ``check``; F, B, W; as arrays; reads and writes CSV
-play                                   simulates a table with given durations, or with many at once
+simulation                             simulates a table with given durations, or with many at once
 order · p2p                            topological order of the actions; point-to-point messages of a rank
 pipeline_schedule                      properties of each schedule, one record each
 

@@ -1,7 +1,7 @@
 """The topological order of a table: all actions of all ranks in one list, in which none depends on a later one.
 
-It is computed once per table, so that ``play`` is one pass over six integers per action for any durations. With many
-ranks the order is that of waves, the actions that can start at once, which numpy finds and simulates together.
+It is computed once per table, so that ``simulate_schedule`` is one pass over six integers per action for any durations.
+With many ranks the actions are grouped in waves of actions that can start at once, which numpy simulates together.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from fivefold.layout.schedule.action import Action, Part, list_dependencies, list_parts
 from fivefold.layout.schedule.order import Task
-from fivefold.layout.schedule.play import play
+from fivefold.layout.schedule.simulation import simulate_schedule
 from fivefold.layout.schedule.table import Table
 
 
@@ -74,7 +74,7 @@ def _list_receives(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
 
 def _list_sends(table: Table, *, rank: int) -> list[tuple[Part, ...]]:
     """Return for each action the sends to wait for before it: those whose receivers are done, in unit time."""
-    spans = play(table, seconds=_get_unit_time).spans
+    spans = simulate_schedule(table, seconds=_get_unit_time).spans
     ends = {part: span.end for row in spans for span in row for part in list_parts(span.action)}
     in_flight: list[tuple[float, Part]] = []
     sends = []

@@ -98,7 +98,7 @@ def compute_ratios(model: Model, *, machine: Machine, job: Job, layout: Layout |
     layout = layout or Layout()
     refuse(layout, model=model, job=job, machine=machine)
     routed = model.is_moe(model.layers - 1)
-    asked = [question for question in QUESTIONS if routed or question.axis != "ep"]
+    questions = [question for question in QUESTIONS if routed or question.axis != "ep"]
     peak = machine.chip.peak(job.precision.compute)
     return Ratios(
         model=model.name,
@@ -109,7 +109,7 @@ def compute_ratios(model: Model, *, machine: Machine, job: Job, layout: Layout |
         precision=job.precision.name,
         peak_flops=peak,
         balances={link.name: peak / link.bandwidth for link in machine.links},
-        axes=tuple(answer(question, model, machine=machine, job=job, layout=layout) for question in asked),
+        axes=tuple(answer(question, model, machine=machine, job=job, layout=layout) for question in questions),
         sizing=tuple(compute_sizing(model, machine=machine, job=job, link=link) for link in machine.links if routed),
     )
 
@@ -170,14 +170,16 @@ def compute_sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> S
     rest = (layer.flops - layer.expert_flops) / job.sequence
     two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)
     row = exchanges.get_gathered_width(job) + get_activation_width(job)
-    asked = row * machine.chip.peak(job.precision.compute) / link.bandwidth  # FLOPs per routed element
-    missing = model.width * (asked - two_j * moe.ffn)  # FLOPs per token that are missing for each routed expert
+    required_flops = row * machine.chip.peak(job.precision.compute) / link.bandwidth  # FLOPs per routed element
+    missing = model.width * (
+        required_flops - two_j * moe.ffn
+    )  # FLOPs per token that are missing for each routed expert
     return Sizing(
         link=link.name,
         ffn=moe.ffn,
         topk=moe.topk,
-        ffn_alone=ceil(asked / two_j),
-        ffn_layer=max(0, ceil((asked - rest / (moe.topk * model.width)) / two_j)),
+        ffn_alone=ceil(required_flops / two_j),
+        ffn_layer=max(0, ceil((required_flops - rest / (moe.topk * model.width)) / two_j)),
         topk_layer=floor(rest / missing) if missing > 0 else None,
     )
 

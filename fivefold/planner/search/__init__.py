@@ -404,7 +404,9 @@ def _find_binding_constraint(model: Model, machine: Machine, job: Job, *, where:
         return find_fitting_layout(admitted, model=model, machine=machine, job=job, risk=risk)
 
     binding = (
-        find_binding_constraint(where, passing=find_passing, model=model, world=machine.ranks) if where.terms else None
+        find_binding_constraint(where, find_layout=find_passing, model=model, world=machine.ranks)
+        if where.terms
+        else None
     )
     return f"nothing that meets {str(where)!r} fits; {binding}" if binding else ""
 
@@ -520,7 +522,7 @@ def _describe_no_layout(
     ranks = machine.ranks
     near_batch = -(-job.global_batch // ranks) * ranks
     larger = job.replace(global_batch=near_batch)
-    if where.terms and (binding := find_binding_constraint(where, passing=find_legal, model=model, world=ranks)):
+    if where.terms and (binding := find_binding_constraint(where, find_layout=find_legal, model=model, world=ranks)):
         fix = f"gbs {near_batch} would allow it, or {binding}" if find_legal(where, larger) else str(binding)
         refused = f"meets {str(where)!r} with gbs {job.global_batch}"
         return f"no layout of {model.name} on {ranks} ranks of {machine.name} {refused}; {fix}"

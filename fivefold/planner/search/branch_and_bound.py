@@ -180,7 +180,7 @@ class BranchAndBound:
         return ExpandedCandidates(partials.take(used), candidates._replace(partial=partial), size, seconds)
 
     def _finish(self, bounds: Bounds, branches: list[ExpandedCandidates]) -> None:
-        """Explore what was opened, best bound first."""
+        """Explore the expanded candidates, best bound first."""
         offsets = np.cumsum([0, *(len(branch.partials.dp) for branch in branches)])
         bounds = bounds.restrict_to(concatenate([branch.partials for branch in branches]))
         moved = [

@@ -17,7 +17,7 @@ from fivefold.layout.where import ANY, NUMBERS, Term, Where
 from fivefold.model.spec import Model
 from fivefold.units import round_up_to_power_of_two
 
-Passing = Callable[[Where], Layout | None]  # a layout that meets the constraints, and what else must hold
+FindLayout = Callable[[Where], Layout | None]  # a layout that meets the constraints, and what else must hold
 NAME_OCTAVES = 1.0  # octaves by which a name gives way
 MAX_DP_LOSS = 4  # times less dp than another batch would allow
 MAX_TRIED = 40  # ways for as many terms, the nearest first
@@ -43,15 +43,17 @@ class BindingConstraint(NamedTuple):
         return f"relax the {constraint} {terms_text}: with {self.instead} there is {str(self.layout)!r}"
 
 
-def find_binding_constraint(where: Where, *, passing: Passing, model: Model, world: int) -> BindingConstraint | None:
+def find_binding_constraint(
+    where: Where, *, find_layout: FindLayout, model: Model, world: int
+) -> BindingConstraint | None:
     """Return the fewest terms of ``where`` to relax, and of these the closest.
 
     Returns None if nothing passes at all.
     """
-    if passing(ANY) is None:
+    if find_layout(ANY) is None:
         return None
     for count in range(1, len(where.terms) + 1):
-        relaxed = [(terms, _drop_terms(where, terms, passing)) for terms in combinations(where.terms, count)]
+        relaxed = [(terms, _drop_terms(where, terms, find_layout)) for terms in combinations(where.terms, count)]
         sufficient = [(terms, layout) for terms, layout in relaxed if layout is not None]
         options = (
             [list(_list_relaxations(term, model=model, world=world)) for term in terms] for terms, _ in sufficient
@@ -61,7 +63,7 @@ def find_binding_constraint(where: Where, *, passing: Passing, model: Model, wor
             key=lambda relaxation: sum(choices[0] for choices in relaxation),
         )
         for relaxation in relaxations[:MAX_TRIED]:
-            if (binding := _relax(where, [choices[1] for choices in relaxation], passing)) is not None:
+            if (binding := _relax(where, [choices[1] for choices in relaxation], find_layout)) is not None:
                 return binding
         for terms, layout in sufficient:
             return BindingConstraint(
@@ -70,15 +72,15 @@ def find_binding_constraint(where: Where, *, passing: Passing, model: Model, wor
     return None
 
 
-def _drop_terms(where: Where, terms: Sequence[Term], passing: Passing) -> Layout | None:
-    return passing(Where(tuple(term for term in where.terms if term not in terms)))
+def _drop_terms(where: Where, terms: Sequence[Term], find_layout: FindLayout) -> Layout | None:
+    return find_layout(Where(tuple(term for term in where.terms if term not in terms)))
 
 
-def _relax(where: Where, relaxations: Sequence[Relaxation], passing: Passing) -> BindingConstraint | None:
-    """Return the relaxed terms with a layout that ``passing`` finds under them; None if it finds none."""
+def _relax(where: Where, relaxations: Sequence[Relaxation], find_layout: FindLayout) -> BindingConstraint | None:
+    """Return the relaxed terms with a layout that ``find_layout`` finds under them; None if it finds none."""
     replacements = {relaxation.term: relaxation.instead for relaxation in relaxations}
     kept = tuple(replacement for term in where.terms if (replacement := replacements.get(term, term)) is not None)
-    layout = passing(Where(kept))
+    layout = find_layout(Where(kept))
     description = " ".join(
         str(replacement) if replacement else f"another {term.field}" for term, replacement in replacements.items()
     )

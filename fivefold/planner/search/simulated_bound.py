@@ -14,7 +14,7 @@ import numpy as np
 
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
-from fivefold.layout.schedule.play import Waves, divide_into_waves, play_many
+from fivefold.layout.schedule.simulation import Waves, divide_into_waves, simulate_schedules
 from fivefold.planner.search.bounds import SAFE, Bounds
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
 from fivefold.planner.search.shapes import count_stage_units
@@ -58,7 +58,7 @@ def simulate_group(bounds: Bounds, candidates: CandidateLayouts) -> Floats:
     (first, first_tasks), *later_tables = rounds.tables
     seconds = np.array([kinds[task.kind][task.stage] for task in first.order.tasks])
     micro_batches = first.micro_batches // (2 if has_reference else 1)
-    rank_finish = play_many(_get_waves(*shape, has_reference, micro_batches), seconds, p2p_delay, pp=shape.pp)
+    rank_finish = simulate_schedules(_get_waves(*shape, has_reference, micro_batches), seconds, p2p_delay, pp=shape.pp)
     if later_tables:
         round_tasks = _count_tasks(later_tables[0][1], first.order.tasks) - _count_tasks(first_tasks, first.order.tasks)
         rank_finish += rounds.rounds * (round_tasks @ seconds).max(axis=0)

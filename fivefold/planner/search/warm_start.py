@@ -192,8 +192,8 @@ def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: BoundedSpac
     """Evaluate the likely good layouts at ``rows`` to lower the threshold; count no losers."""
     floor = BoundedSpace(likely.partials.take(rows), likely.size[rows], likely.seconds[rows])
     with _keep_losers(solver):
-        for opened in solver.expand_best_first(bounds, floor):
-            _evaluate_best(solver, bounds.restrict_to(opened.partials), opened)
+        for expanded in solver.expand_best_first(bounds, floor):
+            _evaluate_best(solver, bounds.restrict_to(expanded.partials), expanded)
 
 
 def _select_likely(
@@ -223,21 +223,21 @@ def _select_likely(
     return BoundedSpace(partials, size, bounds.restrict_to(partials).floor(max_sequences=SMALL_MICRO_BATCH) * bubble)
 
 
-def _evaluate_best(solver: BranchAndBound, bounds: Bounds, opened: ExpandedCandidates) -> None:
-    """Evaluate the most promising of ``opened``, then more of the best, in the default order."""
+def _evaluate_best(solver: BranchAndBound, bounds: Bounds, expanded: ExpandedCandidates) -> None:
+    """Evaluate the most promising of ``expanded``, then more of the best, in the default order."""
     partials, space, incumbents = bounds.partials, bounds.space, solver.incumbents
-    best = np.lexsort((opened.size, incumbents.score(opened.seconds, opened.size, space)))
-    _, indices = np.unique(opened.candidates.partial[best], return_index=True)
+    best = np.lexsort((expanded.size, incumbents.score(expanded.seconds, expanded.size, space)))
+    _, indices = np.unique(expanded.candidates.partial[best], return_index=True)
     indices = np.union1d(np.sort(indices)[:MAX_PARTIALS], np.arange(min(len(best), MAX_SCHEDULES)))
-    sharded = space.shard(partials, opened.candidates.take(best[indices]))
+    sharded = space.shard(partials, expanded.candidates.take(best[indices]))
     partial_layouts = partials.take(sharded.partial)
     _evaluate_promising(
         solver, bounds, sharded.take((sharded.zero == 0) | (sharded.shards == partial_layouts.dp * partial_layouts.cp))
     )
     rows = [space.find_rows(partials, incumbent.estimate.layout) for incumbent in incumbents.best[:MAX_VARIED]]
-    is_other = np.isin(opened.candidates.partial, np.concatenate([np.zeros(0, np.int64), *rows]))
+    is_other = np.isin(expanded.candidates.partial, np.concatenate([np.zeros(0, np.int64), *rows]))
     if is_other.any():
-        _evaluate_promising(solver, bounds, space.shard(partials, opened.candidates.take(is_other)))
+        _evaluate_promising(solver, bounds, space.shard(partials, expanded.candidates.take(is_other)))
 
 
 def _evaluate_promising(solver: BranchAndBound, bounds: Bounds, candidates: CandidateLayouts) -> None:

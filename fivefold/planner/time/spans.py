@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.layout.schedule.action import Action
 from fivefold.layout.schedule.order import Task
-from fivefold.layout.schedule.play import play
+from fivefold.layout.schedule.simulation import simulate_schedule
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.time.action_time import estimate_action_costs
@@ -49,7 +49,7 @@ def build_spans(planner: Planner, layout: Layout, *, limit: int | None = None) -
     table = build_step_table(layout.schedule, layout.pp, layout.v, planner.job.has_reference, count)
     builder = _SpanBuilder(planner, layout, table.order.tasks)
     hop_delay, seconds = builder.stages.p2p_delay, builder.seconds
-    simulated = play(table, seconds=seconds.__getitem__, hop_seconds=lambda *_: hop_delay, queues=True)
+    simulated = simulate_schedule(table, seconds=seconds.__getitem__, hop_seconds=lambda *_: hop_delay, queues=True)
     rows = []
     for rank_stages, row, rank in zip(table.rank_stages, simulated.spans, ranks, strict=True):
         actions = [builder.span(action, start, end, count=count) for action, start, end in row]

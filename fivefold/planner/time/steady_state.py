@@ -17,7 +17,7 @@ from typing import NamedTuple
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
-from fivefold.layout.schedule.play import play
+from fivefold.layout.schedule.simulation import simulate_schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 
@@ -147,7 +147,11 @@ def _simulate(
         return sum([times * seconds_by_task[task] for task, times in tasks.items()])
 
     ends = [
-        list(play(table, seconds=seconds_by_task.__getitem__, hop_seconds=lambda *_: hop, queues=True).rank_ends)
+        list(
+            simulate_schedule(
+                table, seconds=seconds_by_task.__getitem__, hop_seconds=lambda *_: hop, queues=True
+            ).rank_ends
+        )
         for table, _ in tables
     ]
     works = [sum([times * durations[task] for task, times in row]) for row in distinct.task_counts]

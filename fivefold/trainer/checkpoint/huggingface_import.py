@@ -215,11 +215,11 @@ def _list_files(path: Path) -> list[Path]:
 def _list_tensors(path: Path) -> Iterator[tuple[str, Any]]:
     for file in _list_files(path):
         try:
-            opened: Any = safe_open(file, framework="pt")
+            handle: Any = safe_open(file, framework="pt")
         except SafetensorError as error:
             raise UserError(f"{file} is damaged or incomplete ({error}); download it again") from None
-        for name in opened.keys():  # noqa: SIM118  not a dictionary
-            yield name, opened.get_slice(name)
+        for name in handle.keys():  # noqa: SIM118  not a dictionary
+            yield name, handle.get_slice(name)
 
 
 def _add_prefix(tensors: dict[str, Any], *, prefix: str) -> dict[str, Any]:

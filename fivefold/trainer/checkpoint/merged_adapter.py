@@ -116,17 +116,17 @@ def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = Non
 
 def open_adapter_folder(path: Path, *, base: Path | None = None) -> MergedFolder:
     """Open the PEFT adapter folder ``path`` over ``base``, by default the folder that its config names."""
-    opened = peft_adapter.AdapterFolder.open(path)
-    folder = find_base(opened, base=base)
-    return MergedFolder(folder, *opened.read_factors(folder.model, family=folder.family))
+    adapter_folder = peft_adapter.AdapterFolder.open(path)
+    folder = find_base(adapter_folder, base=base)
+    return MergedFolder(folder, *adapter_folder.read_factors(folder.model, family=folder.family))
 
 
-def find_base(opened: peft_adapter.AdapterFolder, *, base: Path | None) -> HuggingFaceFolder:
-    """Open the folder of the base under ``opened``: ``base``, or the folder that its config names."""
-    if base is None and not (opened.base and Path(opened.base).is_dir()):
-        named = f"its base {opened.base} is not a folder here" if opened.base else "it names no base"
-        raise UserError(f"{opened.path}: {named}; give the base with --base FOLDER")
-    return HuggingFaceFolder.open(base or Path(opened.base))
+def find_base(adapter_folder: peft_adapter.AdapterFolder, *, base: Path | None) -> HuggingFaceFolder:
+    """Open the folder of the base under ``adapter_folder``: ``base``, or the folder that its config names."""
+    if base is None and not (adapter_folder.base and Path(adapter_folder.base).is_dir()):
+        named = f"its base {adapter_folder.base} is not a folder here" if adapter_folder.base else "it names no base"
+        raise UserError(f"{adapter_folder.path}: {named}; give the base with --base FOLDER")
+    return HuggingFaceFolder.open(base or Path(adapter_folder.base))
 
 
 def read_checkpoint_factors(path: Path, manifest: Checkpoint) -> dict[str, Tensor]:

@@ -199,10 +199,12 @@ class _Timed:
             self._watch(output, first, labels.backward)
         return output
 
-    def _watch(self, made: Any, first: int, label: int) -> None:
+    def _watch(self, output: Any, first: int, label: int) -> None:
         """Report the backward of the nodes created since number ``first``, from newest to oldest, as ``label``."""
         nodes: dict[int, Any] = {}
-        waiting = [out.grad_fn for out in (made if isinstance(made, tuple) else (made,)) if isinstance(out, Tensor)]
+        waiting = [
+            out.grad_fn for out in (output if isinstance(output, tuple) else (output,)) if isinstance(out, Tensor)
+        ]
         while waiting:
             node: Any = waiting.pop()
             number = -1 if node is None else node._sequence_nr()

@@ -251,9 +251,9 @@ class _Copy(torch.autograd.Function):
 
 class _SumRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, made: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
         ctx.permutation, ctx.kernels = permutation, kernels
-        return kernels.sum_copies(made, permutation.places, permutation.starts)
+        return kernels.sum_copies(rows, permutation.places, permutation.starts)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
@@ -280,6 +280,6 @@ def _copy_rows(x: Tensor, weights: Tensor, permutation: Permutation, kernels: Ke
 
 
 @exclude_from_graphs
-def _combine_copies(made: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
-    combined: Tensor = _SumRows.apply(made, permutation, kernels)  # type: ignore[no-untyped-call]
+def _combine_copies(rows: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
+    combined: Tensor = _SumRows.apply(rows, permutation, kernels)  # type: ignore[no-untyped-call]
     return combined

@@ -24,15 +24,15 @@ from fivefold.trainer.model.operation import Run, call_directly
 
 
 def make_inputs(run: Run, embed: Any, ids: Tensor, x_RD: Tensor, *, layers: int) -> Tensor:
-    """Return the inputs [R, L, P] of all layers, made by weights of ``embed`` from ids [R] and their embedding."""
+    """Return the inputs [R, L, P] of all layers, computed by weights of ``embed`` from ids [R] and their embedding."""
     rows, width = x_RD.shape
     table = run("embed.per_layer", F.embedding, ids, embed.per_layer.weight)
     size = table.shape[1] // layers
     table = run("embed.per_layer.scale", torch.mul, table, sqrt(size))
-    made = run("embed.per_layer_project", embed.per_layer_project, x_RD)
-    made = run("embed.per_layer_project.scale", torch.mul, made, 1 / sqrt(width))
-    normed = run("embed.per_layer_norm", embed.per_layer_norm, made.view(rows, layers, size))
-    del made
+    projected = run("embed.per_layer_project", embed.per_layer_project, x_RD)
+    projected = run("embed.per_layer_project.scale", torch.mul, projected, 1 / sqrt(width))
+    normed = run("embed.per_layer_norm", embed.per_layer_norm, projected.view(rows, layers, size))
+    del projected
     total = run("embed.per_layer.add", torch.add, normed, table.view_as(normed))
     del normed, table
     inputs: Tensor = run("embed.per_layer.halve", torch.mul, total, 1 / sqrt(2))

@@ -158,10 +158,14 @@ def _finish_dispatch(arrived: list[Tensor], plan: DispatchPlan, dtype: torch.dty
     return arrived
 
 
-def _start_combine(made: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...]:
+def _start_combine(rows_and_weights: list[Tensor], plan: DispatchPlan) -> tuple[Pending, ...]:
     """Undo the sort, reduce_scatter over etp (partial sums over F), and start the all_to_all over ep."""
     rows, order = plan.padded_rows_per_rank * plan.etp.size, plan.order
-    received_order = made if order is None else [x.new_zeros(rows, *x.shape[1:]).index_copy_(0, order, x) for x in made]
+    received_order = (
+        rows_and_weights
+        if order is None
+        else [x.new_zeros(rows, *x.shape[1:]).index_copy_(0, order, x) for x in rows_and_weights]
+    )
     if plan.etp.size > 1:
         pending = [reduce_scatter(x, plan.etp) for x in received_order]
         received_order = [reduction.wait()[: plan.arrived] for reduction in pending]
@@ -242,9 +246,9 @@ class _Arrive(torch.autograd.Function):
 
 class _Return(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, made: Tensor, plan: DispatchPlan) -> Tensor:
+    def forward(ctx: Any, rows: Tensor, plan: DispatchPlan) -> Tensor:
         ctx.plan = plan
-        return _start_combine([made], plan)[0].wait()
+        return _start_combine([rows], plan)[0].wait()
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:

@@ -158,9 +158,9 @@ class RecomputedOperation:
         self.handles.append(weakref.ref(handle))
         return handle
 
-    def record_outputs(self, made: Any, *, cheap: bool) -> None:
-        """Record the outputs ``made`` by the first run; an output that is a view of an input stays that input."""
-        for tensor in _list_tensors(made):
+    def record_outputs(self, outputs: Any, *, cheap: bool) -> None:
+        """Record ``outputs`` of the first run; an output that is a view of an input stays that input."""
+        for tensor in _list_tensors(outputs):
             output = RecomputedOutput(self, cheap=cheap)
             self.outputs.append(weakref.ref(output))
             storage = StorageWeakRef(tensor.untyped_storage())
@@ -187,8 +187,8 @@ class RecomputedOperation:
         return self.function(*inputs)
 
 
-def _list_tensors(made: Any) -> list[Tensor]:
-    return [output for output in (made if isinstance(made, tuple) else (made,)) if isinstance(output, Tensor)]
+def _list_tensors(outputs: Any) -> list[Tensor]:
+    return [output for output in (outputs if isinstance(outputs, tuple) else (outputs,)) if isinstance(output, Tensor)]
 
 
 def _make_pack_hook(saved: list[Tensor]) -> Callable[[Tensor], None]:

@@ -36,7 +36,7 @@ def main() -> int:
             list_cases(),
             options,
             title="dry run",
-            play=partial(pool.imap_unordered, play),
+            run=partial(pool.imap_unordered, compare_case),
             is_sound=is_sound,
             describe=describe_line,
         )
@@ -51,7 +51,7 @@ def _use_one_thread() -> None:
     logging.disable(logging.ERROR)
 
 
-def play(case: Case) -> Line:
+def compare_case(case: Case) -> Line:
     """One case as a line of the log; a failure is a line too."""
     begin = time.perf_counter()
     line: Line = {

@@ -43,7 +43,7 @@ class Told(NamedTuple):
     peak: int
 
 
-def play(model: Model, layout: Layout, job: Job) -> Told:
+def train_rank(model: Model, layout: Layout, job: Job) -> Told:
     """Build and run three steps, in which experts are chosen in turn."""
     routing.choose_experts = route_in_turn(routing.choose_experts)
     recorder = Sender(

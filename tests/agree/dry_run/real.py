@@ -33,7 +33,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.rendering.progress import show_progress
 from tests.agree.dry_run.compare import differences, sum_traffic, work
-from tests.agree.dry_run.process import Told, play
+from tests.agree.dry_run.process import Told, train_rank
 from tests.agree.parity.cases import MODELS, job_for, model_for
 from tests.dry_run.record.test_replay import list_events
 from tests.processes import run_forked
@@ -151,7 +151,7 @@ def run(case: Case) -> Verdict:
     """Run the case on processes, dry-run it, and compare."""
     model, layout, job = case.model, case.layout, case.job
     torch.set_num_threads(1)
-    ran: list[Told] = run_forked(layout.world, play, model, layout, job)
+    ran: list[Told] = run_forked(layout.world, train_rank, model, layout, job)
     ranks = range(layout.world) if case.every else list_representatives(layout)
     with patch.dict(op_implementations_dict, dict.fromkeys(BAGS, _sum_bags)):
         results = [run_rank(model=model, layout=layout, job=job, rank=rank, streams=False) for rank in ranks]

@@ -10,7 +10,7 @@ from fivefold.adapter import Adapter
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.tape import ALLOC, START, Tape
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
-from tests.agree.dry_run.process import play
+from tests.agree.dry_run.process import train_rank
 from tests.agree.dry_run.real import MORE, QUICK, Case, list_differences, run
 from tests.processes import run_forked
 from tests.selection import mark_share
@@ -29,7 +29,7 @@ def test_a_dry_run_with_nf4_base_weights_equals_the_real_run() -> None:
     case = Case("dense", "dp2 zero3 mbs1 ac=full")
     job = case.job.replace(adapter=Adapter(rank=3, base="nf4"))
     ours = run_rank(model=case.model, layout=case.layout, job=job, rank=1, streams=False)
-    ran: Any = run_forked(2, play, case.model, case.layout, job)[1]
+    ran: Any = run_forked(2, train_rank, case.model, case.layout, job)[1]
     assert [*list_differences(ours, ran)] == []
 
 
@@ -37,7 +37,7 @@ def test_a_difference_between_dry_run_and_real_run_is_reported() -> None:
     """Of one event on one rank, and of what it does to the totals."""
     case = Case("dense", "dp2 zero2 mbs1")
     ours = run_rank(model=case.model, layout=case.layout, job=case.job, rank=1, streams=False)
-    ran: Any = run_forked(2, play, case.model, case.layout, case.job)[1]
+    ran: Any = run_forked(2, train_rank, case.model, case.layout, case.job)[1]
     assert [*list_differences(ours, ran)] == []
     tape: Tape = ours.steady
     largest = max((at for at, event in enumerate(tape) if event[0] == ALLOC), key=lambda at: tape.events[4 * at + 2])

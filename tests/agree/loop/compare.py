@@ -15,7 +15,7 @@ from typing import Any
 
 from tests.agree.loop import reference
 from tests.agree.loop.cases import Case, make
-from tests.agree.loop.rank import play
+from tests.agree.loop.rank import train_rank
 from tests.processes import run_forked
 
 Values = dict[str, Any]
@@ -54,7 +54,7 @@ def train_and_log(
     case: Case, folder: Path, sabotage: Callable[[], None] | None = None, stop_after: int | None = None
 ) -> list[Values]:
     """What the first rank of the real loop logs of steps and evaluations."""
-    lines = run_forked(case.world, play, case.run(place()), folder, sabotage, stop_after)[0]
+    lines = run_forked(case.world, train_rank, case.run(place()), folder, sabotage, stop_after)[0]
     return [line for line in lines if any(kind in line for kind in KINDS)]
 
 

@@ -22,7 +22,7 @@ from fivefold.trainer.run import Run
 Values = dict[str, Any]
 
 
-def play(
+def train_rank(
     values: Values, folder: Path, sabotage: Callable[[], None] | None = None, stop_after: int | None = None
 ) -> list[Values]:
     """The lines of the run's log; ``stop_after``: a signal comes when that step is logged."""

@@ -20,7 +20,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
 from tests.agree.parity.cases import FEW, Case, text, use_one_process
-from tests.agree.parity.rank import Array, Part, Told, play
+from tests.agree.parity.rank import Array, Part, Told, train_rank
 from tests.agree.said import Compared, Said, add_up, count_planned
 from tests.processes import run_forked
 
@@ -87,7 +87,7 @@ def _relative_difference(ours: list[float], theirs: list[float]) -> float:
 def reference(model: Model, job: Job, steps: int = FEW, seconds: float = 120.0) -> Told:
     """One process on the same batches, in a process of its own."""
     layout, plain = use_one_process(job)
-    told: Told = run_forked(1, play, model, layout, plain, None, steps, seconds=seconds)[0]
+    told: Told = run_forked(1, train_rank, model, layout, plain, None, steps, seconds=seconds)[0]
     return told
 
 
@@ -178,9 +178,9 @@ def differences(ours: Said, plan: Said) -> tuple[str, ...]:
 
 
 def run(case: Case, *, steps: int = FEW, seconds: float = 120.0) -> Verdict:
-    """Fork, play, judge."""
+    """Train the case in forked processes and compare it with one process."""
     torch.set_num_threads(1)
     text()  # once, and not in every process
     return judge(
-        case, run_forked(case.layout.world, play, case.model, case.layout, case.job, None, steps, seconds=seconds)
+        case, run_forked(case.layout.world, train_rank, case.model, case.layout, case.job, None, steps, seconds=seconds)
     )

@@ -29,7 +29,7 @@ from tests.agree.matrix import Line
 from tests.agree.parity.cases import text, use_one_process
 from tests.agree.parity.compare import TOLERANCE, Verdict, judge, reference
 from tests.agree.parity.matrix import describe_line, is_sound
-from tests.agree.parity.rank import Told, play
+from tests.agree.parity.rank import Told, train_rank
 from tests.processes import Broken, run_forked
 
 STEPS = 3  # the messages of the third are counted
@@ -39,12 +39,12 @@ CHUNK_ROWS = 13  # of a chunked loss, lest all rows be one chunk
 
 
 def run(case: Drawn, *, seconds: float = SECONDS) -> Verdict:
-    """Fork, play and judge a case against one process, whose loss is computed from full logits."""
+    """Train a case in forked processes and compare it with one process, whose loss is computed from full logits."""
     torch.set_num_threads(1)
     text()  # once, and not in every process
     like = reference(case.model, case.job, STEPS, seconds=seconds)
     ranks = run_forked(
-        case.layout.world, play, case.model, case.layout, case.job, _use_small_chunks, STEPS, seconds=seconds
+        case.layout.world, train_rank, case.model, case.layout, case.job, _use_small_chunks, STEPS, seconds=seconds
     )
     (verdict,) = run_forked(1, _judge, case, ranks, like, seconds=seconds)
     return verdict._replace(said=tuple(line for line in verdict.said if not _depends_on_routing(line, case)))
@@ -61,9 +61,16 @@ def run_in_fp64(case: Drawn, *, seconds: float = SECONDS) -> Verdict:
     """Do as ``run`` with all tensors in fp64."""
     torch.set_num_threads(1)
     layout, plain = use_one_process(case.job)
-    (like,) = run_forked(1, play, case.model, layout, plain, _use_fp64, STEPS, seconds=seconds)
+    (like,) = run_forked(1, train_rank, case.model, layout, plain, _use_fp64, STEPS, seconds=seconds)
     ranks = run_forked(
-        case.layout.world, play, case.model, case.layout, case.job, _use_fp64_and_small_chunks, STEPS, seconds=seconds
+        case.layout.world,
+        train_rank,
+        case.model,
+        case.layout,
+        case.job,
+        _use_fp64_and_small_chunks,
+        STEPS,
+        seconds=seconds,
     )
     (verdict,) = run_forked(1, _judge, case, ranks, like, seconds=seconds)
     return verdict

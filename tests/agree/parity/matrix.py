@@ -31,7 +31,7 @@ def main() -> int:
         list_cases(),
         options,
         title="parity",
-        play=partial(map, play),
+        run=partial(map, compare_case),
         is_sound=is_sound,
         describe=describe_line,
     )
@@ -42,7 +42,7 @@ def main() -> int:
     return 1 if bad else 0
 
 
-def play(case: Case) -> Line:
+def compare_case(case: Case) -> Line:
     """One case as a line of the log; a failure is a line too."""
     begin = time.perf_counter()
     line: Line = {

@@ -44,7 +44,9 @@ class Told(NamedTuple):
     biases: dict[str, Array]  # of routers that are balanced without a loss
 
 
-def play(model: Model, layout: Layout, job: Job, sabotage: Callable[[], None] | None = None, steps: int = FEW) -> Told:
+def train_rank(
+    model: Model, layout: Layout, job: Job, sabotage: Callable[[], None] | None = None, steps: int = FEW
+) -> Told:
     """One rank; ``sabotage`` breaks something before anything is built."""
     if sabotage is not None:
         sabotage()

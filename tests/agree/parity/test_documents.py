@@ -11,7 +11,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from tests.agree.parity.cases import Case
 from tests.agree.parity.compare import judge
-from tests.agree.parity.rank import play
+from tests.agree.parity.rank import train_rank
 from tests.processes import run_forked
 from tests.selection import mark_share
 
@@ -31,12 +31,12 @@ from tests.selection import mark_share
 )
 def test_no_token_attends_to_another_document(case: Case) -> None:
     apart = case.job.replace(documents="separate")
-    (alone,) = run_forked(1, play, case.model, Layout(), apart, seconds=120.0)
+    (alone,) = run_forked(1, train_rank, case.model, Layout(), apart, seconds=120.0)
     verdict = judge(
-        case, run_forked(case.layout.world, play, case.model, case.layout, apart, seconds=120.0), like=alone
+        case, run_forked(case.layout.world, train_rank, case.model, case.layout, apart, seconds=120.0), like=alone
     )
     assert verdict.is_equal, verdict
-    (joined,) = run_forked(1, play, case.model, Layout(), case.job, seconds=120.0)
+    (joined,) = run_forked(1, train_rank, case.model, Layout(), case.job, seconds=120.0)
     assert max(abs(a - b) for a, b in zip(alone.losses, joined.losses, strict=True)) > 1e-4
 
 
@@ -55,9 +55,9 @@ def test_unfused_attention_equals_flash_attention(layout: str, apart: bool) -> N
     """Against one process with flash attention, on every axis that it runs under."""
     case = Case("dense", layout)
     job = case.job.replace(documents="separate" if apart else "joined")
-    (flash,) = run_forked(1, play, case.model, Layout(), job, seconds=120.0)
+    (flash,) = run_forked(1, train_rank, case.model, Layout(), job, seconds=120.0)
     unfused = Unfused(case.model, case.layout, job.replace(attention="unfused"))
-    told = run_forked(case.layout.world, play, *unfused, seconds=120.0)
+    told = run_forked(case.layout.world, train_rank, *unfused, seconds=120.0)
     verdict = judge(unfused, told, like=flash)
     assert verdict.is_equal, verdict
     assert verdict.said == (), verdict.said

@@ -15,7 +15,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from tests.agree.parity.cases import DENSE, batch, job_for
 from tests.agree.parity.compare import judge
-from tests.agree.parity.rank import play
+from tests.agree.parity.rank import train_rank
 from tests.processes import run_forked
 from tests.selection import mark_share
 
@@ -86,7 +86,7 @@ def check_equal_dropout(model: Model, layout: str, *, attention: str, adapter: A
     result = Layout.parse(layout)
     job = job_for(result).replace(attention=attention, adapter=adapter)
     case = Compared(model, result, job)
-    verdict = judge(case, run_forked(result.world, play, *case, seconds=240.0))
+    verdict = judge(case, run_forked(result.world, train_rank, *case, seconds=240.0))
     assert verdict.is_equal, verdict
     assert verdict.said == (), verdict.said
     assert verdict.flops[0] == verdict.flops[1]

@@ -12,7 +12,7 @@ from fivefold.model.attention import Sliding
 from fivefold.model.spec import Model
 from tests.agree.parity.cases import DENSE, job_for
 from tests.agree.parity.compare import judge
-from tests.agree.parity.rank import play
+from tests.agree.parity.rank import train_rank
 from tests.processes import run_forked
 from tests.selection import mark_share
 
@@ -53,7 +53,7 @@ class Compared(NamedTuple):
 def test_sharded_norms_equal_those_of_one_process(model: Model, layout: str) -> None:
     result = Layout.parse(layout)
     case = Compared(model, result, job_for(result))
-    verdict = judge(case, run_forked(result.world, play, *case, seconds=240.0))
+    verdict = judge(case, run_forked(result.world, train_rank, *case, seconds=240.0))
     assert verdict.is_equal, verdict
     assert verdict.said == (), verdict.said
     assert verdict.flops[0] == verdict.flops[1]

@@ -21,7 +21,7 @@ from fivefold.trainer.parallel.collectives import Pending
 from fivefold.trainer.parallel.mesh import AxisGroup
 from tests.agree.parity.cases import Case
 from tests.agree.parity.compare import judge, reference
-from tests.agree.parity.rank import play
+from tests.agree.parity.rank import train_rank
 from tests.processes import run_forked
 from tests.selection import mark_share
 
@@ -170,6 +170,8 @@ def leave_out(mutation: Mutation) -> None:
 @pytest.mark.parametrize("mutation", mark_share(25, MUTATIONS), ids=lambda mutation: mutation.name)
 def test_an_omitted_collective_is_detected(mutation: Mutation) -> None:
     case = mutation.case
-    told = run_forked(case.layout.world, play, case.model, case.layout, case.job, partial(leave_out, mutation), STEPS)
+    told = run_forked(
+        case.layout.world, train_rank, case.model, case.layout, case.job, partial(leave_out, mutation), STEPS
+    )
     verdict = judge(case, told, like=reference(case.model, case.job, STEPS))
     assert max(verdict.loss_error, verdict.norm_error, verdict.gradient_error) > FOUND

@@ -104,7 +104,7 @@ def test_advice_says_if_nothing_is_needed_or_if_recomputation_cannot_reach_the_b
 
 
 @pytest.mark.slow
-def test_advice_for_a_peak_in_the_optimizer_step_names_the_optimizer() -> None:
+def test_advice_for_a_peak_in_the_optimizer_step_is_about_the_optimizer() -> None:
     def compute_small_loss(model: nn.Module) -> Tensor:
         return model(torch.randn(2, WIDTH)).square().mean()
 

@@ -1,4 +1,4 @@
-"""Flight recorders of two real processes, and of drawn jobs played by hand; torch's own analysis judges, too."""
+"""Flight recorders of two real processes, and of drawn jobs written by hand, compared with torch's own analysis."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_drawn_jobs_in_which_one_rank_calls_another_collective(seed: int) -> Non
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_torchs_own_analysis_names_the_same_rank(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torchs_own_analysis_finds_the_same_rank(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one group, so that it needs no order between groups; it looks at the first collective that does not match."""
     builder = pytest.importorskip("torch.distributed.flight_recorder.components.builder")
     draw = random.Random(seed)

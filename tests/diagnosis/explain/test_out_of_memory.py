@@ -78,7 +78,7 @@ def test_published_reports_are_explained(source: str) -> None:
     assert sum(memory.parts.values()) == pytest.approx(capacity, rel=0.01), "who holds what adds up to the device"
 
 
-def test_logits_of_the_loss_are_named() -> None:
+def test_the_explanation_names_the_logits_of_the_loss() -> None:
     text = """Traceback (most recent call last):
   File "/app/train.py", line 212, in train_step
     loss = model(input_ids, labels=labels).loss

@@ -154,7 +154,7 @@ def test_a_truncated_history_has_the_same_peak() -> None:
     assert cut.held_bytes == max(*levels, level) <= whole.held_bytes
 
 
-def test_torchs_own_writer_names_categories() -> None:
+def test_the_categories_of_torchs_own_writer_are_read() -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 64))
     optimizer, x = torch.optim.AdamW(model.parameters()), torch.randn(128, 64)
     with torch.profiler.profile(profile_memory=True, with_stack=True, record_shapes=True) as profile:

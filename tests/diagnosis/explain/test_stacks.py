@@ -64,7 +64,7 @@ def test_a_faulthandler_dump_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("state", OTHER)
-def test_the_rank_that_does_not_wait_for_peers_is_named(state: str) -> None:
+def test_the_explanation_names_the_rank_that_does_not_wait_for_peers(state: str) -> None:
     there = WAITS.format(line=31).replace("    all_reduce (torch/distributed/distributed_c10d.py:1992)\n", OTHER[state])
     there = there.replace("    wrapper (torch/distributed/c10d_logger.py:47)\n", "")
     result = explain({"0": WAITS.format(line=31), "1": there, "2": WAITS.format(line=31)}, files=("x",))

@@ -14,7 +14,7 @@ LINE = (
 )
 
 
-def test_the_lagging_rank_is_named(tmp_path: Path) -> None:
+def test_the_explanation_names_the_lagging_rank(tmp_path: Path) -> None:
     ranks = [(5, 1790, "ALLREDUCE"), (2, 1789, "_ALLGATHER_BASE"), (5, 1791, "ALLREDUCE"), (7, 1790, "ALLREDUCE")]
     path = tmp_path / "log.txt"
     path.write_text("".join(LINE.format(*rank) for rank in ranks))

@@ -1,4 +1,4 @@
-"""Blocks that play a recording against blocks that run: event for event the same."""
+"""Blocks that replay a recording compared with blocks that run: event for event the same."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def test_replayed_blocks_equal_executed_ones(
     monkeypatch.setattr("fivefold.dry_run.record.replay.cut_recording", cut_and_record)
     for rank in list_representatives(layout):
         recorded.clear()
-        played = run_rank(model=model, layout=layout, job=job, rank=rank, streams=streams)
-        assert recorded, "nothing was played"
+        replayed = run_rank(model=model, layout=layout, job=job, rank=rank, streams=streams)
+        assert recorded, "nothing was replayed"
         ran = run_rank(model=model, layout=layout, job=job, rank=rank, streams=streams, replay=False)
-        assert list_events(played.first) == list_events(ran.first)
-        assert list_events(played.steady) == list_events(ran.steady)
+        assert list_events(replayed.first) == list_events(ran.first)
+        assert list_events(replayed.steady) == list_events(ran.steady)
 
 
 def test_a_block_that_frees_earlier_tensors_is_executed(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -151,7 +151,7 @@ def test_the_tower_is_a_field_of_the_model_and_not_of_its_parameters() -> None:
     assert describe_remark(config, name="x") is None
 
 
-def test_a_tower_that_is_not_read_is_named() -> None:
+def test_an_unsupported_vision_tower_is_reported() -> None:
     """The text model is read all the same."""
     config = draw("llava", 1)
     config["vision_config"]["hidden_act"] = "tanhshrink"
@@ -176,7 +176,7 @@ def test_a_broken_tower_is_an_error_and_no_warning() -> None:
     ("key", "value"),
     [("hidden_size", "wide"), ("num_attention_heads", 5), ("patch_size", [7, 14]), ("num_hidden_layers", 0)],
 )
-def test_values_that_no_tower_has_are_named(key: str, value: object) -> None:
+def test_values_that_no_vision_tower_has_are_reported(key: str, value: object) -> None:
     config = draw("llava", 1)
     config["vision_config"] |= {"hidden_size": 16, key: value}
     with pytest.raises(UserError, match=rf"^x: .*{'heads=5' if key == 'num_attention_heads' else key}"):

@@ -94,7 +94,7 @@ def test_frozen_layers_are_gathered_once_and_never_reduced() -> None:
     assert sent["dp", "reduce_scatter"] == (2 * micro_batches, micro_batches * 4 * 2 * BLOCK * 3 // 4)
 
 
-def test_frozen_layers_are_named_by_python_slices() -> None:
+def test_frozen_layers_are_given_as_python_slices() -> None:
     frozen = resolve_freeze(SMALL, ("layers[1:-1].mlp", "layers[-1]", "lm_head"))
     assert [sorted(modules) for modules in frozen.blocks] == [[], ["mlp"], ["mlp"], ["all"]]
     assert (frozen.ends, frozen.first_backward, frozen.trains_embedding) == ({"lm_head"}, 0, True)

@@ -171,7 +171,7 @@ def test_an_alternative_outside_the_constraints_is_marked() -> None:
     assert re.search(r"pp2 exceeds the memory by [0-9.]+ .iB", lines["pp4"])  # with v16, which is admitted
 
 
-def test_differing_parts_of_the_step_time_are_named_by_size() -> None:
+def test_differing_parts_of_the_step_time_are_listed_by_size() -> None:
     before, after = (
         {"compute": 4.0, "bubble": 1.0, "tp communication": 0.5},
         {"compute": 4.1, "bubble": 0.4, "update": 0.01},

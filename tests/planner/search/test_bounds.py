@@ -33,7 +33,7 @@ pytestmark = pytest.mark.slow
 
 NOWHERE = Path("/nowhere")
 SAMPLED = 12  # layouts of each case that are estimated
-PLAYED = 8  # pipelines of each case that are played
+MAX_SIMULATED = 8  # pipelines of each case that are simulated
 CASES = {
     "gpt3-175b a100:64": Job(sequence=2048, global_batch=96),
     "llama3-8b h100:16": Job(sequence=4096, global_batch=64),
@@ -94,7 +94,8 @@ def test_no_bound_of_the_search_exceeds_the_estimate(case: str, seed: int) -> No
     ]
     code = group_schedules(bounds, candidates)
     pipelines = {
-        int(at): simulate_group(bounds, candidates.take(np.array([at])))[0] for at in np.flatnonzero(code >= 0)[:PLAYED]
+        int(at): simulate_group(bounds, candidates.take(np.array([at])))[0]
+        for at in np.flatnonzero(code >= 0)[:MAX_SIMULATED]
     }
     tight = []
     for at, partial in enumerate(candidates.partial):

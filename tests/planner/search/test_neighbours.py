@@ -92,7 +92,7 @@ def test_a_walk_from_what_does_not_fit_first_makes_it_fit() -> None:
     assert fits == sorted(fits)
 
 
-def test_a_change_of_layout_is_named_by_its_keywords() -> None:
+def test_a_change_of_layout_is_described_by_its_keywords() -> None:
     before = Layout.parse("dp4 pp4 v2 zero1 mbs1")
     assert list_changed_keywords(before, Layout.parse("dp16 zero1 mbs1")) == "dp16 without pp4 v2 interleaved"
     assert list_changed_keywords(before, before.replace(schedule="zb1p", v=1)) == "zb1p without v2"
@@ -109,7 +109,7 @@ def test_a_change_of_layout_is_named_by_its_keywords() -> None:
         ("schedule=zbv pp=1", "pp=1", "pp=2"),
     ],
 )
-def test_the_constraint_that_leaves_nothing_is_named_with_a_layout(where: str, term: str, passes: str) -> None:
+def test_the_binding_constraint_is_reported_with_a_layout(where: str, term: str, passes: str) -> None:
     machine, job = make_tight_machine(8, gib=4.0), Job(sequence=2048, global_batch=16)
     with pytest.raises(UserError, match="no layout of small on 8 ranks") as raised:
         search(model=SMALL, machine=machine, job=job, where=Where.parse(where))
@@ -123,7 +123,7 @@ def test_the_constraint_that_leaves_nothing_is_named_with_a_layout(where: str, t
 
 
 @pytest.mark.slow
-def test_tightest_constraint_is_named_if_nothing_fits() -> None:
+def test_the_binding_constraint_is_reported_if_nothing_fits() -> None:
     machine = make_tight_machine(4, gib=1.0)
     result = search(model=SMALL, machine=machine, job=FEW, where=Where.parse("zero=0 cp=1 dp>=2 pp=1"))
     assert not result.best

@@ -300,7 +300,7 @@ def test_the_layout_of_a_config_is_ranked_with_the_best() -> None:
     assert search(model=model, machine=NODE, job=JOB, top=1, where=only).describe_gain() == ""
 
 
-def test_search_without_a_fit_names_what_would_fit() -> None:
+def test_a_search_without_a_fit_proposes_what_would_fit() -> None:
     result = search(model=build_model("llama3-70b"), machine=NODE, job=JOB)
     assert result.best == ()
     assert result.front == ()
@@ -462,7 +462,7 @@ def test_a_layout_that_cannot_run_is_a_one_line_error(text: str, said: str) -> N
     assert "\n" not in str(caught.value)
 
 
-def test_a_recomputation_that_the_software_cannot_express_is_named() -> None:
+def test_recomputation_that_the_software_cannot_express_is_reported() -> None:
     job = JOB.replace(stack=stack("fsdp2"))
     with pytest.raises(UserError, match="search does not try ac=mlp with fsdp2"):
         search(model=SMALL, machine=NODE, job=job, where=Where.parse("ac=mlp"))

@@ -179,14 +179,14 @@ def test_a_constraint_that_cannot_be_met_is_a_one_line_error(text: str, line: st
     assert "\n" not in str(told.value)
 
 
-def test_the_constraint_that_leaves_nothing_is_named() -> None:
+def test_the_constraint_under_which_no_layout_is_left_is_reported() -> None:
     with pytest.raises(
         UserError, match=r"meets 'pp=1 tp=3' with gbs \d+; relax the constraint tp=3: with tp=4 there is"
     ):
         search(model=SMALL, machine=NODE, job=FEW, where=Where.parse("pp=1 tp=3"))
 
 
-def test_fewest_constraints_are_named_with_the_closest_layout() -> None:
+def test_the_fewest_constraints_to_relax_are_reported_with_the_closest_layout() -> None:
     """Also where each alone, and any two, leave nothing."""
     for text, line in (
         ("tp=3 pp=5", r"relax the constraints tp=3 and pp=5: with tp=2 pp=4 there is '"),

@@ -80,7 +80,7 @@ def test_units_and_sources_in_the_table_of_constants_equal_the_code() -> None:
         assert where == "`planner/time/constants.py`"
 
 
-def test_the_row_of_a_constant_names_what_it_was_set_on() -> None:
+def test_the_row_of_a_constant_says_what_it_was_fitted_to() -> None:
     text = TABLE.read_text(encoding="utf-8")
     rows = {line.split("`")[1]: line.lower() for line in text.splitlines()[::-1] if ROW.match(line)}
     for constant in (*CONSTANTS, *MEMORY_CONSTANTS):

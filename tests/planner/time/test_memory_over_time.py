@@ -29,7 +29,7 @@ def planner(gbs: int = 64) -> Planner:
 
 @pytest.mark.parametrize("text", LAYOUTS)
 def test_the_highest_level_is_the_peak(text: str) -> None:
-    """Played action by action, a rank is never fuller than ``count_rank_memory`` says, and once as full."""
+    """Simulated action by action, a rank is never fuller than ``count_rank_memory`` says, and once as full."""
     plan, layout = planner(), Layout.parse(text)
     for rank, result in enumerate(plan.estimate(layout).ranks):
         lives = list_levels(plan, layout, rank=rank)

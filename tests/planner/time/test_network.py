@@ -202,7 +202,7 @@ def test_a_measured_curve_applies_to_its_number_of_hosts() -> None:
     )
 
 
-def test_an_unknown_collective_is_named():
+def test_an_unknown_collective_is_an_error():
     with pytest.raises(UserError, match="unknown collective 'all_gathr'; did you mean all_gather"):
         catalog("h100").seconds("all_gathr", 1, RankGroup(8, 1))
 

@@ -69,7 +69,7 @@ def test_messages_of_the_spans_add_up_to_the_exposed_communication() -> None:
         assert {axis for span in row for axis in span.axes} == set(step_time.exposed)
 
 
-def test_the_spans_after_the_last_backward_are_named() -> None:
+def test_the_spans_after_the_last_backward_have_names() -> None:
     for zero, name in ((0, "reduce gradients"), (1, "reduce gradients, gather weights"), (3, "reduce gradients")):
         (row,) = build_spans(planner(), Layout.parse(f"dp32 zero{zero}"))
         assert [span.name for span in row[-2:]] == [name, "update"]

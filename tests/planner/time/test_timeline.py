@@ -1,4 +1,4 @@
-"""The step in time: its parts add up, a continued schedule is the played one, and better never costs."""
+"""The step in time: its parts add up, a continued schedule is the simulated one, and better never costs."""
 
 from pathlib import Path
 
@@ -7,8 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.job import Job
-from fivefold.layout.schedule import play as play_table
-from fivefold.layout.schedule import schedule
+from fivefold.layout.schedule import schedule, simulation
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -105,7 +104,7 @@ def test_a_continued_schedule_ends_when_the_whole_one_does(name, pp, rounds, for
         return item * forward * (slow if pp * v - 1 in (task.stage, task.backward_stage) else 1.0)
 
     table = schedule(name, pp=pp, v=v, micro_batches=count)
-    whole = play_table.play(table, seconds=duration, hop_seconds=lambda *_: hop)
+    whole = simulation.simulate_schedule(table, seconds=duration, hop_seconds=lambda *_: hop)
     result = extrapolate_step(layout, count, duration, hop=hop, first_equal_stages=range(pp * v))
     # A schedule whose pace is set late is not periodic yet where it is cut.
     assert max(result.ends) == pytest.approx(whole.seconds, rel=0.02)
@@ -235,7 +234,7 @@ def test_an_axis_without_overlap_is_exposed_in_paired_passes_too(schedule):
 )
 @pytest.mark.parametrize("zero", [1, 3])
 def test_the_parts_are_those_of_the_critical_rank_action_by_action(name, zero):
-    """Of a long table too, that is played short: messages of each axis as often as its actions have them."""
+    """Messages of each axis are as many as its actions have, also where a long table is extrapolated."""
     plan, layout = (
         planner(JOB.replace(global_batch=256, overlap=("dp", "cp"))),
         Layout.parse(f"dp4 tp2 cp2 pp4 zero{zero} {name}"),

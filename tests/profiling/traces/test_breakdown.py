@@ -94,7 +94,7 @@ def read_one(folder: Path, *events: dict[str, Any], **metadata: object) -> Trace
     return read([folder / "trace.json"]).report
 
 
-def test_idle_time_is_named_by_what_the_host_does(tmp_path: Path) -> None:
+def test_idle_time_is_classified_by_what_the_host_does(tmp_path: Path) -> None:
     """The host loads for 30 of 40 us, allocates for 10 of 20, and is for 50 us in a copy that began before the gap."""
     report = read_one(
         tmp_path,

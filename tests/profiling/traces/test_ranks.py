@@ -358,7 +358,9 @@ class TestOneJob:
         assert report.ranks == (0,)
         assert [remark.partition(":")[0] for remark in report.remarks] == ["left out"]
 
-    def test_ranks_are_read_from_file_names_or_their_order(self, events: list[dict[str, Any]], tmp_path: Path) -> None:
+    def test_ranks_are_read_from_file_names_or_from_the_order_of_files(
+        self, events: list[dict[str, Any]], tmp_path: Path
+    ) -> None:
         content = json.dumps({"traceEvents": events})
         paths = [tmp_path / name for name in ("a.json", "b_rank-3.json")]
         for path in paths:

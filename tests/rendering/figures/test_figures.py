@@ -186,7 +186,7 @@ def test_a_user_error_is_a_one_line_error(words: tuple[str, ...], line: str) -> 
         CliRunner().invoke(app, ["draw", *words], catch_exceptions=False)
 
 
-def test_the_figure_of_a_machine_names_its_links() -> None:
+def test_the_figure_of_a_machine_labels_its_links() -> None:
     lines = machine.list_tiers(resolve("h100:32", local=Path("none")))
     assert lines[1] == "NVLink 4: up to 8 ranks, 450 GB/s each way a rank, sums in the switch"
     assert machine.list_rank_counts(resolve("h100:24", local=Path("none"))) == [2, 4, 8, 16, 24]

@@ -33,7 +33,7 @@ SECONDS = 5  # longer than a first step takes while other tests run
 
 
 @pytest.mark.long  # so is one in test_a_run_of_two_processes_survives_every_failure
-def test_a_stopped_rank_is_named_and_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_rank_is_reported_and_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """That the run goes on from there: ``test_a_run_of_two_processes_survives_every_failure``."""
     set_run(**TWO, job={"steps": 30}, faults={"watchdog_seconds": SECONDS})
     with monkeypatch.context() as slowly:  # so that it is not done before it is ended
@@ -59,7 +59,7 @@ def test_a_stopped_rank_is_named_and_the_run_ends(monkeypatch: pytest.MonkeyPatc
     assert 10 <= saved_step() <= 30  # woken to tell its stack, a rank goes on for a moment
 
 
-def test_a_rank_that_waits_for_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_that_waits_for_something_other_than_a_message_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its threads answer, and its main thread is nowhere near a collective."""
     step = loop.Loop._step
 
@@ -94,7 +94,7 @@ def test_a_long_step_of_many_micro_batches_is_no_hang(monkeypatch: pytest.Monkey
     assert seconds > 2
 
 
-def test_a_rank_that_lags_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lagging_rank_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     step = loop.Loop._step
 
     def step_slowly(self: loop.Loop, number: int, meter: Any) -> Any:
@@ -135,7 +135,7 @@ def make_status(step: int, *, waits: bool) -> RankStatus:
         ({0: make_status(7, waits=True), 1: make_status(7, waits=True)}, [], "no rank went on for 9 s"),
     ],
 )
-def test_absent_ranks_are_named(places: dict[int, RankStatus], silent: list[int], named: str) -> None:
+def test_ranks_that_do_not_answer_are_reported(places: dict[int, RankStatus], silent: list[int], named: str) -> None:
     assert _describe_missing_ranks(places, silent, 9.0).startswith(named)
 
 

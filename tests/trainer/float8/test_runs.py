@@ -12,7 +12,7 @@ from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.model.precision import check_chip
 from tests.agree.parity.cases import MODELS, job_for
-from tests.agree.parity.rank import Told, play
+from tests.agree.parity.rank import Told, train_rank
 from tests.processes import run_forked
 from tests.selection import mark_share
 
@@ -21,7 +21,7 @@ STEPS = 3
 
 
 def run(model: Model, layout: Layout, job: Job, *, steps: int = STEPS) -> Told:
-    told: Told = run_forked(layout.world, play, model, layout, job, None, steps)[0]
+    told: Told = run_forked(layout.world, train_rank, model, layout, job, None, steps)[0]
     return told
 
 

@@ -55,7 +55,7 @@ def close(found: Tensor | None, expected: Tensor | None, *, within: float = 1e-5
     assert (found - expected).norm() <= within * expected.norm()
 
 
-def test_names_and_shapes_are_those_of_the_list_of_weights() -> None:
+def test_names_and_shapes_equal_the_list_of_weights() -> None:
     of = model(shared_experts=2, router_bias=True, expert_bias=True)
     expected = {w.name: w.shape for w in list_block_weights(of, 0) if w.name.startswith("moe.")}
     assert {f"moe.{name}": tuple(weight.shape) for name, weight in Moe(of).named_parameters()} == expected

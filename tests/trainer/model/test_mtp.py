@@ -122,7 +122,7 @@ def test_multi_token_prediction_losses_and_gradients_equal_a_plain_implementatio
         assert (weight.grad - theirs[name].grad).norm() <= 1e-5 * theirs[name].grad.norm(), name  # type: ignore
 
 
-def test_names_and_shapes_are_those_of_the_list_of_weights() -> None:
+def test_names_and_shapes_equal_the_list_of_weights() -> None:
     for more in ({}, {"moe": MoE(experts=4, topk=2, ffn=16, dense_layers=1)}):
         model = MODEL.replace(**more)
         expected = {weight.name: weight.shape for weight in list_weights(model)}

@@ -22,7 +22,7 @@ from fivefold.trainer.engine import Engine
 from fivefold.trainer.optimizers import fp32_update
 from fivefold.trainer.optimizers.adamw8bit import Codebook
 from fivefold.update import LearningRate, Optimizer
-from tests.trainer.optimizers.test_optimizers import combine_ranks, job, play
+from tests.trainer.optimizers.test_optimizers import combine_ranks, job, run_steps
 
 Fork = Callable[..., list[Any]]
 CPU = torch.device("cpu")
@@ -114,9 +114,9 @@ def test_8_bit_moments_train_as_fp32_moments(forked: Fork) -> None:
 def test_updates_of_8_bit_moments_do_not_depend_on_the_block_size(
     monkeypatch: pytest.MonkeyPatch, forked: Fork
 ) -> None:
-    ((_, whole),) = forked(1, play, MODEL, Layout.parse("mbs1"), job("adamw8bit"), 0, None, 2)
+    ((_, whole),) = forked(1, run_steps, MODEL, Layout.parse("mbs1"), job("adamw8bit"), 0, None, 2)
     monkeypatch.setattr(fp32_update, "BLOCK", 1000)
-    ((_, pieces),) = forked(1, play, MODEL, Layout.parse("mbs1"), job("adamw8bit"), 0, None, 2)
+    ((_, pieces),) = forked(1, run_steps, MODEL, Layout.parse("mbs1"), job("adamw8bit"), 0, None, 2)
     for (name, *_, a), (_, *_, b) in zip(whole, pieces, strict=True):
         assert torch.equal(a, b), name
 
@@ -127,8 +127,8 @@ def test_codes_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Path)
     left: dict[str, Tensor] | None = None
     for number, text in enumerate(["dp3 zero3 mbs1", "dp2 tp2 etp2 ep2 zero1 mbs1"]):
         layout, task = Layout.parse(text), job("adamw8bit")
-        ranks = forked(layout.world, play, EXPERTS, layout, task, number, tmp_path / "changing", 1)
-        (alone,) = forked(1, play, EXPERTS, Layout.parse("mbs4"), task, number, tmp_path / "alone", 1)
+        ranks = forked(layout.world, run_steps, EXPERTS, layout, task, number, tmp_path / "changing", 1)
+        (alone,) = forked(1, run_steps, EXPERTS, Layout.parse("mbs4"), task, number, tmp_path / "alone", 1)
         result = combine_ranks([before for before, _ in ranks])
         if left is not None:
             assert result.keys() == left.keys()
@@ -158,7 +158,7 @@ def resume(folder: Path) -> str:
 
 
 def test_split_quantization_blocks_are_rejected(forked: Fork, tmp_path: Path) -> None:
-    forked(1, play, MODEL.replace(ffn=384), Layout.parse("mbs1"), job("adamw8bit"), 0, tmp_path)
+    forked(1, run_steps, MODEL.replace(ffn=384), Layout.parse("mbs1"), job("adamw8bit"), 0, tmp_path)
     assert (
         forked(2, resume, tmp_path)
         == [

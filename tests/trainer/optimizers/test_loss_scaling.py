@@ -71,14 +71,14 @@ def bits(built: Built) -> list[Tensor]:
     return [tensor.detach().clone() for tensor in kept]
 
 
-def play(model: Model, text: str, precision: str) -> list[StepResult]:
+def run_steps(model: Model, text: str, precision: str) -> list[StepResult]:
     _, engine = start_engine(model, Layout.parse(text), JOB.replace(precision=get_recipe(precision)))
     return [step(engine, number) for number in range(3)]
 
 
 @cache
-def play_in_one_process(model: Model, precision: str) -> list[StepResult]:
-    (result,) = processes.run_forked(1, play, model, "mbs8", precision)
+def run_in_one_process(model: Model, precision: str) -> list[StepResult]:
+    (result,) = processes.run_forked(1, run_steps, model, "mbs8", precision)
     return result
 
 
@@ -100,8 +100,8 @@ def test_fp16_training_is_equal_under_every_layout_and_close_to_fp32(
 ) -> None:
     """Errors are those of the format: 2^-11 and 2^-8 of a number."""
     error = {"fp16": 2**-11, "bf16-pure": 2**-8}[precision]
-    alone, plain = play_in_one_process(model, precision), play_in_one_process(model, "fp32")
-    for ours in forked(Layout.parse(text).world, play, model, text, precision):
+    alone, plain = run_in_one_process(model, precision), run_in_one_process(model, "fp32")
+    for ours in forked(Layout.parse(text).world, run_steps, model, text, precision):
         for done, one, wide in zip(ours, alone, plain, strict=True):
             assert not done.skipped
             assert done.loss_scale == (INITIAL_SCALE if precision == "fp16" else 1)
@@ -155,10 +155,10 @@ def overflow(model: Model, text: str, *, everywhere: bool) -> list[bool]:
     ids=lambda value: getattr(value, "name", str(value)),
 )
 def test_an_overflow_skips_the_step_on_all_ranks(forked: Fork, model: Model, text: str, everywhere: bool) -> None:
-    def play_overflow() -> list[bool]:
+    def run_overflow() -> list[bool]:
         return overflow(model, text, everywhere=everywhere)
 
-    for result in forked(Layout.parse(text).world, play_overflow):
+    for result in forked(Layout.parse(text).world, run_overflow):
         assert result == [True] * 8
 
 

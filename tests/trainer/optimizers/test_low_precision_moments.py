@@ -18,7 +18,7 @@ from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
 from tests.selection import mark_share
 from tests.trainer.optimizers.test_adamw8bit import MODEL
-from tests.trainer.optimizers.test_optimizers import RATE, STEPS, combine_ranks, play
+from tests.trainer.optimizers.test_optimizers import RATE, STEPS, combine_ranks, run_steps
 
 Fork = Callable[..., list[Any]]
 RECIPES = ("fp8-nanotron", "fp8-lm", "fp8-deepseek")
@@ -72,8 +72,8 @@ def test_an_element_becomes_the_nearest_value_of_its_block(dtype: torch.dtype, s
 )
 def test_updates_are_adamws_but_for_what_moments_and_masters_lose(forked: Fork, name: str, bound: float) -> None:
     """Four steps with given gradients, against the same in fp32; norms and small matrices have fp32 moments."""
-    ((before, after),) = forked(1, play, MODEL, Layout.parse("mbs1"), task(name))
-    ((_, exact),) = forked(1, play, MODEL, Layout.parse("mbs1"), task("fp32").replace(emulate=False))
+    ((before, after),) = forked(1, run_steps, MODEL, Layout.parse("mbs1"), task(name))
+    ((_, exact),) = forked(1, run_steps, MODEL, Layout.parse("mbs1"), task("fp32").replace(emulate=False))
     ours, wide, start = combine_ranks([after]), combine_ranks([exact]), combine_ranks([before])
     names = [item for item in wide if item.endswith(".weight/weight") and "norm" not in item]
     errors = [float((ours[n].float() - wide[n]).norm() / (wide[n] - start[n].float()).norm()) for n in names]
@@ -91,7 +91,7 @@ def test_moments_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Pat
     left: dict[str, Tensor] | None = None
     for number, text in enumerate(["dp3 zero3 mbs1", "dp2 tp2 zero1 mbs1"]):
         layout = Layout.parse(text)
-        ranks = forked(layout.world, play, MODEL, layout, task(name), number, tmp_path, 1)
+        ranks = forked(layout.world, run_steps, MODEL, layout, task(name), number, tmp_path, 1)
         result = combine_ranks([before for before, _ in ranks])
         if left is not None:
             assert [item for item in result if not torch.equal(result[item], left[item])] == []

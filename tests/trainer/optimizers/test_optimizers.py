@@ -52,7 +52,7 @@ def gradient(weight: Weight, step: int) -> Tensor:
     return drawn * torch.linspace(0.1, 3, weight.shape[-1]) * 1e-2
 
 
-def play(
+def run_steps(
     model: Model, layout: Layout, task: Job, first: int = 0, folder: Path | None = None, steps: int = STEPS
 ) -> list[Any]:
     """Some steps with given gradients, from the last checkpoint of ``folder`` if there is one: before, after."""
@@ -154,7 +154,7 @@ def test_every_layout_equals_torch_on_full_weights(forked: Fork, kind: Kind, mod
     if kind == "muon" and not hasattr(torch.optim, "Muon"):
         pytest.skip("torch before 2.9 has no Muon")
     layout, expected = Layout.parse(text), torch_run(model, kind)
-    ours = combine_ranks([after for _, after in forked(layout.world, play, model, layout, job(kind))])
+    ours = combine_ranks([after for _, after in forked(layout.world, run_steps, model, layout, job(kind))])
     start = {weight.name: draw_initial_weight(weight, model=model, seed=0) for weight in list_weights(model)}
     for name, whole in expected.items():
         change = (whole - start[name]).norm()
@@ -169,7 +169,7 @@ def test_a_matrix_is_made_orthogonal_to_the_last_bit_as_in_one_process(forked: F
     """Without momentum what is sent is the gradient itself; bf16 would show any other sum as 1e-3."""
     task, layout = job("muon", momentum=0.0, weight_decay=0.0), Layout.parse(text)
     ours, alone = (
-        combine_ranks([after for _, after in forked(item.world, play, model, item, task, 0, None, 2)])
+        combine_ranks([after for _, after in forked(item.world, run_steps, model, item, task, 0, None, 2)])
         for item in (layout, Layout.parse("mbs1"))
     )
     matrices = [name.replace("/momentum", "/weight") for name in ours if name.endswith("/momentum")]
@@ -187,8 +187,8 @@ def test_moments_are_resharded_between_layouts(forked: Fork, tmp_path: Path, kin
     for number, text in enumerate(["dp3 zero3 mbs1", "dp2 tp2 ep2 zero1 mbs1", "mbs4"]):
         layout = Layout.parse(text)
         task = job(kind, precision)
-        ranks = forked(layout.world, play, SPARSE, layout, task, number, tmp_path / "changing", 1)
-        (alone,) = forked(1, play, SPARSE, Layout.parse("mbs4"), task, number, tmp_path / "alone", 1)
+        ranks = forked(layout.world, run_steps, SPARSE, layout, task, number, tmp_path / "changing", 1)
+        (alone,) = forked(1, run_steps, SPARSE, Layout.parse("mbs4"), task, number, tmp_path / "alone", 1)
         result = combine_ranks([before for before, _ in ranks])
         if left is not None:
             assert result.keys() == left.keys()
@@ -203,9 +203,9 @@ def test_moments_are_resharded_between_layouts(forked: Fork, tmp_path: Path, kin
 
 def resume_with_other_kind(folder: Path) -> str:
     layout = Layout.parse("mbs1")
-    play(DENSE, layout, job("sgd"), folder=folder)
+    run_steps(DENSE, layout, job("sgd"), folder=folder)
     try:
-        play(DENSE, layout, job("muon"), folder=folder)
+        run_steps(DENSE, layout, job("muon"), folder=folder)
     except UserError as error:
         return str(error)
     return ""
@@ -275,7 +275,7 @@ def test_a_parameter_group_trains_as_a_run_with_its_rate_and_decay(forked: Fork,
     every = job(kind, weight_decay=0.4)
     every = every.replace(learning_rate=every.learning_rate.replace(peak=RATE * 0.25))
     usual, all_so, mixed = (
-        combine_ranks([after for _, after in forked(1, play, SPARSE, layout, task, 0, None, 2)])
+        combine_ranks([after for _, after in forked(1, run_steps, SPARSE, layout, task, 0, None, 2)])
         for task in (job(kind), every, job(kind, groups=(part,)))
     )
     names = [name for name in usual if name.endswith("/weight")]

@@ -32,7 +32,7 @@ from fivefold.trainer.parallel.pipeline import Pipeline, check_pairs
 from tests import processes
 from tests.agree.parity.cases import Case, rows
 from tests.agree.parity.compare import judge
-from tests.agree.parity.rank import play
+from tests.agree.parity.rank import train_rank
 from tests.selection import mark_share
 
 ROWS, D = 6, 16
@@ -298,11 +298,11 @@ def test_ranks_of_a_stage_communicate_in_one_order(layout: str) -> None:
 def test_training_with_paired_micro_batches_equals_one_process(case: Case) -> None:
     """Losses, gradients and messages; and the work of the full step is metered, in both threads."""
     job = case.job.replace(pairs=True)
-    paired = processes.run_forked(case.layout.world, play, case.model, case.layout, job)
+    paired = processes.run_forked(case.layout.world, train_rank, case.model, case.layout, job)
     verdict = judge(case, paired)
     assert verdict.is_equal, verdict
     assert verdict.said == ()
-    apart = processes.run_forked(case.layout.world, play, case.model, case.layout, case.job)
+    apart = processes.run_forked(case.layout.world, train_rank, case.model, case.layout, case.job)
     assert [(one.traffic, one.flops, one.forwards, one.cores) for one in paired] == [
         (one.traffic, one.flops, one.forwards, one.cores) for one in apart
     ]

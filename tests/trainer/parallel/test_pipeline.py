@@ -1,4 +1,4 @@
-"""Every schedule played with tensors over 1, 2 and 4 processes: losses and gradients of one, messages, memory."""
+"""Every schedule run with tensors over 1, 2 and 4 processes: losses and gradients of one, messages, memory."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Case(NamedTuple):
     layers: tuple[int, ...]
 
 
-class Played(NamedTuple):
+class CaseResult(NamedTuple):
     """What one rank saw."""
 
     loss: float
@@ -149,7 +149,7 @@ class Stages:
         }
 
 
-def play_all(cases: list[Case], kind: type[Pipeline] = Pipeline) -> list[Played]:
+def run_all(cases: list[Case], kind: type[Pipeline] = Pipeline) -> list[CaseResult]:
     """In a child: every case in turn over the same process groups, each step under the meter."""
     among, results = pipes(cases[0].table.pp), []
     for case in cases:
@@ -160,7 +160,7 @@ def play_all(cases: list[Case], kind: type[Pipeline] = Pipeline) -> list[Played]
         heldout = mine.pipeline.evaluate(case.table.micro_batches + 3)
         sent = sum(row.calls for row in meter.traffic), sum(row.bytes for row in meter.traffic)
         assert all((row.axis, row.collective) == ("pp", "p2p") for row in meter.traffic)
-        results.append(Played(loss.item(), mine.gradients(), forwards, mine.collected, sent, heldout.item()))
+        results.append(CaseResult(loss.item(), mine.gradients(), forwards, mine.collected, sent, heldout.item()))
     return results
 
 
@@ -189,12 +189,12 @@ def generate_cases(pp: int) -> list[Case]:
     return cases
 
 
-def assert_alike(case: Case, played: tuple[Played, ...]) -> None:
+def assert_alike(case: Case, rank_results: tuple[CaseResult, ...]) -> None:
     """The sum over ranks is what one process finds; DualPipe's two copies of a layer add up."""
     loss, gradients = run_alone(sum(case.layers), case.table.micro_batches)
-    assert sum(one.loss for one in played) == pytest.approx(loss, rel=1e-5)
+    assert sum(one.loss for one in rank_results) == pytest.approx(loss, rel=1e-5)
     result: dict[str, Tensor] = {}
-    for one in played:
+    for one in rank_results:
         for name, gradient in one.gradients.items():
             result[name] = result[name] + gradient if name in result else gradient
     assert set(result) == set(gradients)
@@ -223,24 +223,24 @@ def count_planned(case: Case) -> tuple[int, int]:
 @pytest.mark.parametrize("pp", mark_share(3, [2, 1, 4]))
 def test_every_schedule_trains_as_one_process(forked: Callable[..., Any], pp: int) -> None:
     cases = generate_cases(pp) if pp > 1 else [Case(schedule("1f1b", pp=1, v=1, micro_batches=3), (4,))]
-    for case, *played in zip(cases, *forked(pp, play_all, cases), strict=True):
+    for case, *rank_results in zip(cases, *forked(pp, run_all, cases), strict=True):
         table = case.table
-        assert_alike(case, tuple(played))
-        assert sum(one.heldout for one in played) == pytest.approx(
+        assert_alike(case, tuple(rank_results))
+        assert sum(one.heldout for one in rank_results) == pytest.approx(
             run_alone(sum(case.layers), table.micro_batches + 3)[0]
         )
         layers, every = range(sum(case.layers)), range(table.micro_batches)
-        forwards = sum((one.forwards for one in played), Counter())
+        forwards = sum((one.forwards for one in rank_results), Counter())
         assert forwards == Counter((layer, i) for layer in layers for i in every), table.name
-        sent = [sum(item) for item in zip(*(one.sent for one in played), strict=True)]
+        sent = [sum(item) for item in zip(*(one.sent for one in rank_results), strict=True)]
         assert tuple(sent) == count_planned(case), table.name
         assert sent[1] == sent[0] * STREAM
 
 
 def test_weights_gradients_come_in_w_where_the_table_splits_and_at_once_elsewhere(forked: Callable[..., Any]) -> None:
     cases = [case for case in generate_cases(2) if case.table.name in ("1f1b", "zb1p", "zb2p", "zbv", "dualpipev")]
-    for case, *played in zip(cases, *forked(2, play_all, cases), strict=True):
-        for row, one in zip(case.table.rows, played, strict=True):
+    for case, *rank_results in zip(cases, *forked(2, run_all, cases), strict=True):
+        for row, one in zip(case.table.rows, rank_results, strict=True):
             first = [sum(case.layers[:stage]) for stage in range(case.table.stages)]
             expected = [
                 (kind, layer)
@@ -271,7 +271,7 @@ def from_text(text: str, folder: Path) -> Table:
 def test_a_schedule_from_csv_trains_as_one_process(forked: Callable[..., Any], tmp_path: Path, text: str) -> None:
     """Also where both ranks send before either receives: no rank waits for its own sends."""
     case = Case(from_text(text, tmp_path), (2, 3))
-    assert_alike(case, tuple(one for (one,) in forked(2, play_all, [case])))
+    assert_alike(case, tuple(one for (one,) in forked(2, run_all, [case])))
 
 
 def test_a_deadlock_is_a_one_line_error() -> None:
@@ -336,8 +336,8 @@ class Mixes(Pipeline):
 def test_a_gradient_that_is_not_sent_is_detected(forked: Callable[..., Any]) -> None:
     case = Case(schedule("zb1p", pp=2, v=1, micro_batches=3), (1, 2))
     with pytest.raises(AssertionError, match=r"0\.scale"):
-        assert_alike(case, tuple(one for (one,) in forked(2, play_all, [case], Forgets)))
-    mixed = [one.collected for (one,) in forked(2, play_all, [case], Mixes)]
+        assert_alike(case, tuple(one for (one,) in forked(2, run_all, [case], Forgets)))
+    mixed = [one.collected for (one,) in forked(2, run_all, [case], Mixes)]
     assert {kind for collected in mixed for kind, _ in collected} == {"B"}
 
 

@@ -1,7 +1,7 @@
 """Liveness of one unit: it simulates its operations forward and backward, as autograd does, and counts live bytes.
 
-    play                     F and BW: what a unit keeps, the peak of its forward and of its backward
-    play_split, play_graph   B and W: the same with deferred weight gradients
+    simulate_unit                                     F and BW: kept bytes, peaks of the forward and of the backward
+    simulate_split_backward, simulate_graph_backward  B and W: the same with deferred weight gradients
 
 A tensor is freed after its last reader unless an operation keeps it; a kept tensor after the backward of the last
 operation that keeps it; a dropped one is allocated again when the first backward needs it. An addition passes its
@@ -548,10 +548,10 @@ def _count_recomputed_sums(
         for place, op in enumerate(unit.ops):
             if not op.recomputed or ".lora_norm" not in op.name:
                 continue
-            made = {name for earlier in unit.ops[: place + 1] if earlier.recomputed for name in earlier.writes}
-            if held.isdisjoint(made):
+            recomputed = {name for earlier in unit.ops[: place + 1] if earlier.recomputed for name in earlier.writes}
+            if held.isdisjoint(recomputed):
                 continue
             read = {name for later in unit.ops[place:] for name in later.reads}
-            live = sum(sizes[name] for name in made & (held | read | set(op.writes)))
+            live = sum(sizes[name] for name in recomputed & (held | read | set(op.writes)))
             sums[index] = max(sums.get(index, 0), live + op.forward_scratch)
     return sums

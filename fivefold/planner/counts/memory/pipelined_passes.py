@@ -22,7 +22,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.columns import BW, FB, KINDS, B, F, W, build_dependencies
 from fivefold.layout.schedule.order import Task
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
-from fivefold.layout.schedule.play import play
+from fivefold.layout.schedule.simulation import simulate_schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.planner.counts.memory.in_flight import Kind, LivePass, PassKind, PassOptions, PreviousPass
 
@@ -92,7 +92,7 @@ def _count_messages_in_flight(table: Table, action: Ints, part: Ints) -> Ints:
     """
     columns, order = table.columns, table.order
     kind_seconds = np.array([_get_units(Task(kind, 0, 0)) for kind in KINDS])
-    ends = np.array(play(table, seconds=_get_units).ends)[order.places]
+    ends = np.array(simulate_schedule(table, seconds=_get_units).ends)[order.places]
     end = float(ends.max(initial=0.0)) + 1
     starts = ends - kind_seconds[columns.kind] + columns.rank * end
     receiver = build_dependencies(columns, stages=table.stages).maker[part]

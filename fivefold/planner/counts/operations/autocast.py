@@ -20,8 +20,8 @@ from fivefold.planner.counts.operations.op import Op, OpMessage
 def apply_autocast(local: Local, ops: Sequence[Op], *, stream_in_16_bits: bool = False) -> list[Op]:
     """Return ``ops``, which are listed in 16 bits, as they run if the job's precision is autocast.
 
-    ``stream_in_16_bits`` says that the stream they read is in 16 bits, because a matmul made it (the projection before
-    a multi-token prediction block).
+    ``stream_in_16_bits`` says that the stream they read is in 16 bits, because a matmul writes it (the projection
+    before a multi-token prediction block).
     """
     return [
         *(
@@ -123,11 +123,11 @@ def _cast_norm(op: Op, *, reads_fp32: bool) -> Op:
 def _cast_activation(op: Op) -> Op:
     """Return an activation with a power of its input in fp32: autocast computes it from an fp32 copy."""
     (u,) = op.reads
-    made = {name: size if name.endswith(".half") else 2 * size for name, size in op.writes.items()}
-    made[f"{u}.cube"] = made[next(iter(made))]  # the copy, which is kept in place of the input
+    writes = {name: size if name.endswith(".half") else 2 * size for name, size in op.writes.items()}
+    writes[f"{u}.cube"] = writes[next(iter(writes))]  # the copy, which is kept in place of the input
     keeps = (f"{u}.cube", *(name for name in op.keeps if name != u))
     wider = {name: 2 * getattr(op, name) for name in ("backward_scratch", "moved_bytes", "moved_backward_bytes")}
-    return op._replace(writes=made, keeps=keeps, **wider)
+    return op._replace(writes=writes, keeps=keeps, **wider)
 
 
 def _upcast(op: Op, result: str) -> Op:

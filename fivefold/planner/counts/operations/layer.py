@@ -80,8 +80,8 @@ def list_embedding(local: Local) -> list[Op]:
         source, kind = next(iter(ops[-1].writes)), local.norm
         if model.embedding_norm == "unit":
             kind = kind._replace(norm=NORMS["rmsnorm"], weight=False)
-        made = norm("embed.norm", source, "xn", rows=local.stream_rows, dim=width, width=local.width, kind=kind)
-        ops.append(list_norm(local, made))
+        normed = norm("embed.norm", source, "xn", rows=local.stream_rows, dim=width, width=local.width, kind=kind)
+        ops.append(list_norm(local, normed))
     if model.dropout_rates.embedding:
         source = next(iter(ops[-1].writes))
         mask = local.stream_rows * width
@@ -473,8 +473,8 @@ def _list_head_entry(local: Local) -> tuple[list[Op], str]:
         scratch = ACTIVATIONS[model.head_transform].plain_scratch * local.stream_bytes
         act = elementwise("head.act", "activation", ("ht",), "hm", size=local.stream_bytes, keeps=("ht",))
         ops.append(act._replace(forward_scratch=scratch, backward_scratch=scratch))
-        made = norm("head.transform_norm", "hm", "hn", rows=rows, dim=dim, width=width, kind=local.norm)
-        ops.append(list_norm(local, made))
+        normed = norm("head.transform_norm", "hm", "hn", rows=rows, dim=dim, width=width, kind=local.norm)
+        ops.append(list_norm(local, normed))
         hidden = "hn"
     return ops, hidden
 

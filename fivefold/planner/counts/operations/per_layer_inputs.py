@@ -30,7 +30,7 @@ def make_inputs(local: Local, ops: Sequence[Op], inputs: PerLayerInputs) -> list
                      width=width)  # fmt: skip
     normed = norm("embed.per_layer_norm", "ps", "pn", rows=rows * model.layers, dim=inputs.width, width=width,
                   kind=local.norm)  # fmt: skip
-    made = [
+    unit_ops = [
         *ops,
         look_up._replace(parameters=table, wgrad_numels=(table,), differentiates=()),
         elementwise("embed.per_layer.scale", "activation", ("pt",), "pts", size=size),
@@ -41,13 +41,15 @@ def make_inputs(local: Local, ops: Sequence[Op], inputs: PerLayerInputs) -> list
         elementwise("embed.per_layer.halve", "activation", ("p",), "pl", size=size),
     ]
     if model.altup is not None:
-        made += expand(local, model.altup, stream, "xa")
+        unit_ops += expand(local, model.altup, stream, "xa")
         stream = "xa"
     # the output of the unit is the stream itself, which the last operation hands on
     sizes = {stream: local.entry_bytes}
-    made = [op._replace(writes=op.writes | {stream: 0}, gradients=sizes) if stream in op.writes else op for op in made]
+    unit_ops = [
+        op._replace(writes=op.writes | {stream: 0}, gradients=sizes) if stream in op.writes else op for op in unit_ops
+    ]
     return [
-        *made,
+        *unit_ops,
         Op("embed.per_layer.parts", "message", (stream, "pl"), {"x.out": local.entry_bytes}, keeps=("pl",)),
     ]
 

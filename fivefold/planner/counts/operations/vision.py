@@ -99,9 +99,9 @@ def _list_tower(local: Local, make_finish: MakeFinish) -> tuple[list[Op], tuple[
     ops += [finish(op) for op in projectors[0][0]]
     connector, results = list[Op](), list[str]()
     inputs = tower.width * max(1, len(tower.features))
-    made = [(tower.projector, projectors[0][1], inputs)]
-    made += [(tower.deepstack_projector, streams[layer + 1], tower.width) for layer in tower.deepstack]
-    for index, (layers, source, width) in enumerate(made):
+    sources = [(tower.projector, projectors[0][1], inputs)]
+    sources += [(tower.deepstack_projector, streams[layer + 1], tower.width) for layer in tower.deepstack]
+    for index, (layers, source, width) in enumerate(sources):
         listed, result = _project(on_tokens, layers, source, rows=rows, width=width, prefix=f"c{index}")
         connector += map(make_finish(on_tokens), listed)
         results.append(result)
@@ -198,9 +198,11 @@ def _project(
             rows, width = rows // layer.size, width * layer.size
             continue
         if layer.kind in ("shuffle", "pool"):
-            made = size // layer.size if layer.kind == "pool" else size
-            moved = size + made
-            ops.append(Op(name, "activation", (source,), {out: made}, moved_bytes=moved, moved_backward_bytes=moved))
+            out_size = size // layer.size if layer.kind == "pool" else size
+            moved = size + out_size
+            ops.append(
+                Op(name, "activation", (source,), {out: out_size}, moved_bytes=moved, moved_backward_bytes=moved)
+            )
             rows = rows // layer.size
             width = width * (1 if layer.kind == "pool" else layer.size)
         elif layer.kind == "norm":

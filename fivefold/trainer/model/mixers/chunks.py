@@ -93,11 +93,11 @@ def scan_backward(
         leaves += [] if state is None else [state.requires_grad_()]
         with torch.enable_grad():
             o, new_state = compute(inputs, state, is_last=state_grad is None)
-        made, made_grads = [o], [out_grads[index].to(o.dtype)]
+        outputs, output_grads = [o], [out_grads[index].to(o.dtype)]
         if new_state is not None and state_grad is not None:
-            made, made_grads = [o, new_state], [*made_grads, state_grad]
-        gradients = list(torch.autograd.grad(made, leaves, made_grads, materialize_grads=True))
-        del o, new_state, made, made_grads, leaves, inputs
+            outputs, output_grads = [o, new_state], [*output_grads, state_grad]
+        gradients = list(torch.autograd.grad(outputs, leaves, output_grads, materialize_grads=True))
+        del o, new_state, outputs, output_grads, leaves, inputs
         state_grad = gradients.pop() if state is not None else None
         for into, gradient in zip(part_grads[index], gradients, strict=False):
             into.copy_(gradient)

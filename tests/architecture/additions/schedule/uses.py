@@ -5,7 +5,7 @@ from pathlib import Path
 from fivefold.dry_run import dryrun
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
-from fivefold.layout.schedule.play import play
+from fivefold.layout.schedule.simulation import simulate_schedule
 from fivefold.layout.schedule.table import check
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import is_legal
@@ -38,7 +38,10 @@ assert not is_legal(layout, model=tiny, job=job.replace(global_batch=2))  # fewe
 table = schedule("eager", pp=4, v=1, micro_batches=16)
 check(table)
 usual = schedule("1f1b", pp=4, v=1, micro_batches=16)
-ends = [max(play(item, seconds=lambda task: 1.0, hop_seconds=lambda *_: 0.5).rank_ends) for item in (table, usual)]
+ends = [
+    max(simulate_schedule(item, seconds=lambda task: 1.0, hop_seconds=lambda *_: 0.5).rank_ends)
+    for item in (table, usual)
+]
 assert ends[0] < ends[1]  # messages between stages are hidden
 
 planner = Planner(model=tiny, machine=node, job=job)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fivefold.layout.schedule.action import Action, list_parts
 from fivefold.layout.schedule.order import Task
-from fivefold.layout.schedule.play import play
+from fivefold.layout.schedule.simulation import simulate_schedule
 from fivefold.layout.schedule.table import Table
 from fivefold.planner.counts.memory.in_flight import Kind, LivePass, PassKind, PassOptions, PreviousPass
 
@@ -99,7 +99,7 @@ def _rank(table: Table, micro_batch: int, stage: int) -> int | None:
 
 def _count_sent(table: Table) -> Iterator[list[int]]:
     """Per rank, for each action, its sent messages that receivers still need; F, B and W take one unit of time."""
-    spans = play(table, seconds=_units).spans
+    spans = simulate_schedule(table, seconds=_units).spans
     ends = {part: span.end for row in spans for span in row for part in list_parts(span.action)}
     for rank, row in enumerate(spans):
         under_way: list[float] = []

@@ -1,4 +1,4 @@
-"""Simulate a table: start and end of every action from given durations. ``play_many`` simulates many at once.
+"""Simulate a table: start and end of every action from given durations. ``simulate_schedules`` simulates many at once.
 
 A rank runs its actions in order, each when its inputs have arrived: start = max(rank free, end of input + hop).
 A hop delays the receiver but occupies no rank; a blocking send must be part of the durations.
@@ -66,7 +66,7 @@ class SimulatedSchedule:
         return tuple(busy_seconds)
 
 
-def play(
+def simulate_schedule(
     table: Table,
     *,
     seconds: Callable[[Task], float],
@@ -85,7 +85,7 @@ def play(
     delays = [hop_seconds(*hop) for hop in order.hops]
     queued = queues and bool(delays) and max(delays) > min(durations)
     if order.wave_starts is not None and not queued:
-        return _play_waves(table, durations, delays)
+        return _simulate_waves(table, durations, delays)
     rank_free_seconds = [0.0] * table.pp
     starts = [0.0] * table.pp
     links = [0.0] * len(delays)
@@ -113,8 +113,8 @@ def play(
     return SimulatedSchedule(table, tuple(ends), durations, tuple(rank_free_seconds))
 
 
-def _play_waves(table: Table, durations: tuple[float, ...], delays: list[float]) -> SimulatedSchedule:
-    """Simulate a table whose order is one of waves, as ``play`` without queues."""
+def _simulate_waves(table: Table, durations: tuple[float, ...], delays: list[float]) -> SimulatedSchedule:
+    """Simulate a table whose order is one of waves, as ``simulate_schedule`` without queues."""
     import numpy as np
 
     order = table.order
@@ -170,8 +170,10 @@ def divide_into_waves(order: Order, *, pp: int) -> Waves:
     return Waves(ranks, tasks, column_index[first_waits], column_index[second_waits], starts, both)
 
 
-def play_many(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -> Floats:
-    """Return the end of each rank in seconds, [pp, n], as ``play`` without queues, so never later than with them.
+def simulate_schedules(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -> Floats:
+    """Return the end of each rank in seconds, [pp, n], as ``simulate_schedule`` without queues.
+
+    With queues no rank ends earlier, so these are lower bounds.
 
     ``seconds``: duration of each task [tasks, n]; ``hop``: duration of a message between ranks [n].
     """
