@@ -63,20 +63,20 @@ def _add_short_routes(api: APIRouter, site: WebServer) -> None:
         return Catalog(models=tuple(model_names()), machines=tuple(machine_names()))
 
     @api.get("/predict")
-    async def predict(asked: Annotated[PredictQuestion, Query()]) -> Step:
+    async def predict(query: Annotated[PredictQuestion, Query()]) -> Step:
         """Estimate memory, FLOPs, communication and time of one training step: ``fivefold predict --json``."""
-        return await site.answer(asked, lambda resolved: answers.step(resolved, asked.parse_layout(resolved.machine)))
+        return await site.answer(query, lambda resolved: answers.step(resolved, query.parse_layout(resolved.machine)))
 
     @api.post("/predict")
-    async def predict_posted(asked: Annotated[PredictQuestion, Body()]) -> Step:
+    async def predict_posted(query: Annotated[PredictQuestion, Body()]) -> Step:
         """Answer the same question with a body, for a question that is too long for a URL."""
-        return await site.answer(asked, lambda resolved: answers.step(resolved, asked.parse_layout(resolved.machine)))
+        return await site.answer(query, lambda resolved: answers.step(resolved, query.parse_layout(resolved.machine)))
 
     @api.get("/compare")
-    async def compare(asked: Annotated[CompareQuestion, Query()]) -> Comparison:
+    async def compare(query: Annotated[CompareQuestion, Query()]) -> Comparison:
         """Compare predicted steps side by side: ``fivefold compare --json``."""
         return await site.work.run_soon(
-            lambda: side_by_side(list(asked.cases(folder=site.folder, local=site.local)), risk=asked.risk)
+            lambda: side_by_side(list(query.cases(folder=site.folder, local=site.local)), risk=query.risk)
         )
 
 
@@ -84,33 +84,33 @@ def _add_process_routes(api: APIRouter, site: WebServer) -> None:
     """Add the routes that compute in a child process, as search does, and those of the runs in the folder."""
 
     @api.get("/search", response_model=Found)
-    async def search(asked: Annotated[SearchQuestion, Query()]) -> Response:
+    async def search(query: Annotated[SearchQuestion, Query()]) -> Response:
         """Find the best layouts that fit, or compare one run on several machines: ``fivefold search --json``."""
-        return JSONResponse(await _answer_long(site, "search", asked))
+        return JSONResponse(await _answer_long(site, "search", query))
 
     @api.get("/ask/{question}", response_model=list[Reply])
-    async def ask(question: Ask, asked: Annotated[AskQuestion, Query()]) -> Any:
+    async def ask(question: Ask, query: Annotated[AskQuestion, Query()]) -> Any:
         """Answer a question about a layout, or about a model and a machine: ``fivefold ask QUESTION --json``."""
-        if question in SEARCH_QUESTIONS or not asked.layout:  # needs a search
-            return JSONResponse(await _answer_long(site, f"ask {question}", asked))
+        if question in SEARCH_QUESTIONS or not query.layout:  # needs a search
+            return JSONResponse(await _answer_long(site, f"ask {question}", query))
         return await site.answer(
-            asked, lambda resolved: answers.answer_question(question, asked, resolved, folder=site.folder)
+            query, lambda resolved: answers.answer_question(question, query, resolved, folder=site.folder)
         )
 
     @api.get("/ratios", response_model=Ratios)
-    async def ratios(asked: Annotated[RatiosQuestion, Query()]) -> Response:
+    async def ratios(query: Annotated[RatiosQuestion, Query()]) -> Response:
         """Find the degree at which each axis becomes communication-bound: ``fivefold ratios --json``."""
-        return JSONResponse(await _answer_long(site, "ratios", asked))
+        return JSONResponse(await _answer_long(site, "ratios", query))
 
     @api.get("/plan", response_model=Playbook)
-    async def plan(asked: Annotated[PlaybookQuestion, Query()]) -> Response:
+    async def plan(query: Annotated[PlaybookQuestion, Query()]) -> Response:
         """Plan a run step by step, from a model, a machine and tokens to a run file: ``fivefold plan --json``."""
-        return JSONResponse(await _answer_long(site, "plan", asked))
+        return JSONResponse(await _answer_long(site, "plan", query))
 
     @api.get("/dryrun")
-    async def dryrun(asked: Annotated[DryrunQuestion, Query()]) -> dict[str, Any]:
+    async def dryrun(query: Annotated[DryrunQuestion, Query()]) -> dict[str, Any]:
         """Dry-run the training code, in a process with a time limit: ``fivefold dryrun --json``."""
-        dry_run_data: dict[str, Any] = (await _answer_long(site, "dryrun", asked))["data"]
+        dry_run_data: dict[str, Any] = (await _answer_long(site, "dryrun", query))["data"]
         return dry_run_data
 
     @api.get("/runs")
@@ -125,8 +125,8 @@ def _add_process_routes(api: APIRouter, site: WebServer) -> None:
         return await site.work.run_soon(lambda: list(run_folder.read(site.folder.path(folder)).comparison))
 
 
-async def _answer_long(site: WebServer, verb: str, asked: JobQuestion) -> Any:
-    event = await site.run_long(verb, asked)
+async def _answer_long(site: WebServer, verb: str, query: JobQuestion) -> Any:
+    event = await site.run_long(verb, query)
     if "mistake" in event:
         raise UserError(event["mistake"])
     return event["result"]

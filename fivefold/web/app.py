@@ -91,7 +91,7 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
             return JSONResponse({"detail": site.folder.strip_root(line)}, status_code=code)
         if code == HTTPStatus.NOT_FOUND and line == HTTPStatus.NOT_FOUND.phrase:
             line = f"there is no page {request.url.path}"
-        return render_page("mistake.html", request, asked=JobQuestion(), mistake=site.word_message(line), code=code)
+        return render_page("mistake.html", request, query=JobQuestion(), mistake=site.word_message(line), code=code)
 
     @app.exception_handler(UserError)
     @app.exception_handler(RunFailure)

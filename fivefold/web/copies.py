@@ -56,49 +56,49 @@ class Copies(NamedTuple):
     file: str
 
 
-def write_copies(asked: JobQuestion, command: str) -> Copies:
+def write_copies(query: JobQuestion, command: str) -> Copies:
     """Return the question as text; raises ``UserError`` if its job gives a field twice."""
-    file = MODEL_FILE if _needs_file(asked) else ""
-    return Copies(_write_command(asked, command), _write_python(asked, command), file)
+    file = MODEL_FILE if _needs_file(query) else ""
+    return Copies(_write_command(query, command), _write_python(query, command), file)
 
 
-def _needs_file(asked: JobQuestion) -> bool:
-    return bool(asked.config) or any(getattr(asked, name) is not None for name in asked.shape)
+def _needs_file(query: JobQuestion) -> bool:
+    return bool(query.config) or any(getattr(query, name) is not None for name in query.shape)
 
 
-def _name_model(asked: JobQuestion) -> str:
-    return MODEL_FILE if _needs_file(asked) else asked.model
+def _name_model(query: JobQuestion) -> str:
+    return MODEL_FILE if _needs_file(query) else query.model
 
 
-def _write_command(asked: JobQuestion, command: str) -> str:
-    words = [_name_model(asked), asked.machine]
-    if isinstance(asked, CompareQuestion):
-        words += [*asked.machines, *asked.layout]
-    elif isinstance(asked, SearchQuestion):
-        words += asked.machines
-    elif isinstance(asked, PredictQuestion):
-        words.append(asked.layout)
-    elif isinstance(asked, ChosenQuestion):
-        words = [asked.question, *words, *_list_layout(asked)]
+def _write_command(query: JobQuestion, command: str) -> str:
+    words = [_name_model(query), query.machine]
+    if isinstance(query, CompareQuestion):
+        words += [*query.machines, *query.layout]
+    elif isinstance(query, SearchQuestion):
+        words += query.machines
+    elif isinstance(query, PredictQuestion):
+        words.append(query.layout)
+    elif isinstance(query, ChosenQuestion):
+        words = [query.question, *words, *_list_layout(query)]
     schema = COMMANDS[command]
-    options = [text for name, value in _list_options(asked, schema) for text in _spell_option(schema, name, value)]
-    settings = [text for setting in asked.settings for text in ("--set", setting)]
+    options = [text for name, value in _list_options(query, schema) for text in _spell_option(schema, name, value)]
+    settings = [text for setting in query.settings for text in ("--set", setting)]
     return shlex.join(["fivefold", command, *words, *options, *settings])
 
 
-def _list_layout(asked: ChosenQuestion) -> list[str]:
+def _list_layout(query: ChosenQuestion) -> list[str]:
     """Return the layout if one is given and the question takes it."""
-    return [asked.layout] if asked.layout and asked.question in OF_LAYOUT else []
+    return [query.layout] if query.layout and query.question in OF_LAYOUT else []
 
 
-def _list_options(asked: JobQuestion, schema: type[Request]) -> Iterator[tuple[str, Any]]:
+def _list_options(query: JobQuestion, schema: type[Request]) -> Iterator[tuple[str, Any]]:
     """Yield the fields of ``schema`` that are options and differ from its defaults, without those of ``--set``."""
     for name, field in schema.model_fields.items():
-        if name not in type(asked).model_fields or name in POSITIONAL:
+        if name not in type(query).model_fields or name in POSITIONAL:
             continue
-        if isinstance(asked, ChosenQuestion) and asked.question not in USED_BY.get(name, (asked.question,)):
+        if isinstance(query, ChosenQuestion) and query.question not in USED_BY.get(name, (query.question,)):
             continue
-        if (value := getattr(asked, name)) != field.default:
+        if (value := getattr(query, name)) != field.default:
             yield name, value
 
 
@@ -114,23 +114,23 @@ def _spell_option(schema: type[Request], name: str, value: Any) -> list[str]:
     return [flag, spell_value(value)]
 
 
-def _write_python(asked: JobQuestion, command: str) -> str:
-    arguments: list[Any] = [_name_model(asked), asked.machine]
-    function, keywords = command, dict(_list_options(asked, COMMANDS[command]))
-    if isinstance(asked, CompareQuestion):
-        arguments += [*asked.machines, *asked.layout]
-    elif isinstance(asked, SearchQuestion):
-        function, arguments, keywords = _name_search(asked, arguments, keywords)
-    elif isinstance(asked, PredictQuestion):
-        arguments.append(asked.layout)
-    elif isinstance(asked, ChosenQuestion):
-        arguments = [asked.question, *arguments, *_list_layout(asked)]
+def _write_python(query: JobQuestion, command: str) -> str:
+    arguments: list[Any] = [_name_model(query), query.machine]
+    function, keywords = command, dict(_list_options(query, COMMANDS[command]))
+    if isinstance(query, CompareQuestion):
+        arguments += [*query.machines, *query.layout]
+    elif isinstance(query, SearchQuestion):
+        function, arguments, keywords = _name_search(query, arguments, keywords)
+    elif isinstance(query, PredictQuestion):
+        arguments.append(query.layout)
+    elif isinstance(query, ChosenQuestion):
+        arguments = [query.question, *arguments, *_list_layout(query)]
     job = {name: keywords.pop(name) for name in JobRequest.model_fields if name in keywords}
     try:
-        fields = collect_fields(None, list(asked.settings), **job)
+        fields = collect_fields(None, list(query.settings), **job)
     except UserError:  # a field that is given twice, as the answer says
         fields = job
-    if asked.reads_settings and (stack := load_settings().stack):  # functions read no settings
+    if query.reads_settings and (stack := load_settings().stack):  # functions read no settings
         fields.setdefault("stack", stack)
     option_by_field = {name: option for option, name in FIELDS.items()}
     keywords |= {option_by_field.get(name, name): _parse_value(value) for name, value in fields.items()}
@@ -138,19 +138,19 @@ def _write_python(asked: JobQuestion, command: str) -> str:
 
 
 def _name_search(
-    asked: SearchQuestion, arguments: list[Any], keywords: dict[str, Any]
+    query: SearchQuestion, arguments: list[Any], keywords: dict[str, Any]
 ) -> tuple[str, list[Any], dict[str, Any]]:
     """Return the function for the kind of search, its arguments, and the keywords that it takes.
 
     What it does not take is a setting of the machine.
     """
-    function = "compare_machines" if asked.compares_machines else "walk" if asked.keep else "search"
+    function = "compare_machines" if query.compares_machines else "walk" if query.keep else "search"
     keep = keywords.pop("keep", "")
     price, memory = keywords.get("price", ()), keywords.get("memory")
     settings = f" memory={memory}" if memory and function == "compare_machines" else ""
     if price and function != "compare_machines":
         settings += f" price={price[-1].rpartition('=')[2].removesuffix('/h')}"
-    machines = [machine + settings for machine in (asked.machine, *asked.machines)]
+    machines = [machine + settings for machine in (query.machine, *query.machines)]
     taken = (*inspect.signature(getattr(functions, function)).parameters, *JobRequest.model_fields)
     keywords = {name: value for name, value in keywords.items() if name in taken}
     if function == "compare_machines":

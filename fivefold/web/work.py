@@ -64,7 +64,7 @@ class WorkQueue:
             limit = self.short_limit_seconds
             raise Busy(f"took longer than {limit:.0f} s; ask fewer micro-batches or stages") from None
 
-    async def stream(self, verb: str, asked: dict[str, Any], *, cwd: Path) -> AsyncIterator[dict[str, Any]]:
+    async def stream(self, verb: str, query: dict[str, Any], *, cwd: Path) -> AsyncIterator[dict[str, Any]]:
         """Yield the events of a process that computes ``verb``.
 
         They are ``begun`` (a name for ``stop``) if it returns what it has found so far when it is stopped, ``progress``
@@ -90,7 +90,7 @@ class WorkQueue:
             assert process.stdin is not None
             assert process.stdout is not None
             with suppress(ConnectionError):  # the process has ended already, without an answer
-                process.stdin.write(json.dumps(asked).encode())
+                process.stdin.write(json.dumps(query).encode())
                 await process.stdin.drain()
                 process.stdin.close()
             try:

@@ -171,7 +171,7 @@ WEB = [
           ("the user's software is ignored", "if settings.stack and stack is None and", "if False and")),
     *edit("web/copies.py", "web/test_copies.py::test_a_step_is_the_same_by_command_and_in_python",
           ("settings are not copied", "*words, *options, *settings])", "*words, *options])"),
-          ("Python has no job", "fields = collect_fields(None, list(asked.settings), **job)", "fields = {}")),
+          ("Python has no job", "fields = collect_fields(None, list(query.settings), **job)", "fields = {}")),
 ]  # fmt: skip
 DATA = [
     *edit("trainer/data/packing.py", "trainer/data/test_packing.py",

@@ -33,31 +33,31 @@ def build_router(site: WebServer) -> APIRouter:
     streams: dict[str, Stream[Any]] = {question: Stream(site, f"ask {question}") for question in QUESTIONS}
 
     @pages.get("/ask")
-    async def show_question(request: Request, asked: Annotated[AskPage, Query()]) -> HTMLResponse:
-        used = [name for name, questions in USED_BY.items() if asked.question in questions]
+    async def show_question(request: Request, query: Annotated[AskPage, Query()]) -> HTMLResponse:
+        used = [name for name, questions in USED_BY.items() if query.question in questions]
         return render_page(
             "ask.html",
             request,
-            asked=asked,
+            query=query,
             questions=QUESTIONS,
-            used=[*used, "layout"] if asked.question in OF_LAYOUT else used,
+            used=[*used, "layout"] if query.question in OF_LAYOUT else used,
         )
 
     @pages.get("/ask/events")
-    async def events(asked: Annotated[AskPage, Query()]) -> StreamingResponse:
-        stream = streams[asked.question]
+    async def events(query: Annotated[AskPage, Query()]) -> StreamingResponse:
+        stream = streams[query.question]
         return stream.answer(
-            asked.convert(AskQuestion),
+            query.convert(AskQuestion),
             lambda replies, _: (
-                stream.describe(asked)
-                + render_replies(asked, REPLIES.validate_python(replies), plan_fields=site.resolve(asked).chosen_batch)
+                stream.describe(query)
+                + render_replies(query, REPLIES.validate_python(replies), plan_fields=site.resolve(query).chosen_batch)
             ),
         )
 
     return pages
 
 
-def render_replies(asked: AskPage, replies: Sequence[Any], *, plan_fields: Mapping[str, int]) -> str:
+def render_replies(query: AskPage, replies: Sequence[Any], *, plan_fields: Mapping[str, int]) -> str:
     """Return the answers as HTML; layouts in the first table link to their plans.
 
     ``plan_fields``: what these plans have in common and the question does not say.
@@ -65,9 +65,9 @@ def render_replies(asked: AskPage, replies: Sequence[Any], *, plan_fields: Mappi
     linked = select_plans(row for reply in replies for row in list_rows(reply))
     return render_fragment(
         "sections.html",
-        sections=list_sections(asked.question, replies),
+        sections=list_sections(query.question, replies),
         remarks=replies[0].remarks if replies else (),
-        to=lambda row: address(asked, row, plan_fields) if row in linked else "",
+        to=lambda row: address(query, row, plan_fields) if row in linked else "",
     )
 
 
@@ -89,12 +89,12 @@ def select_plans(rows: Iterable[Any]) -> list[Any]:
     ]
 
 
-def address(asked: AskPage, reply: Any, plan_fields: Mapping[str, int]) -> str:
+def address(query: AskPage, reply: Any, plan_fields: Mapping[str, int]) -> str:
     """Return the URL of the plan of a reply, or an empty string if it has none."""
     changes: dict[str, Any]
-    match asked.question, reply:
+    match query.question, reply:
         case "gpus", QuestionAnswer():
-            changes = {"machine": replace_ranks(asked.machine, int(reply.value))}
+            changes = {"machine": replace_ranks(query.machine, int(reply.value))}
         case "sequence", QuestionAnswer():
             changes = {"seq": int(reply.value)}
         case "micro-batch", QuestionAnswer():
@@ -105,4 +105,4 @@ def address(asked: AskPage, reply: Any, plan_fields: Mapping[str, int]) -> str:
             changes = {}
         case _:
             return ""
-    return asked.to_shared().url("/plan", layout=reply.layout, **plan_fields, **changes)
+    return query.to_shared().url("/plan", layout=reply.layout, **plan_fields, **changes)

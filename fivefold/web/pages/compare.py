@@ -33,24 +33,24 @@ def build_router(site: WebServer) -> APIRouter:
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/compare")
-    async def compare(request: Request, asked: Annotated[CompareQuestion, Query()]) -> HTMLResponse:
+    async def compare(request: Request, query: Annotated[CompareQuestion, Query()]) -> HTMLResponse:
         comparison, mistake = None, ""
-        if len(asked.layout) * (1 + len(asked.machines)) > 1 or asked.stacks or asked.precisions:
+        if len(query.layout) * (1 + len(query.machines)) > 1 or query.stacks or query.precisions:
             try:
-                comparison = await site.work.run_soon(lambda: build_view(site, asked))
+                comparison = await site.work.run_soon(lambda: build_view(site, query))
             except UserError as error:
                 mistake = site.word_message(error)
-        return render_page("compare.html", request, asked=asked, found=comparison, mistake=mistake)
+        return render_page("compare.html", request, query=query, found=comparison, mistake=mistake)
 
     return pages
 
 
-def build_view(site: WebServer, asked: CompareQuestion) -> dict[str, Any]:
+def build_view(site: WebServer, query: CompareQuestion) -> dict[str, Any]:
     """Return the comparison with its pictures, all to one scale."""
-    cases = asked.cases(folder=site.folder, local=site.local)
+    cases = query.cases(folder=site.folder, local=site.local)
     if len(cases) > MAX_VARIANTS:
         raise UserError(f"{len(cases)} variants are more than the {MAX_VARIANTS} that fit side by side; drop some")
-    comparison = run(list(cases), risk=asked.risk)
+    comparison = run(list(cases), risk=query.risk)
     steps = [variant.step for variant in comparison.variants if variant.step]
     slowest = max(step.time.step_seconds for step in steps)
     fullest = max(step.memory.peak_bytes for step in steps)
@@ -58,7 +58,7 @@ def build_view(site: WebServer, asked: CompareQuestion) -> dict[str, Any]:
         "differences": make_difference_grid(comparison, most=MAX_VARIANTS),
         "equal": list_equal(comparison),
         "shared": describe_shared(comparison),
-        "settings": site.resolve(asked).settings,
+        "settings": site.resolve(query).settings,
         "finding": describe_comparison(comparison),
         "why": [*explain_differences(comparison), *describe_ratios(comparison)],
         "variants": list(zip(comparison.variants, cases.values(), strict=True)),

@@ -23,13 +23,13 @@ def build_router(site: WebServer) -> APIRouter:
     stream: Stream[Any] = Stream(site, "dryrun")
 
     @pages.get("/dryrun")
-    async def show_dry_run(request: Request, asked: Annotated[DryrunPage, Query()]) -> HTMLResponse:
-        return render_page("dryrun.html", request, asked=asked)
+    async def show_dry_run(request: Request, query: Annotated[DryrunPage, Query()]) -> HTMLResponse:
+        return render_page("dryrun.html", request, query=query)
 
     @pages.get("/dryrun/events")
-    async def events(asked: Annotated[DryrunPage, Query()]) -> StreamingResponse:
+    async def events(query: Annotated[DryrunPage, Query()]) -> StreamingResponse:
         return stream.answer(
-            asked.convert(DryrunQuestion), lambda result, _: stream.describe(asked) + str(result["html"])
+            query.convert(DryrunQuestion), lambda result, _: stream.describe(query) + str(result["html"])
         )
 
     return pages

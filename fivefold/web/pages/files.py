@@ -28,29 +28,29 @@ def build_router(site: WebServer) -> APIRouter:
     pages = APIRouter(include_in_schema=False)
     streams: dict[str, Stream[Any]] = {verb: Stream(site, verb) for verb in ("trace", "explain")}
 
-    def answer(verb: str, asked: FilesQuestion) -> StreamingResponse:
+    def answer(verb: str, query: FilesQuestion) -> StreamingResponse:
         stream = streams[verb]
 
         def render(result: Any, _: object) -> str:
-            return (stream.describe(asked) if asked.against else "") + site.word_message(result["html"])
+            return (stream.describe(query) if query.against else "") + site.word_message(result["html"])
 
-        return stream.answer(asked, render)
+        return stream.answer(query, render)
 
     @pages.get("/trace")
-    async def show_trace(request: Request, asked: Annotated[TracePage, Query()]) -> HTMLResponse:
-        return render_page("trace.html", request, asked=asked, largest_bytes=MAX_FILE_BYTES)
+    async def show_trace(request: Request, query: Annotated[TracePage, Query()]) -> HTMLResponse:
+        return render_page("trace.html", request, query=query, largest_bytes=MAX_FILE_BYTES)
 
     @pages.get("/trace/events")
-    async def stream_trace(asked: Annotated[TracePage, Query()]) -> StreamingResponse:
-        return answer("trace", asked.convert(TraceQuestion))
+    async def stream_trace(query: Annotated[TracePage, Query()]) -> StreamingResponse:
+        return answer("trace", query.convert(TraceQuestion))
 
     @pages.get("/explain")
-    async def show_explanation(request: Request, asked: Annotated[ExplainPage, Query()]) -> HTMLResponse:
-        return render_page("explain.html", request, asked=asked, largest_bytes=MAX_FILE_BYTES)
+    async def show_explanation(request: Request, query: Annotated[ExplainPage, Query()]) -> HTMLResponse:
+        return render_page("explain.html", request, query=query, largest_bytes=MAX_FILE_BYTES)
 
     @pages.get("/explain/events")
-    async def stream_explanation(asked: Annotated[ExplainPage, Query()]) -> StreamingResponse:
-        return answer("explain", asked.convert(ExplainQuestion))
+    async def stream_explanation(query: Annotated[ExplainPage, Query()]) -> StreamingResponse:
+        return answer("explain", query.convert(ExplainQuestion))
 
     @pages.post(DROPPED_PATH)
     async def receive(request: Request, name: Annotated[str, Query(max_length=300)]) -> JSONResponse:

@@ -37,16 +37,16 @@ def build_router(site: WebServer) -> APIRouter:
         return RedirectResponse("/learn/index?seq=8192&gbs=64")
 
     @pages.get("/learn/{name}")
-    async def learn(request: Request, name: str, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+    async def learn(request: Request, name: str, query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         try:
             found_chapter = read_chapter(name)
         except UserError as error:
-            return render_page("mistake.html", request, asked=asked, mistake=str(error), code=404)
-        view = await site.work.run_soon(lambda: build_view(site, asked)) if found_chapter.live else View()
+            return render_page("mistake.html", request, query=query, mistake=str(error), code=404)
+        view = await site.work.run_soon(lambda: build_view(site, query)) if found_chapter.live else View()
         return render_page(
             "learn.html",
             request,
-            asked=asked,
+            query=query,
             chapter=found_chapter,
             chapters=list_chapters(),
             view=view,

@@ -69,65 +69,65 @@ def build_router(site: WebServer) -> APIRouter:
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/plan")
-    async def plan(request: Request, asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
-        view = await site.work.run_soon(lambda: build_view(site, asked))
+    async def plan(request: Request, query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+        view = await site.work.run_soon(lambda: build_view(site, query))
         shown = site.word_message(view.mistake)
-        return render_page("plan.html", request, asked=asked, view=view, mistake=shown, sheet=list_facts)
+        return render_page("plan.html", request, query=query, view=view, mistake=shown, sheet=list_facts)
 
     @pages.get("/plan/over-time")
-    async def pictures(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+    async def pictures(query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         """Return the pictures of a step over time, which take longer than its figures."""
         values = await site.answer(
-            asked, lambda resolved: draw_over_time(resolved, asked.parse_layout(resolved.machine), asked)
+            query, lambda resolved: draw_over_time(resolved, query.parse_layout(resolved.machine), query)
         )
         return HTMLResponse(render_fragment("over_time.html", a=values))
 
     @pages.get("/plan/config")
-    async def config(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+    async def config(query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         """Return the config with which a software runs the plan, or what has to change."""
         try:
-            written = await site.answer(asked, lambda resolved: write_config(resolved, asked))
+            written = await site.answer(query, lambda resolved: write_config(resolved, query))
         except UserError as error:
             return HTMLResponse(render_fragment("not_written.html", mistake=site.word_message(error)))
         return HTMLResponse(render_fragment("config.html", files=written.files, remarks=written.remarks))
 
     @pages.get("/plan/model")
-    async def model(asked: Annotated[JobQuestion, Query()]) -> Response:
+    async def model(query: Annotated[JobQuestion, Query()]) -> Response:
         """Return the model of the page as a file."""
-        text = await site.answer(asked, lambda resolved: toml.emit(resolved.model.model_dump(exclude_none=True)))
+        text = await site.answer(query, lambda resolved: toml.emit(resolved.model.model_dump(exclude_none=True)))
         return Response(text, media_type="application/toml")
 
     @pages.get("/plan/changes")
-    async def changes(asked: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+    async def changes(query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         """Return what changes would give, with the plans of those that change the layout only."""
 
         def find_changes(resolved: ResolvedRequest) -> tuple[ResolvedRequest, list[Change]]:
-            layout = asked.parse_layout(resolved.machine)
+            layout = query.parse_layout(resolved.machine)
             return resolved, questions.list_changes_and_pairs(
                 model=resolved.model, machine=resolved.machine, job=resolved.job, layout=layout
             )
 
-        resolved, change_list = await site.answer(asked, find_changes)
-        own_layout = str(asked.parse_layout(resolved.machine))
+        resolved, change_list = await site.answer(query, find_changes)
+        own_layout = str(query.parse_layout(resolved.machine))
         linked = select_plans(change_list)
 
         def address(change: Change) -> str:
             is_plan = change in linked and change.layout != own_layout
-            return asked.url("/plan", layout=change.layout, **resolved.chosen_batch) if is_plan else ""
+            return query.url("/plan", layout=change.layout, **resolved.chosen_batch) if is_plan else ""
 
         return HTMLResponse(render_fragment("changes.html", sections=list_change_sections(change_list), to=address))
 
     return pages
 
 
-def build_view(site: WebServer, asked: PlanQuestion) -> View:
+def build_view(site: WebServer, query: PlanQuestion) -> View:
     """Return the view of a question; without an answer, as much as can be shown, and the reason."""
     try:
-        resolved = site.resolve(asked)
+        resolved = site.resolve(query)
     except UserError as mistake:
         return View(mistake=str(mistake))
     try:
-        layout, filled_in = parse_with_remarks(asked.layout, resolved.machine)
+        layout, filled_in = parse_with_remarks(query.layout, resolved.machine)
     except UserError as mistake:
         return View(resolved, mistake=str(mistake), start=f"dp{resolved.machine.ranks} zero3 mbs1")
     resolved = resolved._replace(remarks=(*resolved.remarks, *filled_in))
@@ -138,22 +138,22 @@ def build_view(site: WebServer, asked: PlanQuestion) -> View:
         choices=list_job_choices(resolved, layout),
     )
     try:
-        return view._replace(answer=predict_step(resolved, layout, asked))
+        return view._replace(answer=predict_step(resolved, layout, query))
     except UserError as mistake:
         return view._replace(mistake=str(mistake))
 
 
-def write_config(resolved: ResolvedRequest, asked: PlanQuestion) -> WrittenConfig:
+def write_config(resolved: ResolvedRequest, query: PlanQuestion) -> WrittenConfig:
     """Write the plan as a config of the format ``to``; raises ``UserError`` for what that cannot express."""
     machine = f"{resolved.machine.name}:{resolved.machine.ranks}"
-    layout = asked.parse_layout(resolved.machine)
+    layout = query.parse_layout(resolved.machine)
     plan = ConfigPlan(resolved.model, layout, resolved.job, resolved.machine.ranks_per_node, machine)
-    config = write(plan, to=asked.to or find_stack_format(resolved.job))
+    config = write(plan, to=query.to or find_stack_format(resolved.job))
     defaults = use_page_words(describe_defaults(resolved.job, stated=resolved.stated))
     return config._replace(remarks=(*config.remarks, *((defaults,) if defaults else ())))
 
 
-def predict_step(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) -> dict[str, Any]:
+def predict_step(request: ResolvedRequest, layout: Layout, query: PlanQuestion) -> dict[str, Any]:
     """Predict a step, and return what the templates show of it.
 
     The pictures over time are left to a second request, unless the question says otherwise.
@@ -165,11 +165,11 @@ def predict_step(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) 
     return {
         "step": step,
         "view": view_step(step),
-        "rank": find_drawn_rank(step, asked),
-        "over_time": draw_over_time(request, layout, asked, step=step) if asked.over_time else None,
+        "rank": find_drawn_rank(step, query),
+        "over_time": draw_over_time(request, layout, query, step=step) if query.over_time else None,
         "height": memory.HEIGHT + pipeline.find_row_height(layout.pp) * layout.pp,
         "chip": chip,
-        "cost": describe_cost(step, request.machine, tokens=asked.tokens, price=asked.price),
+        "cost": describe_cost(step, request.machine, tokens=query.tokens, price=query.price),
         "own_formats": [form for form in formats if form.is_of(request.job.stack.name)],
         "other_formats": [form for form in formats if not form.is_of(request.job.stack.name)],
         "stages": [(stage, draw_stage_bar(stage, total=scale_bytes, limit=limit)) for stage in step.memory.stages],
@@ -181,21 +181,21 @@ def predict_step(request: ResolvedRequest, layout: Layout, asked: PlanQuestion) 
     }
 
 
-def find_drawn_rank(step: Step, asked: PlanQuestion) -> int:
+def find_drawn_rank(step: Step, query: PlanQuestion) -> int:
     """Return the pipeline rank whose memory is drawn: that of the question, or the fullest."""
     stages = step.memory.stages
-    if asked.rank is not None and 0 <= asked.rank < len(stages):
-        return asked.rank
+    if query.rank is not None and 0 <= query.rank < len(stages):
+        return query.rank
     return max(stages, key=lambda stage: stage.peak_bytes).stage
 
 
 def draw_over_time(
-    request: ResolvedRequest, layout: Layout, asked: PlanQuestion, *, step: Step | None = None
+    request: ResolvedRequest, layout: Layout, query: PlanQuestion, *, step: Step | None = None
 ) -> dict[str, Any]:
     """Draw the memory of one rank and the pipeline over time; ``step``: the predicted step, if it is known already."""
     step = step or answers.step(request, layout)
     chip = request.machine.chip.memory_bytes
-    rank = find_drawn_rank(step, asked)
+    rank = find_drawn_rank(step, query)
     rows, levels, _, drawn = answers.predict_over_time(request, layout, rank=rank)
     title = describe_step(step.time, rows)
     return {

@@ -122,7 +122,7 @@ def render_page(
     template: str,
     request: Request,
     *,
-    asked: JobQuestion,
+    query: JobQuestion,
     command: JobQuestion | None = None,
     mistake: str = "",
     code: int = 200,
@@ -135,11 +135,11 @@ def render_page(
     """
     path = request.url.path
     if path in COMMANDS and template != "mistake.html":
-        values["copies"] = write_copies(command or asked, COMMANDS[path])
+        values["copies"] = write_copies(command or query, COMMANDS[path])
     is_change = request.headers.get("sec-fetch-dest") == "empty"  # which takes parts of the page
     styles = "" if is_change else Markup(STYLES)
     text = environment.get_template(template).render(
-        here=path, asked=asked, about=asked.to_shared(), mistake=mistake, code=code, styles=styles, **values
+        here=path, query=query, about=query.to_shared(), mistake=mistake, code=code, styles=styles, **values
     )
     return HTMLResponse(text, status_code=code)
 

@@ -46,29 +46,29 @@ def build_router(site: WebServer) -> APIRouter:
     pages = APIRouter(include_in_schema=False)
 
     @pages.get("/runs")
-    async def show_runs(request: Request, asked: Annotated[RunQuestion, Query()]) -> HTMLResponse:
-        if asked.compare and not asked.folder:
+    async def show_runs(request: Request, query: Annotated[RunQuestion, Query()]) -> HTMLResponse:
+        if query.compare and not query.folder:
             try:
-                shown = await site.work.run_soon(lambda: compare_runs(site, asked))
+                shown = await site.work.run_soon(lambda: compare_runs(site, query))
             except UserError as error:
-                return render_page("mistake.html", request, asked=asked, mistake=site.word_message(error))
-            return render_page("runs_compared.html", request, asked=asked, shown=shown, smooths=SMOOTHS)
-        if not asked.folder:
+                return render_page("mistake.html", request, query=query, mistake=site.word_message(error))
+            return render_page("runs_compared.html", request, query=query, shown=shown, smooths=SMOOTHS)
+        if not query.folder:
             summaries = await site.work.run_soon(lambda: runs.find(site.folder))
             live = any(run_summary.state == "running" for run_summary in summaries)
-            return render_page("runs.html", request, asked=asked, found=summaries, poll=LIVE if live else QUIET)
+            return render_page("runs.html", request, query=query, found=summaries, poll=LIVE if live else QUIET)
         try:
-            run = await site.work.run_soon(lambda: build_view(site, asked.folder))
+            run = await site.work.run_soon(lambda: build_view(site, query.folder))
         except UserError as error:
-            return render_page("mistake.html", request, asked=asked, mistake=site.word_message(error))
-        return render_page("run.html", request, asked=asked, run=run)
+            return render_page("mistake.html", request, query=query, mistake=site.word_message(error))
+        return render_page("run.html", request, query=query, run=run)
 
     return pages
 
 
-def compare_runs(site: WebServer, asked: RunQuestion) -> dict[str, Any]:
+def compare_runs(site: WebServer, query: RunQuestion) -> dict[str, Any]:
     """Return the curves of several runs in one picture each, and their figures."""
-    names = list(dict.fromkeys(asked.compare))
+    names = list(dict.fromkeys(query.compare))
     if not 2 <= len(names) <= len(RUN_LOOKS):
         raise UserError(f"{len(names)} runs; compare 2 to {len(RUN_LOOKS)}")
     logs = [[line for line in runs.read_log(site.folder, name) if "loss" in line] for name in names]
@@ -84,7 +84,7 @@ def compare_runs(site: WebServer, asked: RunQuestion) -> dict[str, Any]:
     ) -> Any:
         curves = []
         for (look, name), log, predicted in zip(looks, logs, predictions, strict=True):
-            points = smooth(read(log), asked.smooth)
+            points = smooth(read(log), query.smooth)
             curves.append(Curve(name, look, points))
             if predicted is not None and expect is not None and points:
                 ends = [(points[0][0], expect(predicted)), (points[-1][0], expect(predicted))]

@@ -79,17 +79,17 @@ def build_router(site: WebServer) -> APIRouter:
     pages, stream = APIRouter(include_in_schema=False), Stream(site, "search", read=Fit._make)
 
     @pages.get("/search")
-    async def search(request: Request, asked: Annotated[SearchPage, Query()]) -> HTMLResponse:
-        return render_page("search.html", request, asked=asked, command=asked.question())
+    async def search(request: Request, query: Annotated[SearchPage, Query()]) -> HTMLResponse:
+        return render_page("search.html", request, query=query, command=query.question())
 
     @pages.get("/search/events")
-    async def events(asked: Annotated[SearchPage, Query()]) -> StreamingResponse:
+    async def events(query: Annotated[SearchPage, Query()]) -> StreamingResponse:
         return stream.answer(
-            asked.question(),
+            query.question(),
             lambda result, fits: (
-                stream.describe(asked) + render_result(site, asked, FOUND.validate_python(result), sorted(fits))
+                stream.describe(query) + render_result(site, query, FOUND.validate_python(result), sorted(fits))
             ),
-            sketch=lambda fits: render_best(asked, sorted(fits)),
+            sketch=lambda fits: render_best(query, sorted(fits)),
         )
 
     @pages.post("/search/events/stop")
@@ -100,18 +100,18 @@ def build_router(site: WebServer) -> APIRouter:
     return pages
 
 
-def render_best(asked: SearchPage, fits: Sequence[Fit]) -> str:
+def render_best(query: SearchPage, fits: Sequence[Fit]) -> str:
     """Return the best layouts of a search that still runs as a table."""
     best = fits[:SKETCHED]
     return render_fragment(
         "best_so_far.html",
         grid=make_grid(FITS, best),
-        to=lambda fit: plan_of_fit(asked, fit),
+        to=lambda fit: plan_of_fit(query, fit),
         number=len(fits),
     )
 
 
-def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Sequence[Fit] = ()) -> str:
+def render_result(site: WebServer, query: SearchPage, result: Found, fits: Sequence[Fit] = ()) -> str:
     """Return the result as HTML; ``fits``: the layouts that were evaluated and fit."""
     if isinstance(result, Offers):
         return render_fragment(
@@ -120,16 +120,16 @@ def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Seque
             grid=make_offer_grid(result),
             span=format_duration,
             assumption=describe_assumption,
-            to=lambda offer: get_plan_url(site, asked, offer),
-            to_row=lambda row: get_plan_url(site, asked, row[1]),
+            to=lambda offer: get_plan_url(site, query, offer),
+            to_row=lambda row: get_plan_url(site, query, row[1]),
         )
     if isinstance(result, Walk):
         return render_fragment(
             "walk.html",
             found=result,
-            changes=make_grid(CHANGES, choose_changes(result.changes, asked.top)),
+            changes=make_grid(CHANGES, choose_changes(result.changes, query.top)),
             path=make_grid(CHANGES, result.path),
-            to=lambda item: _plan(asked, layout=item.layout),
+            to=lambda item: _plan(query, layout=item.layout),
         )
     grids = {"reasons": make_grid(REASONS, result.reasons)}
     grids |= {"best": make_best_grid(result.best)} if result.best else {}
@@ -141,15 +141,15 @@ def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Seque
     )
     return render_fragment(
         "found.html",
-        asked=asked,
+        query=query,
         found=result,
         grids=grids,
-        to=lambda item: address(asked, item),
+        to=lambda item: address(query, item),
         figures=list_key_figures(result.proposal.choice.step) if result.proposal else (),
-        to_row=lambda row: address(asked, row[1]),
-        pick=lambda row: pick_layout(asked, row[1]),
-        front=draw_search_front(asked, result, fits[:DRAWN]) if len(result.front) > 1 or len(fits) > 1 else None,
-        choices=draw_choices(asked, fits),
+        to_row=lambda row: address(query, row[1]),
+        pick=lambda row: pick_layout(query, row[1]),
+        front=draw_search_front(query, result, fits[:DRAWN]) if len(result.front) > 1 or len(fits) > 1 else None,
+        choices=draw_choices(query, fits),
         drawn=min(len(fits), DRAWN),
         fits=len(fits),
         legend=use_page_words(explain_layouts(map(format_ranked, result.best))),
@@ -157,44 +157,44 @@ def render_result(site: WebServer, asked: SearchPage, result: Found, fits: Seque
     )
 
 
-def address(asked: SearchQuestion, ranked: Ranked) -> str:
+def address(query: SearchQuestion, ranked: Ranked) -> str:
     """Return the URL of the plan of one layout, with what the search changed in the job."""
     name = ranked.step.job["precision"]["name"]  # type: ignore[index]
-    changes = {"precision": name} if name.removesuffix("-grad16") in asked.also else {}
-    return _plan(asked, layout=ranked.step.layout, reduce=ranked.reduce, **changes)
+    changes = {"precision": name} if name.removesuffix("-grad16") in query.also else {}
+    return _plan(query, layout=ranked.step.layout, reduce=ranked.reduce, **changes)
 
 
-def pick_layout(asked: SearchQuestion, ranked: Ranked) -> str:
+def pick_layout(query: SearchQuestion, ranked: Ranked) -> str:
     """Return the layout as the page Compare takes it, or an empty text if its job differs from the question's."""
     layout = ranked.step.layout
-    return layout if address(asked, ranked) == _plan(asked, layout=layout) else ""
+    return layout if address(query, ranked) == _plan(query, layout=layout) else ""
 
 
-def get_plan_url(site: WebServer, asked: SearchQuestion, offer: Offer) -> str:
+def get_plan_url(site: WebServer, query: SearchQuestion, offer: Offer) -> str:
     """Return the URL of an offer's plan, on the machine by the name used in the question."""
-    words = (asked.machine, *asked.machines)
+    words = (query.machine, *query.machines)
     word_by_machine = {resolve(word, local=site.local, find=site.folder.path).name: word for word in words}
-    return asked.to_shared().url(
+    return query.to_shared().url(
         "/plan",
         machine=replace_ranks(word_by_machine[offer.machine], offer.ranks),
         layout=offer.layout,
-        **site.resolve(asked).chosen_batch,
+        **site.resolve(query).chosen_batch,
     )
 
 
-def _plan(asked: SearchQuestion, *, layout: str, reduce: str = "micro_batch", **changes: Any) -> str:
-    settings = (*asked.set, f"reduce={reduce}") if reduce != "micro_batch" else asked.set
-    return asked.to_shared().url("/plan", layout=layout, set=settings, **changes)
+def _plan(query: SearchQuestion, *, layout: str, reduce: str = "micro_batch", **changes: Any) -> str:
+    settings = (*query.set, f"reduce={reduce}") if reduce != "micro_batch" else query.set
+    return query.to_shared().url("/plan", layout=layout, set=settings, **changes)
 
 
-def plan_of_fit(asked: SearchQuestion, fit: Fit) -> str:
+def plan_of_fit(query: SearchQuestion, fit: Fit) -> str:
     """Return the URL of the plan of a layout that fits."""
-    changes = {"precision": fit.precision} if fit.precision.removesuffix("-grad16") in asked.also else {}
+    changes = {"precision": fit.precision} if fit.precision.removesuffix("-grad16") in query.also else {}
     reduce = fit.reduce if fit.reduce == "step" else "micro_batch"
-    return _plan(asked, layout=fit.layout, reduce=reduce, **changes)
+    return _plan(query, layout=fit.layout, reduce=reduce, **changes)
 
 
-def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequence[Fit] = ()) -> Any:
+def draw_search_front(query: SearchQuestion, result: SearchResult, fits: Sequence[Fit] = ()) -> Any:
     """Draw the Pareto front as a staircase, and the other layouts that fit as points."""
     points = [
         _build_point(
@@ -202,7 +202,7 @@ def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequenc
             entry.step_seconds,
             entry.memory_bytes,
             entry.precision,
-            _plan(asked, layout=entry.layout, reduce=entry.reduce),
+            _plan(query, layout=entry.layout, reduce=entry.reduce),
         )
         for entry in result.front
     ]
@@ -212,13 +212,13 @@ def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequenc
             entry.step.time.step_seconds,
             entry.step.memory.peak_bytes,
             "",
-            address(asked, entry),
+            address(query, entry),
             look="dot other",
         )
         for entry in result.best
     ]
     other_points += [
-        _build_point(fit.layout, fit.seconds, fit.peak_bytes, "", plan_of_fit(asked, fit), look="dot other")
+        _build_point(fit.layout, fit.seconds, fit.peak_bytes, "", plan_of_fit(query, fit), look="dot other")
         for fit in fits
     ]
     drawn = {point.href for point in points}
@@ -226,7 +226,7 @@ def draw_search_front(asked: SearchQuestion, result: SearchResult, fits: Sequenc
     return draw_front([*others.values(), *points])  # the front on top
 
 
-def draw_choices(asked: SearchQuestion, fits: Sequence[Fit]) -> Raw:
+def draw_choices(query: SearchQuestion, fits: Sequence[Fit]) -> Raw:
     """Draw the choices of the fastest layouts that fit, with their memory and step time, as parallel coordinates."""
     fits = sorted(fits, key=lambda fit: fit.seconds)[:MAX_LINES]
     layouts = [Layout.parse(fit.layout) for fit in fits]
@@ -241,7 +241,7 @@ def draw_choices(asked: SearchQuestion, fits: Sequence[Fit]) -> Raw:
     lines = [
         parallel.ParallelLine(
             f"{fit.layout}\n{show_seconds(fit.seconds)}, {show_bytes(fit.peak_bytes)}",
-            plan_of_fit(asked, fit),
+            plan_of_fit(query, fit),
             "F" if index < best else "update",
         )
         for index, fit in enumerate(fits)

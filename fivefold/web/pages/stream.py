@@ -49,7 +49,7 @@ class Stream(Generic[Find]):
 
     def answer(
         self,
-        asked: JobQuestion,
+        query: JobQuestion,
         draw: Callable[[Any, Sequence[Find]], str],
         sketch: Callable[[Sequence[Find]], str] | None = None,
     ) -> StreamingResponse:
@@ -57,27 +57,27 @@ class Stream(Generic[Find]):
 
         ``draw`` turns its result, with all finds, into HTML; ``sketch`` those that are known so far.
         """
-        return StreamingResponse(self._list_events(asked, draw, sketch), media_type="text/event-stream")
+        return StreamingResponse(self._list_events(query, draw, sketch), media_type="text/event-stream")
 
-    def describe(self, asked: JobQuestion) -> str:
+    def describe(self, query: JobQuestion) -> str:
         """Return the question as the first paragraph of an answer."""
-        resolved = self.site.resolve(asked)
+        resolved = self.site.resolve(query)
         line = describe_question(resolved.model, resolved.machine, resolved.job, stated=resolved.stated)
         return build_paragraph(" · ".join(filter(None, (line, resolved.settings))), kind="about")
 
     async def _list_events(
         self,
-        asked: JobQuestion,
+        query: JobQuestion,
         draw: Callable[[Any, Sequence[Find]], str],
         sketch: Callable[[Sequence[Find]], str] | None,
     ) -> AsyncIterator[str]:
-        key = asked.model_dump_json()
+        key = query.model_dump_json()
         if key in self.kept:
             yield format_event("found", self.kept[key])
             return
         is_ended, finds = False, list[Find]()
         try:
-            async for event_item in self.site.events(self.verb, asked):
+            async for event_item in self.site.events(self.verb, query):
                 ((name, data),) = event_item.items()
                 is_ended = name in ("result", "mistake", "stopped")
                 if name == "result":

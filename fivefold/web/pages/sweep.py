@@ -77,19 +77,19 @@ def build_router(site: WebServer) -> APIRouter:
     stream = Stream(site, "sweep", read=SweepRow.model_validate, keeps=False)
 
     @pages.get("/sweep")
-    async def sweep(request: Request, asked: Annotated[SweepQuestion, Query()]) -> HTMLResponse:
+    async def sweep(request: Request, query: Annotated[SweepQuestion, Query()]) -> HTMLResponse:
         files = await site.work.run_soon(lambda: list_files(site.folder))
         content = None
         mistake = ""
-        if asked.file:
+        if query.file:
             try:
-                content = await site.work.run_soon(lambda: build_view(site, asked))
+                content = await site.work.run_soon(lambda: build_view(site, query))
             except UserError as error:
                 mistake = site.word_message(error)
         return render_page(
             "sweep.html",
             request,
-            asked=asked,
+            query=query,
             files=files,
             found=content,
             mistake=mistake,
@@ -98,19 +98,19 @@ def build_router(site: WebServer) -> APIRouter:
         )
 
     @pages.get("/sweep/start")
-    async def start(request: Request, asked: Annotated[SweepStartPage, Query()]) -> Response:
-        if asked.run and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
-            return RedirectResponse(asked.url("/sweep/start", run=None))  # another site's link starts nothing
-        return render_page("sweep_start.html", request, asked=asked)
+    async def start(request: Request, query: Annotated[SweepStartPage, Query()]) -> Response:
+        if query.run and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return RedirectResponse(query.url("/sweep/start", run=None))  # another site's link starts nothing
+        return render_page("sweep_start.html", request, query=query)
 
     @pages.get("/sweep/events")
-    async def events(request: Request, asked: Annotated[SweepStartPage, Query()]) -> Response:
+    async def events(request: Request, query: Annotated[SweepStartPage, Query()]) -> Response:
         if request.headers.get("sec-fetch-mode") == "navigate":
             raise UserError("a sweep is started with the button of the page Sweep, not by a link")
         return stream.answer(
-            asked.convert(SweepStart),
-            lambda result, rows: render_fragment("sweep_started.html", **result) + render_best(asked, rows),
-            sketch=lambda rows: render_best(asked, rows),
+            query.convert(SweepStart),
+            lambda result, rows: render_fragment("sweep_started.html", **result) + render_best(query, rows),
+            sketch=lambda rows: render_best(query, rows),
         )
 
     @pages.post("/sweep/events/stop")
@@ -119,9 +119,9 @@ def build_router(site: WebServer) -> APIRouter:
         return Response(status_code=204)
 
     @pages.get("/sweep/file")
-    async def file(asked: Annotated[SweepStartPage, Query()]) -> Response:
+    async def file(query: Annotated[SweepStartPage, Query()]) -> Response:
         """Return the sweep as the file that ``fivefold sweep`` reads."""
-        swept = await site.work.run_soon(lambda: asked.read_sweep(folder=site.folder, local=site.local))
+        swept = await site.work.run_soon(lambda: query.read_sweep(folder=site.folder, local=site.local))
         text = toml.emit(swept.model_dump(mode="json", exclude_defaults=True))
         return Response(text, media_type="application/toml")
 
@@ -146,9 +146,9 @@ def describe_question(rows: Sequence[SweepRow]) -> str:
     return " · ".join(parts)
 
 
-def build_view(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
+def build_view(site: WebServer, query: SweepQuestion) -> dict[str, Any]:
     """Return the rows and their pictures."""
-    rows = read(site.folder.path(asked.file))
+    rows = read(site.folder.path(query.file))
     predicted = [row for row in rows if row.step_seconds is not None and row.peak_bytes is not None]
     fitting = [row for row in predicted if row.status == "fits"]
     best = sorted(fitting, key=get_mfu, reverse=True)
@@ -160,9 +160,9 @@ def build_view(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
         "has_measured": any(row.measured == "measured" for row in fitting),
         "points": draw_points(best, predicted) if predicted else "",
         "heat": heat.build_table(
-            find_best_cells(fitting, asked),
-            show=lambda size: format_value(asked.value, size),
-            less=asked.value in ("step_seconds", "peak_bytes"),
+            find_best_cells(fitting, query),
+            show=lambda size: format_value(query.value, size),
+            less=query.value in ("step_seconds", "peak_bytes"),
         )
         if fitting
         else None,
@@ -171,13 +171,13 @@ def build_view(site: WebServer, asked: SweepQuestion) -> dict[str, Any]:
     }
 
 
-def render_best(asked: SweepStartPage, rows: Sequence[SweepRow]) -> str:
+def render_best(query: SweepStartPage, rows: Sequence[SweepRow]) -> str:
     """Return the best of the rows that a sweep has predicted so far as a table."""
     best = nlargest(SKETCHED, (row for row in rows if row.status == "fits"), key=get_mfu)
     return render_fragment(
         "best_rows.html",
         grid=make_row_grid(best, axes=list_varied_axes(rows)),
-        to=lambda row: address(row, asked.to_shared()),
+        to=lambda row: address(row, query.to_shared()),
         rows=len(rows),
         fits=sum(row.status == "fits" for row in rows),
     )
@@ -212,21 +212,21 @@ def make_tooltip(row: SweepRow) -> str:
     )
 
 
-def find_best_cells(rows: Sequence[SweepRow], asked: SweepQuestion) -> dict[tuple[Any, Any], tuple[float, str]]:
+def find_best_cells(rows: Sequence[SweepRow], query: SweepQuestion) -> dict[tuple[Any, Any], tuple[float, str]]:
     """Return the best value for each pair of axis values, and the URL of its plan."""
-    sign = -1 if asked.value in ("step_seconds", "peak_bytes") else 1
+    sign = -1 if query.value in ("step_seconds", "peak_bytes") else 1
     best: dict[tuple[Any, Any], tuple[float, str]] = {}
     for row in rows:
-        cell = (getattr(row, asked.down), getattr(row, asked.across))
-        value = getattr(row, asked.value)
+        cell = (getattr(row, query.down), getattr(row, query.across))
+        value = getattr(row, query.value)
         if value is not None and (cell not in best or sign * value > sign * best[cell][0]):
             best[cell] = value, address(row)
     return best
 
 
-def address(row: SweepRow, asked: JobQuestion | None = None) -> str:
-    """Return the URL of a row's plan; ``asked``: the rest of the job, which no row contains."""
-    return (asked or JobQuestion()).url(
+def address(row: SweepRow, query: JobQuestion | None = None) -> str:
+    """Return the URL of a row's plan; ``query``: the rest of the job, which no row contains."""
+    return (query or JobQuestion()).url(
         "/plan",
         model=row.model,
         machine=replace_ranks(row.machine, row.ranks),
