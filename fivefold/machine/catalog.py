@@ -640,26 +640,24 @@ ROWS: dict[str, ChipRow] = {
 }
 
 ALIASES = {  # other names of the catalog's chips
-    **dict.fromkeys(("a100-80", "a100-80g", "a100-80gb", "a100-sxm", "a100-sxm4-80gb", "dgx-a100"), "a100"),
+    **dict.fromkeys(("a100-80", "a100-80g", "a100-80gb", "a100-sxm", "a100-sxm4-80gb"), "a100"),
     **dict.fromkeys(("a100-40g", "a100-40gb", "a100-sxm4-40gb"), "a100-40"),
     **dict.fromkeys(("a100-pcie-80gb", "a100-80gb-pcie"), "a100-pcie"),
     **dict.fromkeys(("a800-80g", "a800-80gb", "a800-sxm4-80gb"), "a800"),
-    **dict.fromkeys(
-        ("h100-80", "h100-80g", "h100-80gb", "h100-sxm", "h100-sxm5", "h100-80gb-hbm3", "dgx-h100"), "h100"
-    ),
-    **dict.fromkeys(("h200-sxm", "h200-141gb", "dgx-h200"), "h200"),
-    **dict.fromkeys(("b200-sxm", "dgx-b200"), "b200"),
+    **dict.fromkeys(("h100-80", "h100-80g", "h100-80gb", "h100-sxm", "h100-sxm5", "h100-80gb-hbm3"), "h100"),
+    **dict.fromkeys(("h200-sxm", "h200-141gb"), "h200"),
+    "b200-sxm": "b200",
+    "gh200-480gb": "gh200",
     "gb200-nvl72": "gb200",
     "gb300-nvl72": "gb300",
     "mi300": "mi300x",
-    **dict.fromkeys(("tesla-v100", "v100-32", "v100-32gb", "v100-sxm2-32gb"), "v100"),
-    "tesla-t4": "t4",
+    **dict.fromkeys(("v100-32", "v100-32gb", "v100-sxm2-32gb"), "v100"),
     **dict.fromkeys(("3090", "rtx-3090"), "rtx3090"),
     **dict.fromkeys(("4090", "rtx-4090"), "rtx4090"),
     **dict.fromkeys(("5090", "rtx-5090"), "rtx5090"),
     **dict.fromkeys(("rtx-pro-6000", "rtx6000-pro", "rtx-pro6000", "rtx-6000-pro"), "rtxpro6000"),
     **dict.fromkeys(("rtxa6000", "rtx-a6000"), "a6000"),
-    **dict.fromkeys(("rtx6000ada", "rtx-6000-ada", "a6000-ada"), "rtx6000-ada"),
+    **dict.fromkeys(("rtx6000ada", "rtx-6000-ada", "rtx-6000-ada-generation", "a6000-ada"), "rtx6000-ada"),
 }
 
 
@@ -735,7 +733,8 @@ def is_named(text: str) -> bool:
     return has_ranks(text) or spell_machine(text).partition(" ")[0].lower() in (*ROWS, "local")
 
 
-_COUNT_FIRST = re.compile(r"(?P<count>\d+)\s*[x*×]\s*(?P<name>\w[\w. -]*?)")
+_NODES = r"((?P<nodes>\d+)\s*([x*×]|nodes? (of|with|x))\s*)?"
+_COUNT_FIRST = re.compile(_NODES + r"(?P<count>\d+)(\s*[x*×]\s*| )(?P<name>\w[\w. -]*?)", re.IGNORECASE)
 _COUNT_LAST = re.compile(r"(?P<name>\w[\w. -]*?)\s*[x*×]\s*(?P<count>\d+)")
 
 
@@ -763,16 +762,20 @@ def _split_count(name: str) -> tuple[str, str]:
         if match and chip in INSTANCES and len(match["count"]) < len(str(RANKS)):  # that many nodes
             return chip, f":{int(match['count']) * INSTANCES[chip].gpus}"
         if match and chip:
-            return chip, f":{match['count']}"
+            return chip, f":{int(match['count']) * int(match.groupdict().get('nodes') or 1)}"
     text, colon, count = name.partition(":")
     return _find_name(text) or text, f"{colon}{count}"
 
 
 def _find_name(text: str) -> str | None:
     """Return the name of a chip or an instance in the catalog for one in any case, with spaces or its vendor's name."""
-    name = re.sub(r"^(nvidia-|amd-|standard_)?(geforce-|instinct-)?", "", "-".join(text.lower().split()))
-    name = ALIASES.get(name, name)
-    return name if name in (*ROWS, *INSTANCES, "local") else None
+    name = re.sub(
+        r"^(nvidia-|amd-|standard_)?(geforce-|instinct-|tesla-|dgx-|hgx-)?", "", "-".join(text.lower().split())
+    )
+    known = {*ROWS, *INSTANCES, "local"}
+    singular = name.removesuffix("-gpus")
+    spellings = (ALIASES.get(spelling, spelling) for spelling in (singular, singular.removesuffix("s")))
+    return next((spelling for spelling in spellings if spelling in known), None)
 
 
 def is_counted(text: str) -> bool:

@@ -180,6 +180,18 @@ def test_other_names_of_a_chip_are_known() -> None:
         "a6000",
     ]
     assert spell_machine("8xa100-80gb nic=1Gbit") == "a100:8 nic=1Gbit"
+    assert [spell_machine(text) for text in ("2x8 H100", "2 nodes of 8 H100", "16 H100s", "8 L40S GPUs", "2 3090")] == [
+        "h100:16",
+        "h100:16",
+        "h100:16",
+        "l40s:8",
+        "rtx3090:2",
+    ]
+    assert [spell_machine(text) for text in ("HGX H200", "Tesla V100-SXM2-32GB", "NVIDIA GH200 480GB")] == [
+        "h200",
+        "v100",
+        "gh200",
+    ]
     assert spell_machine("2x RTX 4090 nic=1Gbit") == "rtx4090:2 nic=1Gbit"
     assert [spell_machine(text) for text in ("NVIDIA GeForce RTX 4090", "A100 80GB x 8", "AMD Instinct MI300X:8")] == [
         "rtx4090",
