@@ -2,7 +2,9 @@
 
 CPU seconds hold on a busy machine, where the durations that pytest prints do not. Those of a test are what its process
 and the processes that ended meanwhile have used since the test before: with its fixtures, and with those of its module
-or session where it is the first to ask for them. What workers need to start and to collect is a row of its own.
+or session where it is the first to ask for them. What workers need to start and to collect is a row of its own, and so
+is each fixture of the session that ends: a server or a browser that many tests have used, not the last of them. What
+the processes of a browser's pages use is in no row, as nothing waits for them.
 """
 
 from __future__ import annotations
@@ -16,7 +18,8 @@ from typing import Any
 import pytest
 
 SHOWN = 40
-STARTING = "starting and collecting"
+STARTING, ENDING = "starting and collecting", "at the end:"
+ROWS = "rows of no test"  # in what a worker sends
 
 
 def read_cpu() -> float:
@@ -38,13 +41,24 @@ class CpuRecorder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.seconds = Counter[str]()
+        self.seconds = Counter[str]()  # of each test
+        self.rows = Counter[str]()  # of what belongs to no test
         self.last = 0.0
 
     def pytest_collection_finish(self) -> None:
         """Tests begin here."""
         self.last = read_cpu()
-        self.seconds[STARTING] += self.last
+        self.rows[STARTING] += self.last
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_fixture_post_finalizer(self, fixturedef: pytest.FixtureDef[Any]) -> Any:
+        """Take what the end of a fixture of the session has used from the test that happens to be the last."""
+        result = yield
+        if fixturedef.scope == "session" and self.last:
+            now = read_cpu()
+            self.rows[f"{ENDING} {fixturedef.argname}"] += now - self.last
+            self.last = now
+        return result
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self) -> Any:
@@ -61,16 +75,17 @@ class CpuRecorder:
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_testnodedown(self, node: Any) -> None:
-        """Add what a worker of pytest-xdist needed to start."""
-        self.seconds[STARTING] += getattr(node, "workeroutput", {}).get(STARTING, 0.0)
+        """Add what a worker of pytest-xdist used for no test."""
+        self.rows.update(getattr(node, "workeroutput", {}).get(ROWS, {}))
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
-        """Send what this worker needed to start, or write all."""
+        """Send what this worker used for no test, or write all."""
         if hasattr(session.config, "workeroutput"):
-            session.config.workeroutput[STARTING] = self.seconds[STARTING]
+            session.config.workeroutput[ROWS] = dict(self.rows)
             return
         if self.last == 0.0:  # the process that only hands out tests
-            self.seconds[STARTING] += sum(os.times()[:2])
+            self.rows[STARTING] += sum(os.times()[:2])
+        self.seconds.update(self.rows)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.path.write_text("".join(f"{cpu:.2f}\t{name}\n" for name, cpu in self.seconds.most_common()))
 

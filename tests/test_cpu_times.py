@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.cpu_times import STARTING, CpuRecorder, sum_folders
+from tests.cpu_times import ENDING, ROWS, STARTING, CpuRecorder, sum_folders
 
 SPUN = 0.05
 
@@ -42,15 +42,23 @@ def test_a_test_has_the_seconds_of_itself_and_of_its_children(tmp_path: Path) ->
     for name, work in (("itself", spin), ("child", spin_in_a_child), ("nothing", lambda: None)):
         work()
         main.pytest_runtest_logreport(report(worker, name))
-    output: dict[str, float] = {}
+    server = worker.pytest_fixture_post_finalizer(SimpleNamespace(scope="session", argname="server"))  # type: ignore[arg-type]
+    next(server)
+    spin_in_a_child()
+    with pytest.raises(StopIteration):
+        server.send(None)
+    main.pytest_runtest_logreport(report(worker, "last"))
+    output: dict[str, dict[str, float]] = {}
     worker.pytest_sessionfinish(SimpleNamespace(config=SimpleNamespace(workeroutput=output)))  # type: ignore[arg-type]
     main.pytest_testnodedown(SimpleNamespace(workeroutput=output))
     main.pytest_sessionfinish(SimpleNamespace(config=SimpleNamespace()))  # type: ignore[arg-type]
     rows = [line.split("\t") for line in (tmp_path / "build" / "times.txt").read_text().splitlines()]
     seconds = {name: float(cpu) for cpu, name in rows}
-    assert seconds[STARTING] >= output[STARTING] - 0.01
-    assert min(seconds["itself"], seconds["child"]) >= SPUN - 0.011  # a clock of the kernel ticks each 10 ms
-    assert seconds["nothing"] < SPUN
+    assert seconds[STARTING] >= output[ROWS][STARTING] - 0.01
+    assert (
+        min(seconds["itself"], seconds["child"], seconds[f"{ENDING} server"]) >= SPUN - 0.011
+    )  # a clock of the kernel ticks each 10 ms
+    assert max(seconds["nothing"], seconds["last"]) < SPUN
     assert not (tmp_path / "none").exists()
 
 
