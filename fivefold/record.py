@@ -411,13 +411,15 @@ CATALOGS = {"model": "fivefold models", "machine": "fivefold machines", "stack":
 
 
 def make_unknown_name_error(word: str, known: list[str], *, kind: str, forms: str = "") -> UserError:
-    """Make the ``UserError`` for an unknown name, with similar names or where to find all of them.
+    """Make the ``UserError`` for an unknown name, with longer or similar names, or where to find all of them.
 
     ``forms``: what to list instead of ``known`` if no name is similar.
 
     ``unknown model 'lama3-8b'; did you mean llama3-8b? `fivefold models` lists all``
     """
-    close = get_close_matches(word, known, n=3, cutoff=0.5)
+    spoken = re.sub(r"[\s_-]", "", word.lower())
+    longer = [name for name in known if len(spoken) >= 4 and name.replace("-", "").startswith(spoken)]
+    close = longer[:5] or get_close_matches(word.lower(), known, n=3, cutoff=0.5)
     question = f"did you mean {join_names(close, 'or')}?" if close else ""
     if kind in CATALOGS:
         hint = f"{question} `{CATALOGS[kind]}` lists all".strip()

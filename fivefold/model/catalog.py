@@ -19,7 +19,7 @@ from fivefold.model.spec import CONFIG_SOURCE, Model
 from fivefold.record import UsageWarning, UserError, join_names, locate, make_unknown_name_error, read_file
 
 # Endings of repositories whose config.json has the sizes of the model without them, as they are spelled.
-TUNED_ENDINGS = ("", "-hf", "-Base", "-Instruct", "-Chat", "-chat", "-it", "-pt", "-chat-hf")
+TUNED_ENDINGS = ("", "-hf", "-Base", "-Instruct", "-Chat", "-chat", "-it", "-pt", "-chat-hf", "-Instruct-hf")
 # Further endings of those whose weights are quantized, in lower case, and how
 QUANTIZED_ENDINGS = {
     "-unsloth-bnb-4bit": "nf4", "-bnb-4bit": "nf4", "-bnb-nf4-bf16": "nf4", "-bnb-8bit": "int8", "-fp8": "fp8",
@@ -47,6 +47,9 @@ VERSIONS = {
     "deepseek-r1-distill-qwen-7b": Version("qwen2.5-math-7b"),
     "deepseek-r1-distill-qwen-14b": Version("qwen2.5-14b"),
     "deepseek-r1-distill-qwen-32b": Version("qwen2.5-32b"),
+    "vicuna-7b-v1.5": Version("llama2-7b"),
+    "vicuna-13b-v1.5": Version("llama2-13b"),
+    "zephyr-7b-beta": Version("mistral-7b"),
     "llama-3.1-nemotron-70b-instruct": Version("llama3.1-70b"),
     "llama-4-scout-17b-16e": Version("llama4-scout"),
     "llama-4-maverick-17b-128e": Version("llama4-maverick"),
@@ -123,7 +126,7 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     if path.suffix not in (".json", ".toml"):
         if is_file:
             raise UserError(f"{text}: a model file ends in .json or .toml")
-        if published := find_published(text):
+        if published := find_published(text) or find_published(_find_spoken_name(text)):
             return published
         if not _is_repository(text):
             raise make_unknown_name_error(text, list_names(), kind="model")
@@ -177,6 +180,12 @@ def find_repository(text: str) -> str | None:
     """Return the catalog's name of the model with the config of the Hugging Face repository ``text``, or None."""
     tail = text.rstrip("/").rpartition("/")[2].lower()
     return next((name for name, entry in CATALOG.items() if tail in _list_spellings(name, entry)), None)
+
+
+def _find_spoken_name(text: str) -> str:
+    """Return the catalog's name that ``text`` is but for spaces and dashes, as in ``Llama 3 8B``, or ``text``."""
+    spoken = re.sub(r"[\s_-]", "", text.lower())
+    return next((name for name in CATALOG if name.replace("-", "") == spoken), text)
 
 
 def list_similar(text: str) -> list[str]:
@@ -389,6 +398,11 @@ CATALOG: dict[str, CatalogEntry] = {
         "llama2-13b": ("meta-llama/Llama-2-13b-hf", 40, 5120, 40, 40, 13_824),
         "llama2-70b": ("meta-llama/Llama-2-70b-hf", 80, 8192, 64, 8, 28_672),
     }, model_type="llama", vocab=32_000, positions=4096, rms_norm_eps=1e-5),
+    **_list_models("layers width heads kv_heads ffn vocab", {
+        "codellama-7b": ("codellama/CodeLlama-7b-hf", 32, 4096, 32, 32, 11_008, 32_016),
+        "codellama-13b": ("codellama/CodeLlama-13b-hf", 40, 5120, 40, 40, 13_824, 32_016),
+        "codellama-34b": ("codellama/CodeLlama-34b-hf", 48, 8192, 64, 8, 22_016, 32_000),
+    }, model_type="llama", positions=16_384, rope_theta=1e6, rms_norm_eps=1e-5),
     **_list_models("layers width heads ffn", {
         "llama3-8b": ("meta-llama/Meta-Llama-3-8B", 32, 4096, 32, 14_336),
         "llama3-70b": ("meta-llama/Meta-Llama-3-70B", 80, 8192, 64, 28_672),
@@ -481,6 +495,7 @@ CATALOG: dict[str, CatalogEntry] = {
         "olmo2-1b": ("allenai/OLMo-2-0425-1B", 16, 2048, 16, None, 8192,
                      "allenai/OLMo@59a53e3:configs/official-0425/OLMo2-1B-stage1.yaml"),
         "olmo2-7b": ("allenai/OLMo-2-1124-7B", 32, 4096, 32, None, 11_008),
+        "olmo2-13b": ("allenai/OLMo-2-1124-13B", 40, 5120, 40, None, 13_824),
         "olmo2-32b": ("allenai/OLMo-2-0325-32B", 64, 5120, 40, 8, 27_648),
     }, model_type="olmo2", vocab=100_352, positions=4096, rope_theta=5e5, rms_norm_eps=1e-6),
     **_list_models("model_type layers width heads ffn vocab positions", {

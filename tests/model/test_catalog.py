@@ -57,6 +57,10 @@ PUBLISHED = {
     "gemma3-12b": 11_766_034_176,
     "gemma3-27b": 27_009_346_304,
     "olmo2-1b": 1_484_916_736,
+    "olmo2-13b": 13_716_198_400,
+    "codellama-7b": 6_738_546_688,
+    "codellama-13b": 13_016_028_160,
+    "codellama-34b": 33_743_970_304,
     "mistral-small-24b": 23_572_403_200,
     "lfm2-350m": 354_483_968,
     "lfm2-700m": 742_489_344,
@@ -319,6 +323,7 @@ def test_unreadable_model_files_are_one_line_errors(tmp_path: Path, file: str, t
     [
         ("lama3-8b", "unknown model 'lama3-8b'; did you mean llama3-8b"),
         ("Qwen3-9B", "did you mean"),
+        ("Mixtral", "did you mean mixtral-8x7b or mixtral-8x22b?"),
         ("zzz", "unknown model 'zzz'; `fivefold models` lists all"),
         ("", "unknown model ''"),
     ],
@@ -429,6 +434,14 @@ def test_a_repository_is_never_read_as_another_generation(
     assert named.replace(repository="", name=name, positions=published.positions) == published
     assert (named.repository or CATALOG[name].repository or "").lower() == repository.lower()
     assert locate_model(repository, named_in=tmp_path / "run.toml") == repository
+
+
+@pytest.mark.parametrize(
+    ("spoken", "name"),
+    [("Llama 3 8B", "llama3-8b"), ("gemma 3 27b", "gemma3-27b"), ("GPT-3 175B", "gpt3-175b"), ("glm 4.5", "glm4.5")],
+)
+def test_a_model_may_be_named_with_spaces(spoken: str, name: str) -> None:
+    assert resolve(spoken) == resolve(name)
 
 
 @pytest.mark.parametrize(
