@@ -191,6 +191,7 @@ RECIPES: dict[str, Recipe] = {
         ),
         Recipe(name="bf16-grad16", compute="bf16", weights_bytes=2, gradients_bytes=2, master_bytes=4),
         Recipe(name="bf16-pure", compute="bf16", weights_bytes=2, gradients_bytes=2),
+        Recipe(name="bf16-full", compute="bf16", weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2)),
         Recipe(name="fp16", compute="fp16", weights_bytes=2, gradients_bytes=2, master_bytes=4, loss_scaling=True),
         Recipe(name="bf16-autocast", compute="bf16", weights_bytes=4, gradients_bytes=4),
         Recipe(name="fp16-autocast", compute="fp16", weights_bytes=4, gradients_bytes=4, loss_scaling=True),

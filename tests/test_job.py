@@ -24,6 +24,7 @@ TOTALS = {
     "bf16-autocast": 16,
     "fp16-autocast": 16,
     "bf16-pure": 12,
+    "bf16-full": 8,
     "fp8-te": 16,
     "fp8-deepseek": 15,
     "fp8-nanotron": 10,

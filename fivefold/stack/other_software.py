@@ -119,7 +119,7 @@ NANOTRON = StackEntry(
         "zero": Fact((0, 1), f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: ZeRO Stage 1"),
         "config_optimizers": Fact(("adamw",), f"{NANOTRON_REPOSITORY}@19f88fb:src/nanotron/config/config.py"),
         "config_precisions": Fact(
-            ("bf16", "bf16-pure", "fp32"),
+            ("bf16", "bf16-full", "fp32"),
             f"{NANOTRON_REPOSITORY}@19f88fb:src/nanotron/config: model.dtype, accumulate_grad_in_fp32",
         ),
         "shard_groups": Fact(False, f"{NANOTRON_REPOSITORY}@069c21c:src/nanotron/optim/zero.py: over all of dp_pg"),

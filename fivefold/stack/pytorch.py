@@ -231,7 +231,8 @@ TORCHTUNE = StackEntry(
             ("adamw", "adamw8bit", "adamw4bit", "sgd"), f"{TUNE}:recipes/configs: torch.optim, bitsandbytes, torchao"
         ),
         "config_precisions": Fact(
-            ("bf16-pure", "fp32"), f"{TUNE}:torchtune/training/precision.py, get_dtype: no master copy"
+            ("bf16-pure", "bf16-full", "fp32"),
+            f"{TUNE}:torchtune/training/precision.py, get_dtype: no master copy",
         ),
     },
 )

@@ -43,7 +43,15 @@ def test_frozen_layers_of_llama_factory_are_read(
 ) -> None:
     reading = read_config(tmp_path, FACTORY | keys)
     assert reading.job is not None
-    assert (reading.job.freeze, reading.job.precision.name, reading.not_understood) == (frozen, "bf16-pure", ())
+    assert (reading.job.freeze, reading.job.precision.name, reading.not_understood) == (frozen, "bf16-full", ())
+
+
+@pytest.mark.parametrize(("optimizer", "precision"), [("adamw_torch", "bf16-full"), ("paged_adamw_32bit", "bf16-pure")])
+def test_moments_of_weights_in_bf16_are_those_of_the_library(tmp_path: Path, optimizer: str, precision: str) -> None:
+    """PyTorch's AdamW has moments of the weights' dtype, bitsandbytes' of 32 bits has them in fp32."""
+    reading = read_config(tmp_path, FACTORY | {"optim": optimizer})
+    assert reading.job is not None
+    assert reading.job.precision.name == precision
 
 
 def test_the_precision_of_most_configs_is_planned(tmp_path: Path) -> None:

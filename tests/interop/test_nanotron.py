@@ -164,7 +164,7 @@ def test_missing_keys_are_reported(tmp_path: Path) -> None:
 
 NANOS = Range(
     models=("tiny", "llama2-7b", "llama3-8b", "qwen2-7b"),
-    recipes=("bf16", "bf16", "fp32", "bf16-pure"),
+    recipes=("bf16", "bf16", "fp32", "bf16-full"),
     acs=("none", "none", "full"),
     axes=("dp", "tp", "cp", "pp"),
 )

@@ -223,7 +223,7 @@ if importlib.util.find_spec("deepspeed") is not None:  # by ``make interop``, as
     )
 
 
-BF16 = RECIPES["bf16-pure"].replace(name="bf16-moments", moments_bytes=(2, 2))  # as AdamW of bf16 weights
+BF16 = RECIPES["bf16-full"]
 
 
 def peft(layout: str, micro_batches: int = 1, *, precision: str | Recipe = "fp32", **how: object) -> Case:

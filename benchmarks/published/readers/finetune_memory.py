@@ -110,7 +110,7 @@ def _adapter_case(row: Row) -> Case:
         model=model,
         machine=read_machine(row | {"hardware": "A100-40GB"}),
         layout=layout,
-        recipe=get_recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),
+        recipe=get_recipe("bf16-full"),
         sequence=LONGEST_SAMPLE[model.name],
         memory_bytes=(number(row, "peak_gb") or 0) * 1e9,
         quantity="adapters",
@@ -139,7 +139,7 @@ def _case(row: Row) -> Case:
         model=model,
         machine=read_machine(row),
         layout=layout,
-        recipe=get_recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2)),
+        recipe=get_recipe("bf16-full"),
         memory_bytes=number(row, "peak_gib") * GIB,
         left_out=(("time", SHARED),) if number(row, "tokens_per_s") else (),
     )

@@ -42,8 +42,8 @@ SAME_TOKENS = "expert-parallel ranks read the same batch, so they are no data-pa
 
 # On 24 GPUs their own trace shows 205 reductions of a 13B block's gradients: 338 MB over 6 nodes in 14.4 ms, 20 GB/s.
 NIC_GIGABITS, NIC_SOURCE = 165.0, "KempnerForge@a7f8346:benchmarks/profiling/13b_24gpu_profiling.md"
-STATES: Recipe = get_recipe("bf16-pure").replace(name="bf16-all", moments_bytes=(2, 2))
-SUMMED: Recipe = STATES.replace(name="bf16-all-sum32", accumulated_bytes=4)
+STATES: Recipe = get_recipe("bf16-full")
+SUMMED: Recipe = STATES.replace(name="bf16-full-sum32", accumulated_bytes=4)
 
 
 def _rule(row: Row) -> str:

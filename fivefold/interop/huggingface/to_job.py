@@ -66,6 +66,8 @@ OPTIMIZERS = {
     "muon": "muon", "adamw_bnb_8bit_paged": "adamw8bit", "paged_adamw_32bit": "adamw", "paged_adamw": "adamw",
 }  # fmt: skip
 
+PYTORCH_ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_hf", "adamw", "adam")
+
 MAX_SIZE = 2**48
 
 
@@ -489,7 +491,8 @@ def _read_precision(values: Values, kind: str) -> Recipe:
     if kind == "deepspeed":
         _check_agreeing_precision(values)
     if values["pure_bf16"] and kind != "deepspeed":  # DeepSpeed keeps fp32 master weights in any case
-        return get_recipe("bf16-pure")
+        # moments of PyTorch's AdamW have the dtype of the weights, those of bitsandbytes' and Apex's are in fp32
+        return get_recipe("bf16-full" if values["optim"] in PYTORCH_ADAMW else "bf16-pure")
     bf16 = bf16 or bool(values["pure_bf16"])
     if not (bf16 or fp16):
         return get_recipe("tf32" if values["tf32"] else "fp32")

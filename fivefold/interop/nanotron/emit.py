@@ -25,7 +25,7 @@ def emit(plan: ConfigPlan) -> WrittenConfig:
         )
     if layout.ac not in ("none", "full"):
         raise UserError(f"ac={layout.ac}: nanotron recomputes complete layers only; use ac=full or ac=none")
-    dtypes = {"bf16": ("bfloat16", True), "bf16-pure": ("bfloat16", False), "fp32": ("float32", False)}
+    dtypes = {"bf16": ("bfloat16", True), "bf16-full": ("bfloat16", False), "fp32": ("float32", False)}
     if job.precision.name not in dtypes or job.precision != get_recipe(job.precision.name):
         raise UserError(f"precision {job.precision.name}: nanotron has {', '.join(dtypes)}; use one of them")
     if job.optimizer.kind != "adamw":

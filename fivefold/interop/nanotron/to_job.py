@@ -114,7 +114,7 @@ def _read_precision(values: Values) -> Recipe:
     base = get_recipe("bf16" if in_bf16 else "fp16")
     if values[f"{OPTIMIZER}accumulate_grad_in_fp32"]:
         return base if base.accumulated_bytes else base.replace(name="fp16-grad32", accumulated_bytes=4)
-    return get_recipe("bf16-pure") if in_bf16 else base.replace(name="fp16-pure", master_bytes=0)
+    return get_recipe("bf16-full") if in_bf16 else base.replace(name="fp16-pure", master_bytes=0)
 
 
 def _read_learning_rate(values: Values) -> dict[str, Any]:

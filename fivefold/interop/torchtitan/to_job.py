@@ -28,7 +28,7 @@ from fivefold.results.reading import Reading
 
 AUTOCAST = get_recipe("bf16-autocast")  # under DDP the only 16-bit copies are those that autocast makes for each matmul
 
-FULL_BF16 = Recipe(name="bf16-full", compute="bf16", weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2))
+FULL_BF16 = get_recipe("bf16-full")
 
 BY_OPERATION = "norm+rope+act"  # selective recomputation by operation, which keeps every second matmul
 

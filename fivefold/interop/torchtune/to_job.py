@@ -254,8 +254,7 @@ def _read_precision(values: Values, moments_bytes: tuple[int, int] | None) -> Re
         return get_recipe("fp32")
     if values["dtype"] != "bf16":
         raise UserError(f"{values.origin}: dtype is {values['dtype']!r}; torchtune's recipes train in bf16 or fp32")
-    pure = get_recipe("bf16-pure")
-    return pure.replace(name="bf16-all", moments_bytes=(2, 2)) if moments_bytes == (2, 2) else pure
+    return get_recipe("bf16-full" if moments_bytes == (2, 2) else "bf16-pure")
 
 
 def _read_rate(values: Values, steps: int | None) -> dict[str, Any]:
