@@ -65,7 +65,7 @@ def list_families(word: str | None = None) -> list[CatalogFamily]:
 
 def list_machines(word: str | None = None) -> list[CatalogMachine]:
     """Return the machines of the catalog, or those that contain ``word``, or have that memory: 24 or 24gb."""
-    from fivefold.machine.catalog import INSTANCES, list_names, resolve
+    from fivefold.machine.catalog import list_names, resolve
 
     entries = []
     for name in list_names():
@@ -80,7 +80,7 @@ def list_machines(word: str | None = None) -> list[CatalogMachine]:
                 peak_flops={**chip.peak_flops},
                 power_watts=chip.power_watts,
                 links=tuple(CatalogLink(name=link.name, bandwidth=link.bandwidth) for link in machine.links),
-                instances=tuple(word for word, instance in INSTANCES.items() if instance.chip == name),
+                instances=_list_instances(name, machine.ranks_per_node),
                 source=chip.source,
             )
         )
@@ -88,6 +88,14 @@ def list_machines(word: str | None = None) -> list[CatalogMachine]:
     if word is None or not with_memory:
         return _select(entries, word, kind="machine")
     return [entry for entry in entries if entry in with_memory or word in entry.name]
+
+
+def _list_instances(chip: str, ranks_per_node: int) -> tuple[str, ...]:
+    """Return the instances of clouds with a chip, those that are its usual node first."""
+    from fivefold.machine.catalog import INSTANCES
+
+    words = (word for word, instance in INSTANCES.items() if instance.chip == chip)
+    return tuple(sorted(words, key=lambda word: INSTANCES[word].gpus != ranks_per_node))
 
 
 def _has_memory(machine: CatalogMachine, word: str) -> bool:

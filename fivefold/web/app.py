@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from pathlib import Path
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, RedirectResponse, Response
 from fastapi.staticfiles import StaticFiles
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 import fivefold
 from fivefold.record import VERBS, RunFailure, UserError, reword
@@ -22,13 +23,14 @@ from fivefold.requests.settings import load_settings
 from fivefold.web import api
 from fivefold.web.guard import DROPPED_PATH, Guard
 from fivefold.web.pages import ask, compare, dryrun, files, learn, plan, runs, search, sweep
-from fivefold.web.pages.render import render_page
-from fivefold.web.question import JobQuestion
+from fivefold.web.pages.render import COMMANDS, INVALID, render_page
+from fivefold.web.question import JobQuestion, Mistake
 from fivefold.web.site import WebServer
 from fivefold.web.wording import LABELS
 from fivefold.web.work import Busy, WorkQueue
 
 FIRST = "/plan?seq=8192&gbs=64"  # the page shown first
+WITH_CONTROLS = (*COMMANDS, "/sweep", "/sweep/start", "/trace", "/explain")  # pages; besides the chapters of Learn
 COLLECTED = 50_000  # allocations between garbage collections: a plan makes 100,000 objects, hardly any in cycles
 
 
@@ -91,12 +93,13 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
             return JSONResponse({"detail": site.folder.strip_root(line)}, status_code=code)
         if code == HTTPStatus.NOT_FOUND and line == HTTPStatus.NOT_FOUND.phrase:
             line = f"there is no page {request.url.path}"
-        return render_page("mistake.html", request, query=JobQuestion(), mistake=site.word_message(line), code=code)
+        mistake = Mistake(site.word_message(line))
+        return render_page("mistake.html", request, query=JobQuestion(), mistake=mistake, code=code)
 
     @app.exception_handler(UserError)
     @app.exception_handler(RunFailure)
     async def mistaken(request: Request, error: Exception) -> Response:
-        return respond_error(request, 422, str(error))
+        return respond_error(request, INVALID, str(error))
 
     @app.exception_handler(Busy)
     async def handle_busy(request: Request, error: Exception) -> Response:
@@ -105,13 +108,38 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
     @app.exception_handler(RequestValidationError)
     async def handle_invalid(request: Request, error: RequestValidationError) -> Response:
         labels = {} if request.url.path.startswith("/api/") else LABELS
-        return respond_error(request, 422, "; ".join(_explain(item, labels) for item in error.errors()[:8]))
+        line = "; ".join(_explain(item, labels) for item in error.errors()[:8])
+        names = [str(item["loc"][1]) for item in error.errors() if len(item["loc"]) > 1]
+        if len(names) < len(error.errors()) or not has_controls(request):
+            return respond_error(request, INVALID, line)
+        return AnswerWithout(request, names, Mistake(site.word_message(line), names[0]))
 
     @app.exception_handler(HTTPException)
     async def handle_http_error(request: Request, error: HTTPException) -> Response:
         return respond_error(request, error.status_code, str(error.detail))
 
     return app
+
+
+class AnswerWithout(Response):
+    """The page of a request without its invalid fields ``names``, with the ``mistake`` in place of its answer."""
+
+    def __init__(self, request: Request, names: Collection[str], mistake: Mistake) -> None:
+        super().__init__()
+        values = [(name, value) for name, value in request.query_params.multi_items() if name not in names]
+        state = {**request.scope.get("state", {}), "mistake": mistake}
+        self.router = request.app.router
+        self.scope = {**request.scope, "query_string": urlencode(values).encode(), "state": state}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the page."""
+        await self.router(self.scope, receive, send)
+
+
+def has_controls(request: Request) -> bool:
+    """Tell whether a request is for a page with controls, and has not been answered without invalid fields already."""
+    path = request.url.path
+    return (path in WITH_CONTROLS or path.startswith("/learn/")) and not hasattr(request.state, "mistake")
 
 
 def _explain(error: dict[str, object], labels: Mapping[str, str]) -> str:

@@ -79,6 +79,14 @@ class ResolvedRequest(NamedTuple):
         return {} if "global_batch" in self.stated else {"gbs": self.job.global_batch}
 
 
+class Mistake(NamedTuple):
+    """Why a question has no answer, in one line, and the field to correct; empty if there is no reason, or no field."""
+
+    message: str = ""
+    field: str = ""
+
+
+NO_MISTAKE = Mistake()
 NEEDED = ("model", "machine")  # fields that a form may leave empty, and that are then asked for
 
 
@@ -175,6 +183,31 @@ class JobQuestion(MachineRequest, defer_build=False):
         remarks = tuple(str(warning.message) for warning in caught)
         return ResolvedRequest(model, machine, job, remarks, "" if applied.is_empty else applied.describe(), stated)
 
+    def find_mistake(self, *, folder: ServedFolder, local: Path) -> Mistake:
+        """Return why the question cannot be resolved, and the field that this is about, if there is one.
+
+        It is the field without which the question can be resolved, or the first without which the reason is another.
+        """
+
+        def resolve_without(*names: str) -> str:
+            defaults = {name: field.default for name, field in type(self).model_fields.items() if name in names}
+            try:
+                question = self.replace(**defaults)
+                resolved = question.resolve(folder=folder, local=local)
+                question.parse_layouts([resolved.machine])
+            except UserError as error:
+                return str(error)
+            return ""
+
+        message = resolve_without()
+        if not message:
+            return NO_MISTAKE
+        others = {name: resolve_without(name) for name, _ in self.list_changed_fields()}
+        fields = sorted(
+            (name for name, other in others.items() if other != message), key=lambda name: bool(others[name])
+        )
+        return Mistake(message, next(iter(fields), ""))
+
     @property
     def machine_names(self) -> tuple[str, ...]:
         """Return the names of the machines of the question, the first of which is that of its plan."""
@@ -185,9 +218,13 @@ class JobQuestion(MachineRequest, defer_build=False):
         ranks = find_most_ranks(machine.ranks for machine in named)
         return fill_batch(job, ranks=ranks, stated=stated, layouts=self._list_layouts(named))
 
-    def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
-        """Return the layouts of the question on its machines, of which the batch is a multiple."""
+    def parse_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+        """Return the layouts of the question on its machines; raises ``UserError`` if one is not valid."""
         return []
+
+    def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+        """Return the layouts of the question, of which the batch is a multiple."""
+        return self.parse_layouts(named)
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -250,9 +287,13 @@ class PredictQuestion(JobQuestion, LayoutRequest, defer_build=False):
 
     layout: LayoutText = "dp8 zero3 mbs1"
 
+    def parse_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+        """Return the layout on each machine; raises ``UserError`` if it is not valid."""
+        return [self.parse_layout(machine) for machine in named]
+
     def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
         try:
-            return [self.parse_layout(machine) for machine in named]
+            return self.parse_layouts(named)
         except UserError:  # the answer names it, below the controls
             return []
 
@@ -270,7 +311,8 @@ class DryrunQuestion(PredictQuestion, defer_build=False):
 class RatiosQuestion(JobQuestion, RatiosRequest, defer_build=False):
     """A question to ``ratios``."""
 
-    def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+    def parse_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+        """Return the layouts on each machine; raises ``UserError`` if one is not valid."""
         return [parse_layout(self.layout, machine) for machine in named]
 
 
@@ -285,7 +327,8 @@ class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
         """Return the names of all machines."""
         return (self.machine, *self.machines)
 
-    def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+    def parse_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+        """Return the layouts on each machine; raises ``UserError`` if one is not valid."""
         return [parse_layout(text, machine) for text in self.layout for machine in named]
 
     def cases(self, *, folder: ServedFolder, local: Path) -> dict[ComparedCase, str]:
@@ -352,7 +395,8 @@ class SearchQuestion(JobQuestion, SearchRequest, defer_build=False):
 class AskQuestion(JobQuestion, AskRequest, defer_build=False):
     """A question to ``ask``."""
 
-    def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+    def parse_layouts(self, named: Sequence[Machine]) -> list[Layout]:
+        """Return the layouts on each machine; raises ``UserError`` if one is not valid."""
         return [parse_layout(self.layout, machine) for machine in named] if self.layout else []
 
 

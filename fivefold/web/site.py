@@ -6,9 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from fivefold.record import UserError
 from fivefold.web.dropped import DroppedFiles
 from fivefold.web.folder import ServedFolder
-from fivefold.web.question import JobQuestion, ResolvedRequest
+from fivefold.web.question import NO_MISTAKE, JobQuestion, Mistake, ResolvedRequest
 from fivefold.web.wording import use_page_words
 from fivefold.web.work import WorkQueue
 
@@ -25,6 +26,15 @@ class WebServer:
     def resolve(self, about: JobQuestion) -> ResolvedRequest:
         """Resolve the records that a question names."""
         return about.resolve(folder=self.folder, local=self.local)
+
+    def find_mistake(self, about: JobQuestion, error: UserError | str = "") -> Mistake:
+        """Return why a question has no answer, in the words of the page; ``error``: what happened once it was valid."""
+        mistake = about.find_mistake(folder=self.folder, local=self.local)
+        return mistake._replace(message=self.word_message(mistake.message or error))
+
+    async def check(self, about: JobQuestion, *, runs: bool) -> Mistake:
+        """Return the mistake of a question whose long work is to run, before a process begins with it."""
+        return await self.work.run_soon(lambda: self.find_mistake(about)) if runs else NO_MISTAKE
 
     def word_message(self, message: object) -> str:
         """Return a message in the words of the page, without the path of its folder."""

@@ -51,7 +51,7 @@ LABELS = {  # of the controls, by option
 }
 _AGAINST = re.compile(r"--against MODEL MACHINE LAYOUT")
 _FROM = re.compile(r"with --from FILE")
-_SETTING = re.compile(r"--set (?=[a-z_.]+=)")
+_SETTING = re.compile(r"--set (?=[a-z_.]+[=:])")
 _OPTION = re.compile(rf"(?<![\w-])--({'|'.join(sorted(LABELS, key=len, reverse=True))})(?![\w-])")
 _COMMAND = re.compile(rf"`fivefold (ask )?({'|'.join([*QUESTIONS, *(path for path, _ in PAGES)])})`")
 

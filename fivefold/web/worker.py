@@ -154,6 +154,7 @@ def search(payload: dict[str, Any], report: Report) -> Any:
 def ask(payload: dict[str, Any], report: Report, *, about: Question) -> Any:
     """Answer a question: the data of ``fivefold ask --json``."""
     question, nouns = read_question(payload, AskQuestion)
+    report(0, 0, "steps are predicted")
     replies = answers.answer_question(about, question, nouns, folder=read_folders(payload)[0])
     return [reply.model_dump(mode="json") for reply in replies]
 

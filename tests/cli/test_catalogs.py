@@ -54,7 +54,7 @@ def test_machines_are_found_by_their_memory_as_it_is_sold() -> None:
         ("24", "24gb", "24 GB"): {"rtx3090", "rtx4090", "l4", "a10", "a10g", "a30"},
         ("80", "80GB"): {"a100", "a100-pcie", "a800", "h100", "h100-pcie", "h800"},
         ("141gb",): {"h200"},
-        ("16gb",): {"t4"},
+        ("16gb",): {"t4", "v100-16"},
         ("192",): {"b200", "gb200", "mi300x"},
     }.items():
         for word in words:

@@ -219,6 +219,10 @@ def test_every_cloud_instance_is_one_node(name: str) -> None:
     [
         ("p4d.24xlarge", "a100-40 nic=50Gbit", 50),
         ("4xp5.48xlarge", "h100:32 nic=400Gbit", 400),
+        ("2xp5.4xlarge", "h100:2 node=1 nic=100Gbit/node", 100),
+        ("V100-SXM2-16GB", "v100-16", 50),
+        ("p3.8xlarge", "v100-16 node=4 nic=10Gbit/node", 2.5),
+        ("Standard_NC24ads_A100_v4", "a100-pcie node=1 nic=20Gbit/node", 20),
         ("a3-megagpu-8g:16", "h100:16 nic=200Gbit", 200),
         ("g5.12xlarge", "a10g node=4 nic=40Gbit/node", 10),
         ("2 x g5.12xlarge nic=1Gbit", "a10g:8 node=4 nic=1Gbit", 1),

@@ -85,14 +85,20 @@ def context(browser: Any, server: Server) -> Iterator[Any]:
 
 
 @pytest.fixture
-def page(context: Any, server: Server, request: pytest.FixtureRequest) -> Iterator[Any]:
+def said_by_browser() -> list[str]:
+    """Collect what a page says on the console, and asks of another host."""
+    return []
+
+
+@pytest.fixture
+def page(context: Any, server: Server, request: pytest.FixtureRequest, said_by_browser: list[str]) -> Iterator[Any]:
     """A fresh page, and nothing stored or permitted by those before; at its end nothing may have been said on the
     console, and nothing asked of another host.
     """
     result = context.new_page()
     if throttle := request.config.getoption("--throttle"):
         slow_down(result, throttle=throttle)
-    said: list[str] = []
+    said = said_by_browser
     result.on("console", lambda message: said.append(message.text) if message.type in ("error", "warning") else None)
     result.on("pageerror", lambda error: said.append(str(error)))
     result.on("request", lambda asked: None if asked.url.startswith(server.address) else said.append(asked.url))

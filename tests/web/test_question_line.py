@@ -45,7 +45,7 @@ def test_a_number_of_tokens_is_spelled_as_people_write_it(client: TestClient) ->
 
 def test_a_page_that_does_not_exist_is_not_found(client: TestClient) -> None:
     assert "<h1>Page not found</h1>" in client.get("/nothing").text
-    assert "<h1>This is not possible</h1>" in client.get("/ask", params={"tokens": "x"}).text
+    assert "must be a number, such as 2e12 or 2T" in client.get("/ask", params={"tokens": "x"}).text
 
 
 def test_only_the_keyword_that_another_value_makes_valid_is_marked_as_wrong(client: TestClient) -> None:

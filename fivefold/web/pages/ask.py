@@ -35,12 +35,14 @@ def build_router(site: WebServer) -> APIRouter:
     @pages.get("/ask")
     async def show_question(request: Request, query: Annotated[AskPage, Query()]) -> HTMLResponse:
         used = [name for name, questions in USED_BY.items() if query.question in questions]
+        mistake = await site.check(query, runs=query.run)
         return render_page(
             "ask.html",
             request,
             query=query,
             questions=QUESTIONS,
             used=[*used, "layout"] if query.question in OF_LAYOUT else used,
+            mistake=mistake,
         )
 
     @pages.get("/ask/events")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
@@ -22,7 +23,7 @@ from fivefold.rendering.step_view import BarPart, list_memory_parts, list_time_p
 from fivefold.results.comparison import Comparison, Variant
 from fivefold.units import show_bytes
 from fivefold.web.pages.render import render_page
-from fivefold.web.question import CompareQuestion
+from fivefold.web.question import NO_MISTAKE, CompareQuestion
 from fivefold.web.site import WebServer
 
 MAX_VARIANTS = 8  # largest number of variants side by side
@@ -34,12 +35,12 @@ def build_router(site: WebServer) -> APIRouter:
 
     @pages.get("/compare")
     async def compare(request: Request, query: Annotated[CompareQuestion, Query()]) -> HTMLResponse:
-        comparison, mistake = None, ""
+        comparison, mistake = None, NO_MISTAKE
         if len(query.layout) * (1 + len(query.machines)) > 1 or query.stacks or query.precisions:
             try:
                 comparison = await site.work.run_soon(lambda: build_view(site, query))
             except UserError as error:
-                mistake = site.word_message(error)
+                mistake = await site.work.run_soon(partial(site.find_mistake, query, error))
         return render_page("compare.html", request, query=query, found=comparison, mistake=mistake)
 
     return pages

@@ -24,7 +24,8 @@ def build_router(site: WebServer) -> APIRouter:
 
     @pages.get("/dryrun")
     async def show_dry_run(request: Request, query: Annotated[DryrunPage, Query()]) -> HTMLResponse:
-        return render_page("dryrun.html", request, query=query)
+        mistake = await site.check(query, runs=query.run)
+        return render_page("dryrun.html", request, query=query, mistake=mistake)
 
     @pages.get("/dryrun/events")
     async def events(query: Annotated[DryrunPage, Query()]) -> StreamingResponse:

@@ -38,7 +38,8 @@ def build_router(site: WebServer) -> APIRouter:
 
     @pages.get("/trace")
     async def show_trace(request: Request, query: Annotated[TracePage, Query()]) -> HTMLResponse:
-        return render_page("trace.html", request, query=query, largest_bytes=MAX_FILE_BYTES)
+        mistake = await site.check(query, runs=query.run)
+        return render_page("trace.html", request, query=query, largest_bytes=MAX_FILE_BYTES, mistake=mistake)
 
     @pages.get("/trace/events")
     async def stream_trace(query: Annotated[TracePage, Query()]) -> StreamingResponse:
@@ -46,7 +47,8 @@ def build_router(site: WebServer) -> APIRouter:
 
     @pages.get("/explain")
     async def show_explanation(request: Request, query: Annotated[ExplainPage, Query()]) -> HTMLResponse:
-        return render_page("explain.html", request, query=query, largest_bytes=MAX_FILE_BYTES)
+        mistake = await site.check(query, runs=query.run)
+        return render_page("explain.html", request, query=query, largest_bytes=MAX_FILE_BYTES, mistake=mistake)
 
     @pages.get("/explain/events")
     async def stream_explanation(query: Annotated[ExplainPage, Query()]) -> StreamingResponse:

@@ -18,6 +18,7 @@ from markdown_it.token import Token
 from fivefold.record import UserError
 from fivefold.web.pages.plan import PlanQuestion, View, build_view
 from fivefold.web.pages.render import render_page
+from fivefold.web.question import Mistake
 from fivefold.web.site import WebServer
 
 LEGEND = "notation"  # a page in addition to the chapters
@@ -41,7 +42,7 @@ def build_router(site: WebServer) -> APIRouter:
         try:
             found_chapter = read_chapter(name)
         except UserError as error:
-            return render_page("mistake.html", request, query=query, mistake=str(error), code=404)
+            return render_page("mistake.html", request, query=query, mistake=Mistake(str(error)), code=404)
         view = await site.work.run_soon(lambda: build_view(site, query)) if found_chapter.live else View()
         return render_page(
             "learn.html",
@@ -50,7 +51,7 @@ def build_router(site: WebServer) -> APIRouter:
             chapter=found_chapter,
             chapters=list_chapters(),
             view=view,
-            mistake=site.word_message(view.mistake),
+            mistake=view.mistake,
         )
 
     return pages

@@ -37,7 +37,7 @@ from fivefold.web import answers
 from fivefold.web.controls import Control, JobChoice, Size, list_controls, list_job_choices, list_sizes
 from fivefold.web.pages.ask import select_plans
 from fivefold.web.pages.render import render_fragment, render_page
-from fivefold.web.question import JobQuestion, PredictQuestion, ResolvedRequest, parse_with_remarks
+from fivefold.web.question import NO_MISTAKE, JobQuestion, Mistake, PredictQuestion, ResolvedRequest, parse_with_remarks
 from fivefold.web.site import WebServer
 from fivefold.web.wording import use_page_words
 
@@ -59,7 +59,7 @@ class View(NamedTuple):
     rows: list[Control] = []
     sizes: list[Size] = []
     answer: dict[str, Any] | None = None
-    mistake: str = ""
+    mistake: Mistake = NO_MISTAKE
     choices: dict[str, list[JobChoice]] = {}  # of the fields of the job
     start: str = ""  # a layout to start from, if that of the question cannot be parsed
 
@@ -71,8 +71,7 @@ def build_router(site: WebServer) -> APIRouter:
     @pages.get("/plan")
     async def plan(request: Request, query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         view = await site.work.run_soon(lambda: build_view(site, query))
-        shown = site.word_message(view.mistake)
-        return render_page("plan.html", request, query=query, view=view, mistake=shown, sheet=list_facts)
+        return render_page("plan.html", request, query=query, view=view, mistake=view.mistake, sheet=list_facts)
 
     @pages.get("/plan/over-time")
     async def pictures(query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
@@ -124,12 +123,12 @@ def build_view(site: WebServer, query: PlanQuestion) -> View:
     """Return the view of a question; without an answer, as much as can be shown, and the reason."""
     try:
         resolved = site.resolve(query)
-    except UserError as mistake:
-        return View(mistake=str(mistake))
+    except UserError:
+        return View(mistake=site.find_mistake(query))
     try:
         layout, filled_in = parse_with_remarks(query.layout, resolved.machine)
-    except UserError as mistake:
-        return View(resolved, mistake=str(mistake), start=f"dp{resolved.machine.ranks} zero3 mbs1")
+    except UserError:
+        return View(resolved, mistake=site.find_mistake(query), start=f"dp{resolved.machine.ranks} zero3 mbs1")
     resolved = resolved._replace(remarks=(*resolved.remarks, *filled_in))
     view = View(
         resolved,
@@ -139,8 +138,8 @@ def build_view(site: WebServer, query: PlanQuestion) -> View:
     )
     try:
         return view._replace(answer=predict_step(resolved, layout, query))
-    except UserError as mistake:
-        return view._replace(mistake=str(mistake))
+    except UserError as error:
+        return view._replace(mistake=site.find_mistake(query, error))
 
 
 def write_config(resolved: ResolvedRequest, query: PlanQuestion) -> WrittenConfig:

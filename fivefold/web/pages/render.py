@@ -21,7 +21,7 @@ from fivefold.requests.settings import load_settings
 from fivefold.units import GIB, show_bytes, show_cause, show_count, show_risk, show_seconds
 from fivefold.web.controls import JOB_HELP, PART_LABELS, list_values
 from fivefold.web.copies import write_copies
-from fivefold.web.question import JobQuestion, spell_field
+from fivefold.web.question import NO_MISTAKE, JobQuestion, Mistake, spell_field
 from fivefold.web.static_files import MODULES, STYLES
 from fivefold.web.wording import PAGES, use_page_words
 
@@ -115,6 +115,7 @@ environment.globals |= {
     },
     "user_settings": load_settings,
 }
+INVALID = 422  # status of a page whose question is not valid
 COMMANDS = {"/plan": "predict", **{f"/{name}": name for name in ("search", "ask", "compare", "dryrun")}}  # by page
 
 
@@ -124,22 +125,32 @@ def render_page(
     *,
     query: JobQuestion,
     command: JobQuestion | None = None,
-    mistake: str = "",
+    mistake: Mistake = NO_MISTAKE,
     code: int = 200,
     **values: Any,
 ) -> HTMLResponse:
-    """Render a page; a ``mistake``, in one line, takes the place of the answer.
+    """Render a page; a ``mistake`` takes the place of the answer.
 
+    That of a request with an invalid field comes first: ``query`` is then the question without this field.
     ``command``: the question as the command line asks it, if the page has other defaults.
     Its status is 200 unless ``code`` says otherwise, because for a browser the message is an answer.
     """
     path = request.url.path
+    if hasattr(request.state, "mistake"):
+        mistake, code = request.state.mistake, INVALID
     if path in COMMANDS and template != "mistake.html":
         values["copies"] = write_copies(command or query, COMMANDS[path])
     is_change = request.headers.get("sec-fetch-dest") == "empty"  # which takes parts of the page
     styles = "" if is_change else Markup(STYLES)
     text = environment.get_template(template).render(
-        here=path, query=query, about=query.to_shared(), mistake=mistake, code=code, styles=styles, **values
+        here=path,
+        query=query,
+        about=query.to_shared(),
+        mistake=mistake.message,
+        field=mistake.field,
+        code=code,
+        styles=styles,
+        **values,
     )
     return HTMLResponse(text, status_code=code)
 

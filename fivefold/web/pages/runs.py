@@ -24,7 +24,7 @@ from fivefold.step import Step
 from fivefold.units import GIB, choose_byte_unit, show_bytes, show_count, show_seconds
 from fivefold.web import runs
 from fivefold.web.pages.render import render_page
-from fivefold.web.question import JobQuestion
+from fivefold.web.question import JobQuestion, Mistake
 from fivefold.web.site import WebServer
 
 LAST = 40  # number of events shown
@@ -51,7 +51,7 @@ def build_router(site: WebServer) -> APIRouter:
             try:
                 shown = await site.work.run_soon(lambda: compare_runs(site, query))
             except UserError as error:
-                return render_page("mistake.html", request, query=query, mistake=site.word_message(error))
+                return render_page("mistake.html", request, query=query, mistake=Mistake(site.word_message(error)))
             return render_page("runs_compared.html", request, query=query, shown=shown, smooths=SMOOTHS)
         if not query.folder:
             summaries = await site.work.run_soon(lambda: runs.find(site.folder))
@@ -60,7 +60,7 @@ def build_router(site: WebServer) -> APIRouter:
         try:
             run = await site.work.run_soon(lambda: build_view(site, query.folder))
         except UserError as error:
-            return render_page("mistake.html", request, query=query, mistake=site.word_message(error))
+            return render_page("mistake.html", request, query=query, mistake=Mistake(site.word_message(error)))
         return render_page("run.html", request, query=query, run=run)
 
     return pages

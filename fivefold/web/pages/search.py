@@ -80,7 +80,8 @@ def build_router(site: WebServer) -> APIRouter:
 
     @pages.get("/search")
     async def search(request: Request, query: Annotated[SearchPage, Query()]) -> HTMLResponse:
-        return render_page("search.html", request, query=query, command=query.question())
+        mistake = await site.check(query, runs=query.run)
+        return render_page("search.html", request, query=query, command=query.question(), mistake=mistake)
 
     @pages.get("/search/events")
     async def events(query: Annotated[SearchPage, Query()]) -> StreamingResponse:

@@ -24,7 +24,7 @@ from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web.folder import ServedFolder
 from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.pages.stream import Begun, Stream
-from fivefold.web.question import JobQuestion, SweepStart
+from fivefold.web.question import NO_MISTAKE, JobQuestion, Mistake, SweepStart
 from fivefold.web.site import WebServer
 
 MAX_ROWS, MAX_POINTS = 300, 1500  # largest number of rows in the table, and of points
@@ -80,12 +80,12 @@ def build_router(site: WebServer) -> APIRouter:
     async def sweep(request: Request, query: Annotated[SweepQuestion, Query()]) -> HTMLResponse:
         files = await site.work.run_soon(lambda: list_files(site.folder))
         content = None
-        mistake = ""
+        mistake = NO_MISTAKE
         if query.file:
             try:
                 content = await site.work.run_soon(lambda: build_view(site, query))
             except UserError as error:
-                mistake = site.word_message(error)
+                mistake = Mistake(site.word_message(error))
         return render_page(
             "sweep.html",
             request,
@@ -101,7 +101,8 @@ def build_router(site: WebServer) -> APIRouter:
     async def start(request: Request, query: Annotated[SweepStartPage, Query()]) -> Response:
         if query.run and request.headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
             return RedirectResponse(query.url("/sweep/start", run=None))  # another site's link starts nothing
-        return render_page("sweep_start.html", request, query=query)
+        mistake = await site.check(query, runs=query.run)
+        return render_page("sweep_start.html", request, query=query, mistake=mistake)
 
     @pages.get("/sweep/events")
     async def events(request: Request, query: Annotated[SweepStartPage, Query()]) -> Response:

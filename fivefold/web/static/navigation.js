@@ -2,6 +2,7 @@
 // the full question.
 
 import { keepArrangement, restoreArrangement } from "./arrangement.js";
+import { markMistake } from "./mistakes.js";
 import { morph } from "./morph.js";
 import { rememberPlan } from "./plans.js";
 import { addEdits, buildUrl, form, isChanged, isStreamed, markAnswered } from "./question.js";
@@ -41,6 +42,7 @@ export async function showPage(url, { push = "", typed = null, quiet = false, is
     if (!quiet) updateControls(next, typed);
     markAnswered();
     swapParts(next, { quiet, isBack });
+    markMistake();
     document.title = next.title;
     if (isBack) restoreArrangement();
     if (!quiet && answer.ok) startWork();

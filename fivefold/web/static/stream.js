@@ -14,7 +14,8 @@ let stream = null, clock = null;
 export function startWork() {
   if (!isStreamed) return;
   endWork();
-  if (new URL(location.href).searchParams.get("run")) openStream();
+  const isInvalid = answer.querySelector(":scope > .mistake") !== null; // there is nothing to start
+  if (new URL(location.href).searchParams.get("run") && !isInvalid) openStream();
 }
 
 /** End the work that runs, if any does. */
@@ -48,6 +49,7 @@ function openStream() {
   let doing = "starting", done = 0, total = 0;
   const show = () => showProgress(`${doing} · ${Math.round((Date.now() - since) / 1000)} s`, done, total);
   answer.replaceChildren();
+  delete stop.dataset.work; // of the work before, which this Stop does not end
   stop.hidden = false;
   stop.textContent = "Stop";
   show();
