@@ -20,6 +20,7 @@ from fivefold.units import MIB
 
 Change = Callable[[Machine, float], Machine]
 AMPERE, HOPPER, BLACKWELL = ("a100",), ("h100", "h200", "h800", "gh200"), ("b200", "b300", "gb200", "gb300")
+CDNA3, CDNA4 = ("mi300x", "mi325x"), ("mi350x", "mi355x")
 BRIDGE, SIMUMAX = ("megatron_bridge_perf",), ("simumax_b200",)
 
 
@@ -175,6 +176,10 @@ CONSTANTS: tuple[Constant, ...] = (
               between=(2.0e12, 2.8e12), set_on=BRIDGE),
     _make_energy_constant("BLACKWELL_JOULE", kernel_efficiency.BLACKWELL_JOULE, BLACKWELL, "fp4",
               between=(3e12, 6e12), set_on=BRIDGE),
+    _make_energy_constant("CDNA3_JOULE", kernel_efficiency.CDNA3_JOULE, CDNA3, "bf16", between=(0.73e12, 0.89e12)),
+    _make_energy_constant("CDNA3_JOULE", kernel_efficiency.CDNA3_JOULE, CDNA3, "fp8", between=(1.3e12, 1.62e12)),
+    _make_energy_constant("CDNA4_JOULE", kernel_efficiency.CDNA4_JOULE, CDNA4, "bf16", between=(0.95e12, 1.34e12)),
+    _make_energy_constant("CDNA4_JOULE", kernel_efficiency.CDNA4_JOULE, CDNA4, "fp8", between=(2.0e12, 2.68e12)),
     Constant("SUSTAINED", kernel_efficiency.SUSTAINED, (0.84, 0.99), _chip("matmul_share")),
     Constant("MATMUL_SHARE", spec.MATMUL_SHARE, (0.5, 0.85), _scale_unmeasured_share),
     _make_chip_constant("bandwidth_share", (0.75, 0.95)),

@@ -190,6 +190,7 @@ PROVIZ = (
     f"grafikkarten.com; tf32: {RECALLED}"
 )
 AS_L4 = "memory as the L4, of which nvidia-smi shows 23034 MiB, and of the A10 23028 MiB (QwenLM/Qwen3 issue 678)"
+B300_WATTS = "the limit that nvidia-smi shows, ademeure/QuickRunCUDA@fede479:b300_clean/B300_TRUE_REFERENCE.md"
 GB300_SOURCE = f"peaks and watts: {SHEET}; 8 TB/s: {RECALLED}"
 
 ROWS: dict[str, ChipRow] = {
@@ -385,8 +386,8 @@ ROWS: dict[str, ChipRow] = {
         ranks_per_node=8,
         near=NVLINK5,
         far=NIC_800_B300,
-        source=f"B300 SXM: {SHEET}",
-        watts=1000,
+        source=f"B300 SXM: {SHEET}; watts: {B300_WATTS}",
+        watts=1100,
         block_scales=True,
     ),
     "gb300": ChipRow(

@@ -21,6 +21,15 @@ def test_every_chip_states_the_sources_of_its_kernel_efficiencies():
     )  # as its peak: the nearest wider format
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops"),
+    [("mi300x", "bf16", 552), ("mi300x", "fp8", 981), ("mi350x", "bf16", 956), ("mi350x", "fp8", 2061)],
+)
+def test_cards_of_amd_hold_what_its_acceptance_tests_ask_of_them(name, dtype, tflops):
+    """``target_stress`` of rvs/conf/MI300X/gst_single.conf and MI350X/gst_single.conf, on sines (kernel_efficiency)."""
+    assert chip(name).sustained_flops(dtype) == pytest.approx(tflops * 1e12, rel=1e-3)
+
+
 def test_a_chip_without_measurements_has_sound_defaults():
     plain = Chip(name="x", peak_flops={"bf16": 1e15}, memory_bytes=2**36, memory_bandwidth=3e12, source="mine")
     assert plain.sustained_flops("bf16") == 0.75e15
