@@ -156,7 +156,12 @@ def _make_energy_constant(
     return Constant(f'{name}["{dtype}"]', table[dtype], machine=_joule(chips, dtype), **more)
 
 
-A100, H100, B200 = kernel_efficiency.A100, kernel_efficiency.H100, kernel_efficiency.B200
+A100, H100, B200, B300 = (
+    kernel_efficiency.A100,
+    kernel_efficiency.H100,
+    kernel_efficiency.B200,
+    kernel_efficiency.B300,
+)
 
 CONSTANTS: tuple[Constant, ...] = (
     _make_chip_constant("launch_seconds", (7e-6, 80e-6), set_on=("vtrain",)),
@@ -194,6 +199,14 @@ CONSTANTS: tuple[Constant, ...] = (
              set_on=SIMUMAX),
     Constant("B200.attention_backward_share", B200.attention_backward_share, (0.6, 0.85),
              _chip("attention_backward_share", chips=BLACKWELL), set_on=SIMUMAX),
+    Constant("B200.fp8_attention_share", B200.fp8_attention_share, (1.2, 1.55),
+             _chip("fp8_attention_share", chips=("b200", "gb200"))),
+    Constant("B200.fp8_attention_backward_share", B200.fp8_attention_backward_share, (1.0, 1.65),
+             _chip("fp8_attention_backward_share", chips=("b200", "gb200"))),
+    Constant("B300.fp8_attention_share", B300.fp8_attention_share, (1.4, 1.6),
+             _chip("fp8_attention_share", chips=("b300", "gb300"))),
+    Constant("B300.fp8_attention_backward_share", B300.fp8_attention_backward_share, (1.1, 1.45),
+             _chip("fp8_attention_backward_share", chips=("b300", "gb300"))),
     Constant("H100.flash2_share", H100.flash2_share, (0.5, 0.75), _chip("flash2_share", chips=HOPPER)),
     Constant("B200.flash2_share", B200.flash2_share, (0.34, 0.42), _chip("flash2_share", chips=BLACKWELL)),
     _make_time_constant("unaligned_shares"),

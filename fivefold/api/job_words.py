@@ -41,6 +41,7 @@ class JobWords(TypedDict, total=False):
     freeze_projector: bool
     steps: int
     seed: int
+    fp8_attention: bool
     loss: Literal["plain", "low_precision", "upcast", "upcast_copy", "chunked", "fused"]
     kernels: Literal["fused", "triton", "compiled", "eager", "norms", "plain"]
     rope: Literal["fused", "unfused", "in_place"]

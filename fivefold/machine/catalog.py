@@ -392,7 +392,7 @@ ROWS: dict[str, ChipRow] = {
     ),
     "gb300": ChipRow(
         generation="blackwell",
-        efficiency=measured.GB200,
+        efficiency=measured.GB300,
         memory=TotalMemory(from_nvidia_smi(284208), "memory: 0.4 % less than nvidia-smi shows, as on B200"),
         tflops=GB300,
         terabytes_per_second=8.0,

@@ -23,6 +23,7 @@ RECALLED = "multiprocessors from memory"
 FLASH3 = "attention: cuDNN, FlashAttention-3 and -2 in figures 5 and 6 of arXiv:2407.08608"
 SIMUMAX = "attention: MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json"
 AITER = "attention: ROCm/aiter@0403bcd:op_tests/cpp/mha/README.md"
+FP8_ATTENTION = "attention in fp8: NVIDIA/cudnn-frontend@3929da2:benchmark/sdpa_benchmark_training/results/llama3.1"
 FLASH2_ON_B200 = "FlashAttention-2: meta-pytorch/tritonbench pull request 171, Dao-AILab/flash-attention issue 1589"
 UNKNOWN = "what its kernels reach is our assumption"
 
@@ -36,6 +37,8 @@ class KernelEfficiency(NamedTuple):
     bandwidth_share: float = 0.9
     attention_share: float = 0.8
     attention_backward_share: float = 0.73
+    fp8_attention_share: float = 1.0
+    fp8_attention_backward_share: float = 1.0
     flash2_share: float = 1.0
     flops_per_joule: dict[Dtype, float] = {}
 
@@ -80,10 +83,14 @@ H100 = KernelEfficiency(
 B200 = KernelEfficiency(
     148,
     {"bf16": 1745, "fp8": 3432.5},
-    f"{MAMF}; {SIMUMAX}; {FLASH2_ON_B200}",
+    f"{MAMF}; {SIMUMAX}; {FLASH2_ON_B200}; {FP8_ATTENTION}",
     bandwidth_share=0.85,
     attention_share=0.85,
     attention_backward_share=0.75,
+    # cuDNN 9.22 on GB200, causal, 64 heads of 128 with 8 of keys: forward 1.26 to 1.35 at 4,096 to 32,768 tokens,
+    # backward 1.03, 1.09, 1.23 and 1.38
+    fp8_attention_share=1.3,
+    fp8_attention_backward_share=1.1,
     flash2_share=0.38,  # of 935 TFLOP/s; it holds 315 to 362 forward, 334 backward
     flops_per_joule=BLACKWELL_JOULE,
 )
@@ -98,7 +105,9 @@ H100_NVL = H100_PCIE._replace(
 H20 = H100._replace(multiprocessors=78, best={}, source=f"{UNKNOWN}; {RECALLED}")
 H200 = H100._replace(best={"bf16": 790.3, "fp8": 1453.4}, source=f"fp8 {MAMF}; bf16 {TORCH}; {FLASH3}")
 GH200 = H100._replace(best={"bf16": 828.6, "fp8": 1535})
-B300 = B200._replace(best={"bf16": 1769, "fp8": 3353.3})
+# Blackwell Ultra has twice the units for exponentials: on GB300 forward 1.49 to 1.59, backward 1.12, 1.24, 1.35, 1.43
+B300 = B200._replace(best={"bf16": 1769, "fp8": 3353.3}, fp8_attention_share=1.55, fp8_attention_backward_share=1.25)
+GB300 = GB200._replace(fp8_attention_share=1.55, fp8_attention_backward_share=1.25)
 MI250X = KernelEfficiency(110, {}, UNKNOWN)
 MI300X = KernelEfficiency(304, {"bf16": 668.4}, f"{MAMF}; {AITER}", flops_per_joule=CDNA3_JOULE)
 MI325X = MI300X._replace(best={"bf16": 784.9}, source=MAMF)

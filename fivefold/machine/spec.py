@@ -35,6 +35,8 @@ class Chip(Record):
     flops_per_joule: dict[Dtype, Rate] = {}  # large matmuls on real data; with power_watts it caps their rate
     attention_share: Share = 0.8  # rate of flash attention forward over the sustained matmul rate
     attention_backward_share: Share = 0.73  # the same for its backward
+    fp8_attention_share: Share = 1.0  # rate of flash attention in fp8 over that in 16 bits, forward
+    fp8_attention_backward_share: Share = 1.0  # the same for its backward
     flash2_share: Share = 1.0  # rate of FlashAttention-2 over that of the chip's best attention kernels
     bandwidth_share: Share = 0.9  # share of the memory bandwidth that element-wise kernels sustain
     # Host time of one operation or message of eager PyTorch, including views, casts and hooks: small layers of vTrain's

@@ -116,6 +116,9 @@ class Stack(Record):
     # flash: the chip's fastest kernel; flash2, flash1: FlashAttention-2 and -1 (also in Triton); blocks: pads heads of
     # latent attention to one dim, as PyTorch's on CPU; unfused: materializes the scores
     attention: Attention = "flash"
+    # with fp8 or fp4 matmuls, flash attention multiplies in fp8 too, and saves its inputs and its output in fp8
+    # (Transformer Engine's fp8_dpa)
+    fp8_attention: bool = False
     # fused: one buffer holds the logits, then their gradient; chunked: never all logits at once; plain: PyTorch's, with
     # fp32 copies; low_precision: PyTorch's in the dtype of the logits, which the caller holds until the end of the
     # backward; upcast: one fp32 copy that becomes the gradient (Megatron); upcast_copy: as upcast, with the fp32 logits
@@ -264,6 +267,8 @@ class Stack(Record):
     def _check_fields(self) -> Self:
         if self.compile and self.kernels == "eager":
             raise ValueError("compile=true compiles what kernels='eager' runs one by one; drop either")
+        if self.fp8_attention and self.attention != "flash":
+            raise ValueError(f"fp8_attention is a kernel of its own; use attention='flash', not {self.attention!r}")
         if self.linears == "fused_backward" and self.column_inputs == "saved":
             raise ValueError(
                 "linears='fused_backward' gathers inputs again for dW; column_inputs='saved' needs linears='separate'"

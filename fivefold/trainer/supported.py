@@ -24,7 +24,7 @@ ENGINE_BEHAVIOUR = {
     "comm_buffers": "freed", "tp_buffers": "in_place",
     "deferred_wgrad": "operands", "dispatcher": "all_to_all", "scatter_gather_tensors": False,
     "token_permutation": "fused", "transposes_attention": False,
-    "rope": "fused", "low_precision_saved": (), "extra_kernels": (0, 0),
+    "rope": "fused", "low_precision_saved": (), "fp8_attention": False, "extra_kernels": (0, 0),
     "update_kernels": 0, "flat_shards": False,
 }  # fmt: skip
 

@@ -194,10 +194,16 @@ def test_latent_attention_has_yarn_unless_its_factor_is_one(
 
 
 def test_unknown_keys_that_may_change_costs_are_reported(tmp_path: Path) -> None:
-    changed = BRIDGE.replace("fp8_dot_product_attention: false", "fp8_dot_product_attention: true\n  new_kernel: 3")
+    changed = BRIDGE.replace("fp8_dot_product_attention: false", "fp8_multi_head_attention: true\n  new_kernel: 3")
     lora = changed + "peft:\n  _target_: megatron.bridge.peft.lora.LoRA\n  dim: 32\n"
     result = read([put(tmp_path, lora)], Overrides(ranks=64))
-    assert {said.key for said in result.not_understood} == {"fp8_dot_product_attention", "new_kernel", "peft"}
+    assert {said.key for said in result.not_understood} == {"fp8_multi_head_attention", "new_kernel", "peft"}
+
+
+def test_attention_in_fp8_is_read(tmp_path: Path) -> None:
+    changed = BRIDGE.replace("fp8_dot_product_attention: false", "fp8_dot_product_attention: true")
+    results = [read([put(tmp_path, text)], Overrides(ranks=64)) for text in (BRIDGE, changed)]
+    assert [result.job and result.job.stack.fp8_attention for result in results] == [False, True]
 
 
 CORES = Range(

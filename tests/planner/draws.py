@@ -259,6 +259,7 @@ STACK: dict[str, Draw] = {
     "vocab_multiple": choose(1, 1, 128, 7),
     "expandable_segments": choose_option(Stack, "expandable_segments"),
     "compile_loss": lambda some: some.getstate()[1][-1] % 2 == 0,  # leaves the draws after it as they were
+    "fp8_attention": lambda some: some.getstate()[1][5] % 4 == 0,  # likewise
 }
 LABELS = ("name", "version", "family", "runs")  # of a stack: what it is called, and what ``refuse`` reads
 
@@ -420,7 +421,8 @@ def job(some: random.Random, *, batch: int) -> Job:
     """Every field of it and of its stack drawn, or a named stack with some of them drawn."""
     drawn = fields(JOB | STACK, some) | {"global_batch": batch}
     drawn["freeze"] = () if drawn["adapter"] else drawn["freeze"]
-    kept = ("sequence", "global_batch", "compile_loss")
+    drawn["fp8_attention"] &= drawn["attention"] == "flash"
+    kept = ("sequence", "global_batch", "compile_loss", "fp8_attention")
     if some.random() < 0.4:
         few = {name: drawn[name] for name in drawn if name in kept or some.random() < 0.15}
         return Job.read({"stack": some.choice(list(STACKS)), **few}, origin="")

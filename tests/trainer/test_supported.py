@@ -26,7 +26,7 @@ OTHER_BEHAVIOUR: dict[str, Any] = {
     "transposes_attention": True,
     "deferred_wgrad": "graph", "dispatcher": "fused", "scatter_gather_tensors": True,
     "rope": "unfused",
-    "low_precision_saved": ("attention",),
+    "low_precision_saved": ("attention",), "fp8_attention": True,
     "extra_kernels": (10, 18), "update_kernels": 10, "flat_shards": True, "offload": ("optimizer",),
 }  # fmt: skip
 

@@ -8,8 +8,8 @@ embedding and head count as layers of the pipeline) and AMD's on the same softwa
 and linear_proj, with a2a_experimental and without gradient_accumulation_fusion
 (llama2_70b_lora/implementations/nyx_n1_ngc25.04_nemo/train.py@0fdc28f), on full sequences of 8,192 tokens; its base in
 fp8 is read as bf16 that is cast, so its memory is not scored. ``max_memory_gb`` is PyTorch's largest allocation, in GiB
-(stable_diffusion/implementations/nyx_n1_ngc25.04_nemo/callbacks.py@0fdc28f). Attention in fp8 (``fp8_attention``) is
-read as in bf16. Read after all constants were set, so all rows are held out.
+(stable_diffusion/implementations/nyx_n1_ngc25.04_nemo/callbacks.py@0fdc28f). Read after all constants were set, so all
+rows are held out.
 """
 
 from __future__ import annotations
@@ -44,7 +44,12 @@ def _stack(row: Row) -> Stack:
     graphs = "full" if row["cuda_graphs"] == "y" else "none"
     stack = build_stack("nemo")
     # Megatron's tp-cp-pp-dp is read as tp-pp-cp-dp: the replicas of these runs fill a segment of a rack, in any order.
-    return stack.replace(overlap=overlap, cuda_graphs=graphs, runs=stack.runs.replace(orders=True))
+    return stack.replace(
+        overlap=overlap,
+        cuda_graphs=graphs,
+        fp8_attention=row["fp8_attention"] == "y",
+        runs=stack.runs.replace(orders=True),
+    )
 
 
 def _recipe(row: Row) -> Recipe:

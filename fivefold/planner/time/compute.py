@@ -414,8 +414,13 @@ class Prices:
 
     def _price_attention(self, op: Op) -> tuple[float, float]:
         """Return the seconds of the attention core, forward and backward."""
+        in_fp8 = self.job.stack.fp8_attention and self.job.precision.is_low_precision
         if self.measured is not None and self.measured.attentions[0]:
-            return self.measured.attention(op.causal_flops, shape=op.shape, heads=op.batch)
+            forward, backward = self.measured.attention(op.causal_flops, shape=op.shape, heads=op.batch)
+            if in_fp8:  # measured in 16 bits
+                forward /= self.chip.fp8_attention_share
+                backward /= self.chip.fp8_attention_backward_share
+            return forward, backward
         if self.job.stack.attention_facts.materializes_scores:
             return self._price_batched_matmul(op)
         _, tokens, dim = op.shape
@@ -426,7 +431,7 @@ class Prices:
                 tokens=tokens,
                 keys=tokens,
                 head_dim=dim,
-                dtype=self.high_precision_dtype,
+                dtype="fp8" if in_fp8 else self.high_precision_dtype,
                 kind=self.job.stack.attention,
                 backward=is_backward,
                 constants=self.constants,

@@ -84,12 +84,14 @@ def estimate_attention(
 
     The backward recomputes the scores: 2.5 times the forward FLOPs. ``flash`` is the chip's fastest kernel, such as
     cuDNN's or FlashAttention-3 on Hopper; ``flash2`` and ``flash1`` are FlashAttention-2 and -1. fp8 and fp4 run at the
-    bf16 rate.
+    bf16 rate times the chip's share of fp8.
     """
     if flops <= 0 or tokens < 1 or keys < 1:
         return 0.0
     matmul_dtype: Dtype = "bf16" if NUMBER_FORMATS[dtype].operand_bits < 16 else dtype
     share = chip.attention_backward_share if backward else chip.attention_share
+    if NUMBER_FORMATS[dtype].operand_bits < 16:
+        share *= chip.fp8_attention_backward_share if backward else chip.fp8_attention_share
     older_share = {
         "flash": 1.0,
         "blocks": 1.0,

@@ -1,9 +1,12 @@
-"""Activations that are kept in few bits for the backward, where others keep 16 (DeepSeek-V3).
+"""Activations that are kept in few bits for the backward, where others keep 16.
 
-    activation   the input of SwiGLU, from which its output is recomputed     1 byte an element, and scales
-    attention    its output, which its own backward reads as well             12 bits (E5M6)
+    activation      the input of SwiGLU, from which its output is recomputed     1 byte an element, and scales
+    attention       its output, which its own backward reads as well             12 bits (E5M6)
+    fp8_attention   queries, keys and values, and its own copy of its output     1 byte an element
 
-Source: DeepSeek-V3, arXiv:2412.19437 §3.3.3, low-precision storage.
+Sources: DeepSeek-V3, arXiv:2412.19437 §3.3.3, low-precision storage; attention in fp8: FusedAttnFunc in
+NVIDIA/TransformerEngine@v2.8:transformer_engine/pytorch/attention/dot_product_attention/backends.py, which casts q, k
+and v, and saves these casts and its output in fp8.
 """
 
 from __future__ import annotations
@@ -17,9 +20,46 @@ from fivefold.planner.counts.operations.op import Op
 
 def apply_low_precision(local: Local, ops: Sequence[Op]) -> Sequence[Op]:
     """Return a block's ``ops`` with the activations that the stack keeps in low precision."""
-    if not (local.job.stack.low_precision_saved and keeps_casts(local)):
+    stack = local.job.stack
+    if stack.fp8_attention and local.job.precision.is_low_precision:
+        ops = [*_cast_attention(local, ops)]
+    if not (stack.low_precision_saved and keeps_casts(local)):
         return ops
     return [*_apply_low_precision(local, ops)]
+
+
+def _cast_attention(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
+    """Yield the operations, with attention's inputs cast to fp8 before it, and its output kept in fp8."""
+    sizes = dict[str, int]()
+    for op in ops:
+        sizes |= op.writes
+        if op.name != "attention.core" or op.kind != "attention":
+            yield op
+            continue
+        names = {name: f"{name}.fp8" for name in op.keeps if name in op.reads}
+        outputs = {name: f"{name}.fp8" for name in op.keeps if name in op.writes and name != "lse"}
+        copies = {cast: sizes[name] // local.width for name, cast in (names | outputs).items()}
+        for name, cast in names.items():
+            yield _cast(name, cast, n_bytes=sizes[name], cast_bytes=copies[cast])._replace(name="attention.core.cast")
+        yield op._replace(
+            reads=tuple(names.get(name, name) for name in op.reads),
+            writes=op.writes | {cast: copies[cast] for cast in outputs.values()},
+            keeps=tuple((names | outputs).get(name, name) for name in op.keeps),
+        )
+
+
+def _cast(source: str, cast: str, *, n_bytes: int, cast_bytes: int) -> Op:
+    """Return the cast of the tensor ``source`` to fewer bits, whose gradient stays in 16."""
+    return Op(
+        cast,
+        "add",
+        (source,),
+        {cast: cast_bytes},
+        moved_bytes=n_bytes + cast_bytes,
+        moved_backward_bytes=0,
+        gradients={cast: n_bytes},
+        passes_gradient=True,
+    )
 
 
 def _apply_low_precision(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
@@ -37,16 +77,7 @@ def _apply_low_precision(local: Local, ops: Sequence[Op]) -> Iterator[Op]:
             low_precision_names = {name: f"{name}.narrow" for name in op.keeps if name in op.reads}
             for source, cast in low_precision_names.items():
                 size = count_low_precision_bytes(local, sizes[source] // local.width)
-                yield Op(
-                    cast,
-                    "add",
-                    (source,),
-                    {cast: size},
-                    moved_bytes=sizes[source] + size,
-                    moved_backward_bytes=0,
-                    gradients={cast: sizes[source]},
-                    passes_gradient=True,
-                )
+                yield _cast(source, cast, n_bytes=sizes[source], cast_bytes=size)
             yield op._replace(
                 reads=tuple(low_precision_names.get(name, name) for name in op.reads),
                 keeps=tuple(low_precision_names.get(name, name) for name in op.keeps),

@@ -106,6 +106,18 @@ def test_deepseek_keeps_what_swiglu_reads_in_fp8_and_what_attention_makes_in_twe
     assert saved_bytes(block(bf16, "")) == saved_bytes(block(wide.replace(precision="bf16"), ""))
 
 
+def test_attention_in_fp8_saves_its_inputs_and_its_output_in_a_byte() -> None:
+    """FusedAttnFunc of Transformer Engine saves the casts of q, k and v, and its output in fp8, instead of 16 bits."""
+    plain = Job(stack=build_stack("megatron-core"), precision="fp8", sequence=1024)
+    in_fp8 = plain.replace(stack=plain.stack.replace(fp8_attention=True))
+    elements = 1024 * 2 * (MODEL.heads + MODEL.kv_heads) * MODEL.head_dim
+    assert saved_bytes(block(plain, "")) - saved_bytes(block(in_fp8, "")) == elements
+    bf16 = [saved_bytes(block(job.replace(precision="bf16"), "")) for job in (plain, in_fp8)]
+    assert bf16[0] == bf16[1]
+    recomputed = [saved_bytes(block(job, "core")) for job in (plain, in_fp8)]
+    assert recomputed[0] == recomputed[1]
+
+
 @pytest.mark.parametrize(("joint", "mlp", "parts"), [(True, "gated", 2), (False, "gated", 2), (True, "plain", 1)])
 def test_activation_inputs_are_saved_in_fp8(joint: bool, mlp: str, parts: int) -> None:
     """Gate and up as one tensor or as two, or up alone."""
