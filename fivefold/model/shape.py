@@ -103,7 +103,7 @@ class MoE(Record):
     router_bias: bool = False  # the router has a bias
     output_bias: bool = False  # what the experts of a layer add has a bias (JetMoE)
     expert_bias: bool = False  # the experts have biases
-    # experts to which the router may send a token and that give it back; ours have weights of gate and up (LongCat)
+    # experts without weights: the router may send a token to them, and they give it back (LongCat)
     identity_experts: int = Field(0, ge=0, le=2**16)
     hashed_layers: int = Field(0, ge=0, le=2**12)  # first layers, whose experts a table of token ids names
     clamp: Positive | None = None  # limit in routed experts: gate at most this, up within ± this; None: no limit

@@ -478,7 +478,7 @@ def _list_experts(model: ModelShape) -> Iterator[Weight]:
         yield Weight("moe.router.bias", (moe.choices,), "router")
     names = ("gate", "up") if model.mlp == "gated" else ("up",)
     for name in names:
-        yield Weight(f"moe.experts.{name}", (moe.choices, moe.ffn, width), "expert_column")
+        yield Weight(f"moe.experts.{name}", (moe.experts, moe.ffn, width), "expert_column")
         if moe.expert_bias:
             yield Weight(f"moe.experts.{name}_bias", (moe.experts, moe.ffn), "expert_column")
     yield Weight("moe.experts.down", (moe.experts, width, moe.ffn), "expert_row")

@@ -298,12 +298,10 @@ def _list_grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list
         """Return one expert's operation as the grouped operation of all experts of this rank."""
         first = not op.name.endswith(".up") or model.mlp == "plain" or local.job.stack.merged_projections
         op = add_casts(op._replace(batch=1), local, first=first, experts=local_experts)
-        # weights of experts that give tokens back are not used, and have gradients of zeros
-        held = local_experts if op.name.endswith(".down") else ceil_div(moe.choices, local.part.ep)
-        widths = tuple(size * held for size in op.wgrad_numels)
+        widths = tuple(size * local_experts for size in op.wgrad_numels)
         of_matmul = 1 if local.facts.separate_biases else len(widths)
         op = op._replace(
-            parameters=op.parameters * held,
+            parameters=op.parameters * local_experts,
             wgrad_numels=widths[:of_matmul],
             bias_wgrad_numel=sum(widths[of_matmul:]),
             shape=(max(1, rows // local_experts), *op.shape[1:]),
