@@ -314,6 +314,13 @@ def test_simulating_many_durations_at_once_equals_one_by_one(table: Table, rando
         assert ends[:, at] == pytest.approx(alone.rank_ends, rel=1e-12)
 
 
+def test_simulating_many_durations_keeps_few_ends() -> None:
+    """As many as messages are on their way, not those of all 16,384 actions."""
+    table = schedule("interleaved", pp=16, v=8, micro_batches=64)
+    waves = divide_into_waves(table.order, pp=table.pp)
+    assert (len(waves.rank), waves.slots) == (16_384, 1 + 2 * table.pp)
+
+
 @some
 @given(tables(), st.randoms(use_true_random=False))
 def test_many_ranks_are_simulated_wave_by_wave_with_equal_results(table: Table, random: Any) -> None:

@@ -133,18 +133,24 @@ def _simulate_waves(table: Table, durations: tuple[float, ...], delays: list[flo
 
 
 class Waves(NamedTuple):
-    """Columns of all actions, wave by wave.
+    """Columns of all actions, wave by wave. An arrival is kept in a slot until the last action that waits for it.
 
-    ``first`` and ``second`` as in ``Order``, but with the last index instead of -1. ``starts``: the first action of
-    each wave, and the number of actions; ``both``: whether any action of the wave waits for two others.
+    ``slot``: where the arrival of an action's output is written; ``first`` and ``second``: where those of its inputs
+    are read, or ``NO_INPUT``; ``slots``: how many there are. ``starts``: the first action of each wave, and the number
+    of actions; ``both``: whether any action of the wave waits for two others.
     """
 
     rank: Ints
     task: Ints
+    slot: Ints
     first: Ints
     second: Ints
+    slots: int
     starts: list[int]
     both: list[bool]
+
+
+NO_INPUT = 0  # the slot that is read where an action waits for no other
 
 
 def divide_into_waves(order: Order, *, pp: int) -> Waves:
@@ -162,12 +168,36 @@ def divide_into_waves(order: Order, *, pp: int) -> Waves:
         next_free_wave[rank] = wave + 1
     wave_numbers = np.array(wave_of)
     index = np.argsort(wave_numbers, kind="stable")
-    column_index = np.append(np.argsort(index), len(index))  # index of an action in the columns; -1: the end
-    columns = (order.rank, order.task, order.first, order.second)
-    ranks, tasks, first_waits, second_waits = (column[index] for column in columns)
     starts = np.searchsorted(wave_numbers[index], np.arange(wave_numbers.max() + 2)).tolist()
-    both = [bool((second_waits[start:end] >= 0).any()) for start, end in pairwise(starts)]
-    return Waves(ranks, tasks, column_index[first_waits], column_index[second_waits], starts, both)
+    slots = np.append(_assign_slots(order, wave_numbers, index), NO_INPUT)  # -1, no input, reads the last
+    slot, first_slots, second_slots = slots[index], slots[order.first[index]], slots[order.second[index]]
+    both = [bool((second_slots[start:end] != NO_INPUT).any()) for start, end in pairwise(starts)]
+    n_slots = int(slots.max()) + 1
+    return Waves(order.rank[index], order.task[index], slot, first_slots, second_slots, n_slots, starts, both)
+
+
+def _assign_slots(order: Order, wave_numbers: Ints, index: Ints) -> Ints:
+    """Return the slot of each action. It is reused from the last wave on that waits for the action."""
+    import numpy as np
+
+    last_wave = wave_numbers + 1
+    for dependency in (order.first, order.second):
+        waits = dependency >= 0
+        np.maximum.at(last_wave, dependency[waits], wave_numbers[waits])
+    slots = [0] * len(index)
+    free_slots, n_slots, wave = list[int](), NO_INPUT + 1, -1
+    expiring: list[list[int]] = [[] for _ in range(int(last_wave.max()) + 1)]
+    actions = zip(index.tolist(), wave_numbers[index].tolist(), last_wave[index].tolist(), strict=True)
+    for action, action_wave, last in actions:
+        if action_wave > wave:
+            wave = action_wave
+            free_slots += expiring[wave]
+        if not free_slots:
+            free_slots.append(n_slots)
+            n_slots += 1
+        slots[action] = free_slots.pop()
+        expiring[last].append(slots[action])
+    return np.array(slots)
 
 
 def simulate_schedules(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -> Floats:
@@ -180,12 +210,15 @@ def simulate_schedules(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -
     import numpy as np
 
     rank_free_seconds = np.zeros((pp, len(hop)))
-    ends = np.full((len(waves.rank) + 1, len(hop)), -np.inf)
+    arrivals = np.full((waves.slots, len(hop)), -np.inf)
     for (start, end), both in zip(pairwise(waves.starts), waves.both, strict=True):
         ranks = waves.rank[start:end]
-        begin = np.maximum(rank_free_seconds[ranks], ends[waves.first[start:end]] + hop)
+        ends = rank_free_seconds.take(ranks, axis=0)
+        np.maximum(ends, arrivals.take(waves.first[start:end], axis=0), out=ends)
         if both:
-            begin = np.maximum(begin, ends[waves.second[start:end]] + hop)
-        begin += seconds[waves.task[start:end]]
-        rank_free_seconds[ranks] = ends[start:end] = begin
+            np.maximum(ends, arrivals.take(waves.second[start:end], axis=0), out=ends)
+        ends += seconds.take(waves.task[start:end], axis=0)
+        rank_free_seconds[ranks] = ends
+        ends += hop
+        arrivals[waves.slot[start:end]] = ends
     return rank_free_seconds

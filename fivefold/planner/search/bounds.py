@@ -15,7 +15,7 @@ import numpy as np
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts
+from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts, factorize
 from fivefold.planner.search.estimates import Estimates, StateFigure
 from fivefold.planner.search.memory_bounds import MemoryBounds
 from fivefold.planner.search.shapes import (
@@ -35,6 +35,7 @@ from fivefold.planner.time.update_time import estimate_elementwise_seconds
 
 SAFE = 1 - 1e-9  # rounding: the planner sums in another order
 TIME_PARTS = ("compute", "tp", "cp", "ep", "dp", "bubble")
+ROWS_AT_ONCE = 1 << 14  # candidates in every mesh order that are bounded at once: a thousand take 3 MiB of arrays
 
 
 class Bounds:
@@ -109,9 +110,14 @@ class Bounds:
 
     def seconds_of_adjacent_units(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return a lower bound like ``seconds``, for which only data-parallel groups are those of the order."""
-        unit_seconds = self.estimates.bound_adjacent_units(candidates)
-        parallel = self.estimates.parallel(candidates)
-        return self._sum_seconds(candidates, unit_seconds, parallel)
+        n_rows = len(candidates.partial)
+        results = []
+        for rows in np.array_split(np.arange(n_rows), max(1, -(-n_rows // ROWS_AT_ONCE))):
+            part = candidates.take(rows)
+            unit_seconds = self.estimates.bound_adjacent_units(part)
+            results.append(self._sum_seconds(part, unit_seconds, self.estimates.parallel(part)))
+        seconds, seconds_by_part = zip(*results, strict=True)
+        return np.concatenate(seconds), np.concatenate(seconds_by_part)
 
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return the seconds [n] of the slowest of three ranks, and the same by ``TIME_PARTS`` [n, parts]."""
@@ -422,9 +428,7 @@ class Bounds:
         ``any_recomputation``: a bound for every recomputation, which assumes none.
         """
         recompute_every = self.recompute_every[self.partials.ac[candidates.partial]] * (not any_recomputation)
-        _, first_rows, inverse = np.unique(
-            candidates.shape * 1000 + recompute_every, return_index=True, return_inverse=True
-        )
+        _, first_rows, inverse = factorize(candidates.shape * 1000 + recompute_every)
         pipelines = []
         for row in first_rows:
             key = int(candidates.shape[row]), int(recompute_every[row])

@@ -143,6 +143,7 @@ class Space:
         self.placements = placements and stack.orders is not False and where.is_allowed("order", "other")
         orders = permutations(DEFAULT_ORDER) if self.placements else [DEFAULT_ORDER]
         self.orders: list[tuple[MeshAxis, ...]] = [order for order in orders if stack.supports_order(order)]
+        self._legal_orders: dict[tuple[tuple[bool, ...], bool, bool], list[int]] = {}
         # bounds of a stage without layers that trains nothing are not known
         self.most_stages = model.layers if job.freezes_text else count_max_stages(model, job)
         shapes = [shape for pp in range(1, self.most_stages + 1) if world % pp == 0 for shape in self._list_shapes(pp)]
@@ -330,6 +331,12 @@ class Space:
 
     def list_legal_orders(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
         """Return an index into ``orders`` for each legal order of the ``active`` axes; flags as in ``validity``."""
+        key = active, spread, partly
+        if key not in self._legal_orders:
+            self._legal_orders[key] = self._find_legal_orders(*key)
+        return self._legal_orders[key]
+
+    def _find_legal_orders(self, active: tuple[bool, ...], spread: bool, partly: bool) -> list[int]:
         index_by_order: dict[tuple[str, ...], int] = {}
         active_axes = {axis for axis, is_active in zip(DEFAULT_ORDER, active, strict=True) if is_active}
         for index, order in enumerate(self.orders):

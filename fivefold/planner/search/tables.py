@@ -14,7 +14,16 @@ import numpy as np
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, factorize, map_distinct
+from fivefold.planner.search.columns import (
+    CandidateLayouts,
+    Floats,
+    Ints,
+    PartialLayouts,
+    factorize,
+    map_distinct,
+    number_values,
+    stack_rows,
+)
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import UNITS_PER_PLACE, SearchWork
 
@@ -154,7 +163,7 @@ class Tables:
                 figures = known[key] = compute(self.space.layout(self.partials, candidates, row_index), key[0])
             all_figures.append(figures)
         self.work.add((len(known) - n_before) * cost + len(inverse))
-        return np.stack(all_figures)[inverse]
+        return stack_rows(all_figures)[inverse]
 
 
 def encode_rows(columns: Sequence[Ints]) -> Ints:
@@ -162,9 +171,8 @@ def encode_rows(columns: Sequence[Ints]) -> Ints:
     code = np.zeros(len(columns[0]), np.int64)
     size = 1
     for column in columns:
-        values, _, inverse = factorize(column)
-        if size * len(values) >= 1 << 62:
-            distinct, _, code = factorize(code)
-            size = len(distinct)
-        code, size = code * len(values) + inverse, size * len(values)
+        n_values, inverse = number_values(column)
+        if size * n_values >= 1 << 62:
+            size, code = number_values(code)
+        code, size = code * n_values + inverse, size * n_values
     return code

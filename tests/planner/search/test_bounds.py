@@ -24,6 +24,7 @@ from fivefold.planner.search.estimates import list_resting_bytes
 from fivefold.planner.search.simulated_bound import group_schedules, simulate_group
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import MICRO_BATCH_SIZES, SMALL_MICRO_BATCH
+from fivefold.planner.search.work import SearchWork
 from fivefold.stack.catalog import build_stack as stack_named
 from tests.planner.draws import calibration
 from tests.planner.search.drawn_bounds import compare_bounds, drawn_space
@@ -47,6 +48,23 @@ CASES = {
     "llama2-7b a100:16": Job(sequence=4096, global_batch=64, stack=stack_named("fsdp2")),
     "llama3.2-1b l4:8": Job(sequence=2048, global_batch=8, offload=("optimizer",), overlap=("dp", "tp", "cp", "ep")),
 }
+
+
+def test_bounds_of_candidates_in_parts_equal_those_of_all_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To the bit, and for equal work: how many rows are bounded at once only decides how much memory that takes."""
+    model, job = build_model("qwen3-30b-a3b"), Job(sequence=4096, global_batch=64)
+    planner = Planner(model=model, machine=resolve("h100:32", local=NOWHERE), job=job)
+    space = Space(model, job, world=32)
+    partials = space.expand_recomputations(space.partials.take(np.arange(0, len(space.partials.dp), 97)))
+    candidates = space.place(partials, space.expand(partials, np.arange(len(partials.dp))))
+    results = []
+    for rows_at_once in (len(candidates.partial), 1000):
+        monkeypatch.setattr("fivefold.planner.search.bounds.ROWS_AT_ONCE", rows_at_once)
+        work = SearchWork()
+        seconds, parts = Bounds(planner, space, partials, work=work).seconds_of_adjacent_units(candidates)
+        results.append((seconds.tobytes(), parts.tobytes(), work.units))
+    assert len(candidates.partial) > 1000
+    assert results[0] == results[1]
 
 
 def test_tied_ends_on_one_rank_hold_one_table() -> None:
