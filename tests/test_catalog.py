@@ -1,16 +1,18 @@
 """Every model of the catalog through every command that answers questions of it, on a small and on a large machine.
 
-Each is searched on the large machine, where few layouts are tried, and planned, compared, reported and dry-run on the
-small one, with few layers and few of many experts. As many architectures as together have most features are proposed a
-layout, too. ``python -m tests.endure.catalog`` has full models and all layouts.
+Each is searched on the large machine, where few layouts are tried. One model of each architecture and set of features
+is planned, compared, reported and dry-run on the small one, with few layers and few of many experts; ``make endure``
+takes those that differ from one of them in numbers alone. As many architectures as together have most features are
+proposed a layout, too. ``python -m tests.endure.catalog`` has full models and all layouts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,7 +34,7 @@ from fivefold.requests.playbook import build_playbook
 from fivefold.trainer.supported import check_supported
 
 SMALL, LARGE = (resolve(name, local=Path("/nowhere")) for name in ("h200:8", "h200:512"))
-FEW = Where.parse("tp=1,8 cp=1 pp=2,4 mbs=1 order=default zero=1 ac=full schedule=1f1b")
+FEW = Where.parse("tp=1,8 cp=1 pp=2,4 ep=1,8,64 mbs=1 order=default zero=1 ac=full schedule=1f1b")
 ONE = "dp=8 mbs=1 zero=2 ac=none order=default"
 JOB = Job(sequence=64, global_batch=8)
 
@@ -73,6 +75,13 @@ def cover_features() -> tuple[str, ...]:
     return tuple(chosen)
 
 
+def leave_out_sizes(names: Collection[str]) -> list[Any]:
+    """Return ``names`` for ``parametrize``: of models that differ in numbers alone, all but one are for ``--long``."""
+    distinct = {(CATALOG[name].config["model_type"], *list_features(build_model(name))): name for name in names}
+    kept = set(distinct.values())
+    return [name if name in kept else pytest.param(name, marks=pytest.mark.long) for name in names]
+
+
 def shorten_model(model: Model) -> Model:
     """Return the model with at least one layer of each kind, and a quarter of its experts if it has many."""
     slides = [model.has_window(layer) for layer in range(model.layers)]
@@ -96,7 +105,7 @@ def test_a_layout_of_a_large_machine_fits_every_model(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", CATALOG)
+@pytest.mark.parametrize("name", leave_out_sizes(CATALOG))
 def test_every_planning_command_answers_for_every_model(name: str) -> None:
     few = shorten_model(build_model(name))
     made = build_playbook(few, SMALL, JOB, batch="job", tokens=1e9, where=ONE)
@@ -110,7 +119,7 @@ def test_every_planning_command_answers_for_every_model(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in CATALOG if is_trained(name)])
+@pytest.mark.parametrize("name", leave_out_sizes([name for name in CATALOG if is_trained(name)]))
 def test_a_model_is_dry_run(name: str) -> None:
     few, layout = shorten_model(build_model(name)), Layout.parse("dp8 zero2 mbs1")
     result = dryrun(model=few, machine=SMALL, layout=layout, job=JOB)

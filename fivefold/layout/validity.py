@@ -296,10 +296,12 @@ def _check_stack(layout: Layout, model: Model, stack: Stack) -> Iterator[str]:
         ),
         (not layout.sp and not runs.no_sp, "tensor parallelism without sequence parallelism", "it without nosp"),
         (bool(layout.stages) and not runs.uneven_stages, "stages of other sizes", "it without stages="),
-        (not runs.supports_order(layout.order), "other orders of the ranks", _format_orders(layout, model, runs)),
     ):
         if is_missing:
             yield f"{stack.name} does not support {feature}; use {fix} or another stack"
+    if not runs.supports_order(layout.order):
+        orders = _format_orders(layout, model, runs)
+        yield f"{stack.name} does not support other orders of the ranks; use {orders} or another stack"
 
 
 def _format_orders(layout: Layout, model: Model, runs: SupportedLayouts) -> str:

@@ -121,7 +121,19 @@ def estimate_run_interval(
     """Return ``estimate_interval`` for a run on ``ranks`` ranks of ``machine``; None on CPUs (none is published)."""
     if not machine.has_gpus:
         return None
-    return estimate_interval(predicted, of=of, ranks=ranks, cells=read_comparable(quantity, path))
+    interval = _read_interval(quantity, of, ranks, path)
+    return interval and _scale_interval(interval, predicted)
+
+
+@lru_cache(maxsize=256)
+def _read_interval(quantity: Quantity, of: RunClass, ranks: int, path: Path) -> Interval | None:
+    """Return the interval of a predicted value of 1: each estimate of a run asks for that of its class."""
+    return estimate_interval(1.0, of=of, ranks=ranks, cells=read_comparable(quantity, path))
+
+
+def _scale_interval(interval: Interval, predicted: float) -> Interval:
+    levels = ("low_90", "low_50", "middle", "high_50", "high_90")
+    return interval.replace(**{level: predicted * getattr(interval, level) for level in levels})
 
 
 def estimate_interval(predicted: float, *, of: RunClass, ranks: int, cells: Sequence[ErrorCell]) -> Interval | None:
