@@ -220,6 +220,7 @@ CONSTANTS: tuple[Constant, ...] = (
     _make_time_constant("flash1_share"),
     _make_time_constant("softmax_dim"),
     _make_time_constant("column_cast_share"),
+    _make_time_constant("compiled_norm_share"),
     _make_time_constant("rowwise_matmul_share"),
     _make_time_constant("hidden_sums_share"),
     _make_time_constant("permutation_bytes"),

@@ -324,7 +324,8 @@ ROWS: dict[str, ChipRow] = {
         ranks_per_node=8,
         near=NVLINK4_H800,
         far=NIC_400_H800,
-        source=f"H800 SXM, as H100: {RECALLED}",
+        source=f"H800 SXM, as H100: {RECALLED}; watts: nvidia-smi shows 700 W and 81559 MiB",
+        watts=700,
     ),
     "h20": ChipRow(
         generation="hopper",

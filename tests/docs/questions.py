@@ -298,13 +298,16 @@ def table(parts: list[str]) -> str:
 
 HEAD = """# Ten planning questions
 
-What `fivefold search` proposes where teams have published what they chose, as it prints, and next to it the published
-layout as `fivefold compare` prints it. A proposal is the *simplest* layout found within 2 % of the best
-([search](how-a-step-costs/search.md)); a published layout within 2 % of the proposal's time is inside the margin.
-The table compares its predicted step time with the proposal's. A layout is *tight* if it probably fits, but its risk
-of running out of memory is above the search's limit of 5 %. Times are predictions for the named software; the
-[table of published runs](how-a-step-costs/published.md) says how good they are.
-`python -m tests.docs.questions` asks again; a test holds the comparisons to what the commands print.
+Would `fivefold search` have chosen what experienced teams chose? This page puts the question ten times. Each section
+shows what the search proposes, as it prints it, and then compares the proposal with the layout that the team published.
+Both times are predictions for the named software; the [table of published runs](how-a-step-costs/published.md) says how
+good such predictions are.
+
+- A **proposal** is the *simplest* layout found within 2 % of the best ([search](how-a-step-costs/search.md)).
+- A published layout is **inside the margin** if its predicted step is at most 2 % longer than the proposal's.
+- A layout is **tight** if it probably fits, but its risk of running out of memory is above the search's limit of 5 %.
+
+`python -m tests.docs.questions` runs all searches again. A test compares the comparisons with what the commands print.
 
 """
 

@@ -30,6 +30,13 @@ def test_cards_of_amd_hold_what_its_acceptance_tests_ask_of_them(name, dtype, tf
     assert chip(name).sustained_flops(dtype) == pytest.approx(tflops * 1e12, rel=1e-3)
 
 
+def test_an_h800_computes_as_an_h100() -> None:
+    """They differ in their links; the power limit of both is 700 W."""
+    assert [chip("h800").sustained_flops(dtype) for dtype in ("bf16", "fp8")] == [
+        chip("h100").sustained_flops(dtype) for dtype in ("bf16", "fp8")
+    ]
+
+
 def test_a_chip_without_measurements_has_sound_defaults():
     plain = Chip(name="x", peak_flops={"bf16": 1e15}, memory_bytes=2**36, memory_bandwidth=3e12, source="mine")
     assert plain.sustained_flops("bf16") == 0.75e15

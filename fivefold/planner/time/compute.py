@@ -201,6 +201,8 @@ class Prices:
             backward = backward * 5 // 3  # x and its gradient are read again for the gradients of weight and bias
         if op.kind == "add" and self.measured is None and not self.ours:
             backward = 0  # the gradient is passed on; sums of two: ``add_gradient_sums``
+        if op.kind == "norm" and self.job.stack.is_compiled and self.measured is None:
+            backward = int(backward / self.constants.compiled_norm_share)
         return OpTime(
             self.memory_bound_seconds(forward, kernel=kernel),
             self.memory_bound_seconds(backward, kernel=f"{kernel}_backward") if backward else 0.0,

@@ -96,6 +96,19 @@ class Constants(Record):
             (0.27, 0.6),
         ),
     ] = 0.3
+    # The gradient of a norm's weight sums over rows. torch.compile makes partial sums in a kernel of its own, which
+    # reads the rows again: of x, dy and dx of an RMSNorm in bf16 it moves 1.6 to 1.8 TB/s on an H200 and 2.0 to 2.6 on
+    # a GB200, where the forward reaches 3.4 to 4.2 and 4.3 to 6.2, and cuDNN's backward 2.8 to 3.8 and 4.2 to 6.2.
+    compiled_norm_share: Annotated[
+        float,
+        ConstantInfo(
+            "of the bandwidth",
+            "the backward of norms that torch.compile generates",
+            "NVIDIA/cudnn-frontend@3929da2:benchmark/norms/results, 2048 to 16384 tokens, widths 4096 to 8192: 0.38 to"
+            " 0.44 on H200, 0.26 to 0.38 on GB200",
+            (0.26, 0.55),
+        ),
+    ] = 0.4
     rowwise_matmul_share: Annotated[
         float,
         ConstantInfo(

@@ -62,22 +62,23 @@ BOUNDS = {
     ("misc_throughput", "time"): 6.5,
     ("prime_rl", "peak"): 6.5,
     ("prime_rl", "peak, held out"): 8.5,
-    ("prime_rl", "time"): 21.0,
+    ("prime_rl", "time"): 19.0,
     ("paddlenlp", "time"): 8.5,  # +8 % since passes of plain norms are counted as PyTorch's (decision 053)
     ("paddlenlp", "time, held out"): 9.5,
     ("paddlenlp", "peak"): 7.0,
     ("paddlenlp", "peak, held out"): 8.0,
     ("flagperf", "time"): 6.0,
     ("flagperf", "time, held out"): 9.0,
-    ("xtuner", "time"): 18.0,
-    ("xtuner", "time, held out"): 15.0,
+    ("xtuner", "time"): 17.5,
+    # 13.5 while the H800 had no power limit: Qwen3 235B is 20 % too slow in 32 stages now, but not 20 % too fast in 8
+    ("xtuner", "time, held out"): 17.0,
     ("megatron_moe_zoo", "time"): 8.0,
     ("nemo_automodel", "time, held out"): 10.5,
     ("nanotron_bench", "time"): 13.5,
     ("nanotron_bench", "time, held out"): 33.0,  # seven of ten over several nodes, up to -75 %
     ("megascale", "time, held out"): 8.0,
     ("llama3_table4", "time, held out"): 4.0,
-    ("deepseek_v3", "time, held out"): 17.0,  # 15.6 until its tokens were limited to 4 of 8 nodes
+    ("deepseek_v3", "time, held out"): 6.0,
     ("mosaicgpt", "time, held out"): 10.5,
     ("aleph_alpha", "time, held out"): 8.0,
     ("mlperf", "time, held out"): 9.5,

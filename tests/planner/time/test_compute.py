@@ -235,6 +235,31 @@ def test_an_odd_vocabulary_makes_the_head_four_times_slower() -> None:
     assert padded["head"] < 1.02 * even["head"]
 
 
+@pytest.mark.parametrize(
+    ("chip", "rows", "width", "milliseconds"),
+    [
+        ("h200", 16384, 4096, 0.236),
+        ("h200", 8192, 8192, 0.236),
+        ("h200", 4096, 6144, 0.087),
+        ("gb200", 16384, 4096, 0.155),
+        ("gb200", 8192, 8192, 0.163),
+        ("gb200", 4096, 6144, 0.072),
+    ],
+)
+def test_compiled_backwards_of_norms_take_the_measured_time(
+    chip: str, rows: int, width: int, milliseconds: float
+) -> None:
+    """NVIDIA/cudnn-frontend@3929da2:benchmark/norms/results, torch_compile, RMSNorm in bf16, forward and backward."""
+    kind = NormKind(norm=NORMS["rmsnorm"], bias=False, plain=False, fused=True)
+    op = norm("norm1", "x", "y", rows=rows, dim=width, width=2, kind=kind)
+    compiled, fused = (
+        Prices(machine(chip), ranks=1, job=Job(stack=build_stack("torchtitan").replace(compile=compile))).operation(op)
+        for compile in (True, False)
+    )
+    assert compiled.backward == pytest.approx(1e-3 * milliseconds, rel=0.25)
+    assert compiled.forward == fused.forward
+
+
 def test_odd_head_dims_slow_the_matmuls_of_attention() -> None:
     """Rows of scores are tokens wide, those of queries, keys and values a head: 450 is even, 451 odd."""
     costs = [
