@@ -43,4 +43,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__getattr__("__all__")])
+    return sorted(["__version__", *__getattr__("__all__")])

@@ -6,11 +6,12 @@ for it, so that records do not depend on rendering code.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar
 
 from pydantic import BaseModel
 
@@ -52,7 +53,7 @@ class Shown(Record):
         A step: its memory by part. A search: memory against time. A comparison: step times by cause.
         """
         if not self.charted_by:
-            raise UserError(f"a {type(self).__name__} has no chart; in a notebook it shows as a page")
+            raise UserError(f"{type(self).__name__} has no chart; in a notebook it shows as a page")
         return _call(self.charted_by, self)
 
     def save(self, path: str | PathLike[str]) -> None:
@@ -60,20 +61,7 @@ class Shown(Record):
 
         Raises ``UserError`` for another suffix or a missing folder.
         """
-        file = Path(path)
-        if not file.parent.is_dir():
-            raise UserError(f"{file}: there is no folder {file.parent}")
-        if file.suffix == ".html":
-            file.write_text(
-                _call("fivefold.rendering.report:render_page", self.line(), self._repr_html_()), encoding="utf-8"
-            )
-        elif file.suffix == ".json":
-            file.write_text(self.model_dump_json(indent=2) + "\n", encoding="utf-8")
-        elif file.suffix in (".svg", ".png", ".pdf"):
-            _call("fivefold.rendering.charts:save", self.plot(), file)
-        else:
-            suffix = file.suffix or "no suffix"
-            raise UserError(f"{file}: a record is saved as .html, .json, .svg, .png or .pdf, not {suffix}")
+        save(self, path, title=self.line(), text=self.model_dump_json(indent=2))
 
 
 class Rows(tuple[Item, ...]):
@@ -96,6 +84,43 @@ class Rows(tuple[Item, ...]):
     def to_frame(self, kind: Frame | None = None) -> Any:
         """Return a data frame with a row per record and a column per field: pandas, or pyarrow if pandas is missing."""
         return build_frame([flatten(record.model_dump(mode="json")) for record in self], kind=kind)
+
+    def plot(self) -> Any:
+        """Raise ``UserError``: rows have no chart."""
+        raise UserError("rows have no chart; in a notebook they show as a table, and to_frame() gives a data frame")
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the rows: as a page with their table (``.html``), or their data (``.json``)."""
+        text = json.dumps([record.model_dump(mode="json") for record in self], indent=2)
+        save(self, path, title=repr(self).strip("<>"), text=text)
+
+
+class Savable(Protocol):
+    """A result with a page and a chart."""
+
+    def _repr_html_(self) -> str: ...
+
+    def plot(self) -> Any:
+        """Return the chart."""
+
+
+def save(what: Savable, path: str | PathLike[str], *, title: str, text: str) -> None:
+    """Write a result: its page as ``.html``, its chart as ``.svg``, ``.png`` or ``.pdf``, its data as ``.json``.
+
+    ``text``: the data. Raises ``UserError`` for another suffix or a missing folder.
+    """
+    file = Path(path)
+    if not file.parent.is_dir():
+        raise UserError(f"{file}: there is no folder {file.parent}")
+    if file.suffix == ".html":
+        file.write_text(_call("fivefold.rendering.report:render_page", title, what._repr_html_()), encoding="utf-8")
+    elif file.suffix == ".json":
+        file.write_text(text + "\n", encoding="utf-8")
+    elif file.suffix in (".svg", ".png", ".pdf"):
+        _call("fivefold.rendering.charts:save", what.plot(), file)
+    else:
+        suffix = file.suffix or "no suffix"
+        raise UserError(f"{file}: a record is saved as .html, .json, .svg, .png or .pdf, not {suffix}")
 
 
 def render_html(drawn_by: str, what: object) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from os import PathLike
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from fivefold.display import Frame, save
 from fivefold.dry_run.fake.world import count_represented_ranks
 from fivefold.dry_run.memory.breakdown import LiveStorage, list_events, list_largest, sum_stage_memory
 from fivefold.dry_run.memory.reserved import replay_allocator
@@ -71,6 +73,24 @@ class DryRun(NamedTuple):
         from fivefold.rendering import html
 
         return html.render_dry_run(self.step, self.findings)
+
+    def to_frame(self, kind: Frame | None = None) -> Any:
+        """Return the data frame of the step."""
+        return self._get_step().to_frame(kind)
+
+    def plot(self) -> Any:
+        """Return the chart of the step."""
+        return self._get_step().plot()
+
+    def save(self, path: str | PathLike[str]) -> None:
+        """Write the page of the dry run (``.html``), its step (``.json``) or the step's chart (``.svg``, ``.png``)."""
+        step = self._get_step()
+        save(self, path, title=step.line(), text=step.model_dump_json(indent=2))
+
+    def _get_step(self) -> Step:
+        if self.step is None:
+            raise UserError(f"the dry run has no step: {'; '.join(self.findings)}")
+        return self.step
 
     @property
     def steady_tapes(self) -> dict[int, Tape]:

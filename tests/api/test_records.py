@@ -81,5 +81,29 @@ def test_records_are_drawn_as_charts_and_saved_as_svg_and_png(
         record.plot().save(str(tmp_path / "y.svg"))
         assert (tmp_path / "y.svg").read_text().startswith("<svg")
     walk = ff.walk("nano", "h100:2", "dp2", gbs=8)
-    with pytest.raises(ff.UserError, match="a Walk has no chart"):
+    with pytest.raises(ff.UserError, match="Walk has no chart"):
         walk.plot()
+
+
+def test_rows_and_dry_runs_are_saved_as_records_are(tmp_path: Path) -> None:
+    rows = ff.ask("changes", "nano", "h100:2", "dp2", gbs=8)
+    rows.save(tmp_path / "x.json")
+    saved = json.loads((tmp_path / "x.json").read_text())
+    assert [type(rows[0]).model_validate(values) for values in saved] == [*rows]
+    rows.save(tmp_path / "x.html")
+    assert rows[0].change in (tmp_path / "x.html").read_text()
+    with pytest.raises(ff.UserError, match="rows have no chart"):
+        rows.save(tmp_path / "x.svg")
+    dry_run = ff.dryrun("nano", "h100:2", "dp2", gbs=8, seq=64)
+    dry_run.save(tmp_path / "y.json")
+    assert Step.model_validate_json((tmp_path / "y.json").read_text()) == dry_run.step
+    dry_run.save(tmp_path / "y.html")
+    assert dry_run.step.layout in (tmp_path / "y.html").read_text()
+    assert len(dry_run.to_frame()) == 1
+    with pytest.raises(ff.UserError, match="the dry run has no step: rank 0 waits"):
+        dry_run._replace(step=None, findings=("rank 0 waits",)).plot()
+
+
+def test_completion_offers_the_functions_of_the_package_only() -> None:
+    assert {"predict", "search", "ask", "load", "UserError", "__version__"} <= set(dir(ff))
+    assert not {"Any", "annotations", "TYPE_CHECKING", "record", "display"} & set(dir(ff))
