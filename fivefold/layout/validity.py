@@ -831,7 +831,6 @@ def _find_ungathered(job: Job) -> str:
     if adapter is None:
         return "freeze is"
     for is_present, what in (
-        (adapter.base == "nf4", "a base in nf4 is"),
         (adapter.has_magnitudes, "DoRA is"),
         (bool(adapter.modules_to_save), "modules_to_save are"),
         (adapter.adapts_experts or bool(adapter.adapted_ends), "adapters of experts, embedding and head are"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -59,6 +60,7 @@ def loop(
     how: dict[str, object] = {"target_modules": [(NAMES | ENDS)[name] for name in targets], "lora_dropout": dropout}
     how |= {"target_parameters": [f"mlp.{name}" for name in experts]} if experts else {"use_dora": dora}
     model = adapt(llama, modules_to_save=modules_to_save, **how)
+    drop_as_on_gpus(model)
     if autocast:
         for name, parameter in model.named_parameters():
             if "lora_" in name:
@@ -102,6 +104,17 @@ def build_sharded_loop(
     loops.fully_sharded(llama, mesh, reshard=reshard)
     optimizer = torch.optim.AdamW([item for item in llama.parameters() if item.requires_grad], fused=True)
     return llama, optimizer, loops.plain_step(llama, optimizer), mesh, 0
+
+
+def drop_as_on_gpus(model: nn.Module) -> None:
+    """Let dropouts keep masks of one byte per element, as on GPUs; on CPUs they keep them in the dtype of the input.
+
+    Source: pytorch/pytorch@v2.13.0:aten/src/ATen/native/Dropout.cpp, is_fused_kernel_acceptable.
+    """
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.forward = partial(torch.native_dropout, p=module.p, train=True)  # type: ignore[assignment]
+            module.register_forward_hook(lambda module, inputs, outputs: outputs[0])
 
 
 def recompute_blocks(llama: loops.Llama) -> None:

@@ -97,9 +97,12 @@ def deepspeed(
     adapts: bool = False,
     quantized: bool = False,
     recompute: bool = False,
+    targets: tuple[str, ...] = (),
     **keys: int,
 ) -> Loop:
     """DeepSpeed's engine on the CPU; ``adapts``: with PEFT's adapters, ``quantized``: over bitsandbytes' base in nf4.
+
+    ``targets``: layers with an adapter, if not all.
 
     ``keys``: of its ``zero_optimization``.
     """
@@ -113,7 +116,7 @@ def deepspeed(
     if quantized:
         adapters.quantize(model.model)
     if adapts:
-        model = adapters.adapt(model)
+        model = adapters.adapt(model, target_modules=[adapters.NAMES[name] for name in targets or adapters.NAMES])
     if recompute:
         adapters.recompute_blocks(model.model)
     config = {

@@ -167,18 +167,22 @@ def deepspeed(
     adapts: bool = False,
     quantized: bool = False,
     recompute: bool = False,
+    targets: tuple[str, ...] = (),
     **facts: int,
 ) -> Case:
-    """``adapts``, ``quantized``: with PEFT's adapters, over a base in nf4; ``facts``: limits of ZeRO-3's gathers."""
+    """``adapts``, ``quantized``: with PEFT's adapters, over a base in nf4; ``facts``: limits of ZeRO-3's gathers.
+
+    ``targets``: layers with an adapter, if not all.
+    """
     keys: dict[str, int] = {f"stage3_{KEYS[name]}": value for name, value in facts.items()}
     keys |= {"adapts": adapts, "quantized": quantized, "recompute": recompute}
-    loop = partial(engines.deepspeed, zero=zero, micro_batches=micro_batches, **keys)
+    loop = partial(engines.deepspeed, zero=zero, micro_batches=micro_batches, targets=targets, **keys)
     changed = {"loss": "low_precision", "reduce_bucket": engines.BUCKET, **facts}
     changed |= {} if zero == 3 else {"overlap": ()}  # overlap_comm is on by itself under stage 3
     norm = 8 if zero == 3 else 4
     adapter: dict[str, object] | None = {"rank": adapters.RANK} if adapts else None
-    if adapter and quantized:
-        adapter["base"] = "nf4"
+    if adapter:
+        adapter |= ({"base": "nf4"} if quantized else {}) | ({"targets": targets} if targets else {})
     layout = f"dp2 zero{zero}{' ac=full' if recompute else ''}"
     case = Case(loop, "deepspeed", layout, 2, micro_batches, changed, norm=norm, flat=zero == 3, adapter=adapter)
     return case._replace(work=not quantized)
@@ -286,6 +290,27 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
             3, adapts=True, prefetch_bucket_size=0, param_persistence_threshold=1000, max_reuse_distance=0
         )
         CASES["peft LoRA, DeepSpeed, ZeRO-3, recomputed"] = deepspeed(3, adapts=True, recompute=True)
+        CASES["peft LoRA, DeepSpeed, ZeRO-3, weight by weight, recomputed"] = deepspeed(
+            3,
+            adapts=True,
+            recompute=True,
+            prefetch_bucket_size=0,
+            param_persistence_threshold=1000,
+            max_reuse_distance=0,
+        )
+        CASES["peft LoRA, DeepSpeed, ZeRO-3, a little ahead, recomputed, 2 micro-batches"] = deepspeed(
+            3,
+            2,
+            adapts=True,
+            recompute=True,
+            prefetch_bucket_size=100_000,
+            param_persistence_threshold=0,
+            max_reuse_distance=0,
+        )
+        CASES["peft LoRA on q and v, DeepSpeed, ZeRO-3, recomputed"] = deepspeed(
+            3, adapts=True, recompute=True, targets=("q_proj", "v_proj")
+        )
+        CASES["peft LoRA on q and v, DeepSpeed, ZeRO-3"] = deepspeed(3, adapts=True, targets=("q_proj", "v_proj"))
     CASES["peft LoRA, head trained, bf16"] = peft("dp1", precision=BF16, modules_to_save=("lm_head",))
     CASES["peft LoRA, embedding and head trained, recomputed"] = peft(
         "dp1 ac=full", recompute=True, modules_to_save=("embed_tokens", "lm_head")
@@ -306,7 +331,8 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
     )
     CASES["peft LoRA on q and the head with dropout, autocast"] = peft(
         "dp1", precision="bf16-autocast", targets=("q_proj", "lm_head"), dropout=0.1
-    )._replace(open=0.04)
+    )
+    CASES["peft LoRA with dropout, bf16"] = peft("dp1", precision=BF16, dropout=0.1)
     CASES["peft LoRA on embedding, head and blocks, FSDP2"] = Case(
         partial(adapters.build_sharded_loop, targets=ALL),
         "fsdp2",
@@ -334,6 +360,16 @@ if importlib.util.find_spec("peft") is not None:  # by ``make interop``
         if importlib.util.find_spec("deepspeed") is not None:
             CASES["peft QLoRA, DeepSpeed, ZeRO-2, recomputed, 2 micro-batches"] = deepspeed(
                 2, 2, adapts=True, quantized=True, recompute=True
+            )
+            CASES["peft QLoRA, DeepSpeed, ZeRO-3"] = deepspeed(3, adapts=True, quantized=True)
+            CASES["peft QLoRA, DeepSpeed, ZeRO-3, a little ahead, recomputed"] = deepspeed(
+                3,
+                adapts=True,
+                quantized=True,
+                recompute=True,
+                prefetch_bucket_size=20_000,
+                param_persistence_threshold=0,
+                max_reuse_distance=0,
             )
         CASES["peft QLoRA, FSDP2"] = Case(
             partial(adapters.build_sharded_loop, quantized=True),

@@ -12,6 +12,8 @@ PEFT = (
     "peft LoRA, DDP, 2 micro-batches",
     "peft LoRA, bf16",
     "peft LoRA, autocast",
+    "peft LoRA on q and the head with dropout, autocast",
+    "peft LoRA with dropout, bf16",
     "peft DoRA, recomputed",
     "peft DoRA on q and v, DDP, 2 micro-batches",
     "peft DoRA, autocast",
@@ -44,6 +46,12 @@ DEEPSPEED = (
     "peft LoRA, DeepSpeed, ZeRO-3",
     "peft LoRA, DeepSpeed, ZeRO-3, a little ahead, 2 micro-batches",
     "peft LoRA, DeepSpeed, ZeRO-3, recomputed",
+    "peft LoRA, DeepSpeed, ZeRO-3, weight by weight",
+    "peft LoRA, DeepSpeed, ZeRO-3, weight by weight, recomputed",
+    "peft LoRA, DeepSpeed, ZeRO-3, a little ahead, recomputed, 2 micro-batches",
+    "peft LoRA on q and v, DeepSpeed, ZeRO-3, recomputed",
+    "peft QLoRA, DeepSpeed, ZeRO-3",
+    "peft QLoRA, DeepSpeed, ZeRO-3, a little ahead, recomputed",
     "peft QLoRA, DeepSpeed, ZeRO-2, recomputed, 2 micro-batches",
 )
 

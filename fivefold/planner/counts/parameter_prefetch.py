@@ -13,23 +13,35 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate, groupby
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
+from fivefold.adapter import count_nf4_bytes
 from fivefold.layout.local_weight import pad_vocab
-from fivefold.layout.sharding import get_policy, shard_weight
+from fivefold.layout.sharding import get_policy, is_quantized, is_trained, shard_weight
 from fivefold.layout.spec import Layout
+from fivefold.model.weights import Weight
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.stack.spec import Stack
 from fivefold.units import ceil_div
 
+Phase = Literal["forward", "backward", "recomputation"]
+PHASES: tuple[Phase, ...] = get_args(Phase)
+
 
 class ModuleCall(NamedTuple):
-    """The forward or backward of a module: the numbers of its weights, and the unit that it belongs to."""
+    """The forward or backward of a module: the numbers of its weights, and the unit that it belongs to.
+
+    ``held``: those of its weights that are still used by another module once it has ended; ``ended``: held ones of
+    other modules that end with it; ``dropped``: weights that are freed once it has ended, also if they recur soon.
+    """
 
     unit: int
-    backward: bool
+    phase: Phase = "forward"
     weights: tuple[int, ...] = ()
+    held: frozenset[int] = frozenset()
+    ended: tuple[int, ...] = ()
+    dropped: tuple[int, ...] = ()
 
 
 class Limits(NamedTuple):
@@ -48,13 +60,17 @@ class Limits(NamedTuple):
 class Fetches(NamedTuple):
     """The all-gathers of a micro-batch, in elements, and the most gathered weights in each unit's forward and backward.
 
-    ``small`` lists the weights that stay gathered; they are gathered one by one after each update.
+    ``recomputed``: the most while a unit is recomputed, within its backward. ``small`` lists the weights that stay
+    gathered; they are gathered one by one after each update. ``loss``: elements that are gathered during the backward
+    of the loss, before the head gathers its weights.
     """
 
     gathers: tuple[int, ...]
     forward: tuple[int, ...]
     backward: tuple[int, ...]
+    recomputed: tuple[int, ...]
     small: tuple[int, ...]
+    loss: int
 
 
 def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
@@ -81,6 +97,7 @@ def list_fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | Non
     vocab, unit_index = pad_vocab(counts.model, counts.job, tp=layout.tp), 0
     units: list[list[tuple[str, int]]] = []
     recomputed: list[bool] = []
+    frozen = set[int]()
     for run in counts.list_stage_groups(layout)[chunk]:
         for _ in range(run.times):
             unit = []
@@ -88,15 +105,25 @@ def list_fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | Non
                 local = shard_weight(weight, model=counts.model, layout=layout, vocab=vocab)
                 weight_numbers[unit_index, weight.name] = len(sizes)
                 unit.append((weight.name, len(sizes)))
-                sizes.append(local.numel)
+                if not is_trained(weight, counts.job):
+                    frozen.add(len(sizes))
+                sizes.append(_count_elements(weight, local.numel, counts))
             if run.name == "head" and counts.model.tied_embeddings and layout.pp == 1:
                 unit.append(("head.out.weight", weight_numbers[0, "embed.tokens.weight"]))
             units.append(unit)
             recomputed.append(run.recomputed)
             unit_index += 1
     starts = _list_starts(counts, units) if chunk == 0 and not any(recomputed) else frozenset()
-    calls = tuple(_list_calls(units, recomputed, starts))
+    calls = tuple(_list_calls(units, recomputed, starts, frozenset(frozen)))
     return _simulate_fetches(calls, tuple(sizes), len(units), layout.shards, get_limits(stack))
+
+
+def _count_elements(weight: Weight, numel: int, counts: Counts) -> int:
+    """Return the elements of a weight in its storage: packed in nf4 two to a byte, in elements of the other weights."""
+    base = None if counts.job.adapter is None else counts.job.adapter.base
+    if base != "nf4" or not is_quantized(weight, base):
+        return numel
+    return ceil_div(count_nf4_bytes(numel), counts.job.precision.high_precision_bytes)
 
 
 PARENTS = ("attention", "mixer", "mlp", "moe")  # the modules of a block that have submodules
@@ -141,36 +168,65 @@ def name_module(weight: str) -> str:
 
 
 def _list_calls(
-    units: Sequence[Sequence[tuple[str, int]]], recomputed: Sequence[bool], starts: frozenset[tuple[int, str]]
+    units: Sequence[Sequence[tuple[str, int]]],
+    recomputed: Sequence[bool],
+    starts: frozenset[tuple[int, str]],
+    frozen: frozenset[int],
 ) -> Iterator[ModuleCall]:
     """Yield the calls of a micro-batch in order; modules of ``starts`` have no backward.
 
-    The root module's own calls, without weights, belong to the first and last unit.
+    ``frozen``: weights without a gradient. The root module's own calls, without weights, belong to the first and last
+    unit.
     """
-    last, root_call = len(units) - 1, ModuleCall(0, backward=False)
+    last, root_call = len(units) - 1, ModuleCall(0)
     yield from (root_call, root_call)
     for unit_index, unit in enumerate(units):
-        yield from _list_unit_calls(unit, unit_index, backward=False)
-        yield from [ModuleCall(unit_index, backward=False)] * (unit_index == 0)  # rotary embedding
-    yield ModuleCall(last, backward=True)
+        yield from _list_unit_calls(unit, unit_index)
+        yield from [ModuleCall(unit_index)] * (unit_index == 0)  # rotary embedding
+    yield ModuleCall(last, "backward")
     for unit_index in range(last, -1, -1):
-        if recomputed[unit_index]:
-            yield from (
-                call._replace(backward=True) for call in _list_unit_calls(units[unit_index], unit_index, backward=False)
-            )
         without = frozenset(name for index, name in starts if index == unit_index)
-        yield from _list_unit_calls(units[unit_index], unit_index, backward=True, without=without)
+        calls = list(_list_unit_calls(units[unit_index], unit_index, "backward", without=without))
+        if recomputed[unit_index]:
+            forward = _list_unit_calls(units[unit_index], unit_index)
+            calls = _recompute_within(calls, tuple(forward), frozen)
+        yield from calls
         if unit_index == last:
-            yield ModuleCall(last, backward=True)
+            yield ModuleCall(last, "backward")
+
+
+def _recompute_within(
+    backward: Sequence[ModuleCall], forward: Sequence[ModuleCall], frozen: frozenset[int]
+) -> list[ModuleCall]:
+    """Return the calls of a recomputed block: the first module whose backward reads a saved tensor runs it again.
+
+    That module keeps the frozen weights that the second forward gathers until its own backward has ended, and then
+    frees them all. What the modules around it hold is neither gathered nor freed in between.
+    """
+    first = next(place for place, call in enumerate(backward) if call.weights and not call.held)
+    before, trigger = backward[:first], backward[first]
+    holds = frozenset(number for call in before for number in call.weights) | frozenset(trigger.weights)
+    kept = holds | frozen
+    again = [
+        call._replace(phase="recomputation", held=call.held | kept, ended=tuple(set(call.ended) - kept))
+        for call in forward
+    ]
+    gathered = dict.fromkeys(number for call in again for number in call.weights if number in frozen)
+    end = again[-1]
+    again[-1] = end._replace(
+        ended=(*end.ended, *trigger.weights, *trigger.ended), dropped=tuple(gathered), held=end.held
+    )
+    return [*before, trigger._replace(held=frozenset(trigger.weights), ended=()), *again, *backward[first + 1 :]]
 
 
 def _list_unit_calls(
-    unit: Sequence[tuple[str, int]], place: int, *, backward: bool, without: frozenset[str] = frozenset()
+    unit: Sequence[tuple[str, int]],
+    place: int,
+    phase: Literal["forward", "backward"] = "forward",
+    *,
+    without: frozenset[str] = frozenset(),
 ) -> Iterator[ModuleCall]:
-    """Yield the calls of a unit's modules but those of ``without``, each module before its submodules.
-
-    A layer with an adapter calls its base, the dropout, and the factors.
-    """
+    """Yield the calls of a unit's modules but those of ``without``, each module before its submodules."""
     modules = {  # in order
         name: tuple(number for _, number in numbered_weights)
         for name, numbered_weights in groupby(unit, key=lambda weight: name_module(weight[0]))
@@ -179,20 +235,40 @@ def _list_unit_calls(
     for name, numbers in modules.items():
         module, _, submodule = name.partition(".")
         calls = calls_by_module.setdefault(module if submodule and module in PARENTS else name, [])
-        is_adapted = f"{name}.lora_a" in modules
-        calls += [ModuleCall(place, backward)] * is_adapted
-        if name not in without:
-            calls.append(ModuleCall(place, backward, numbers))
-            calls += [ModuleCall(place, backward)] * is_adapted  # dropout
+        if f"{name}.lora_a" in modules:
+            factors = modules[f"{name}.lora_a"], modules[f"{name}.lora_b"]
+            base = None if name in without else numbers
+            adapted = _list_adapted_calls(base, *factors, call=ModuleCall(place, phase))
+            calls += reversed(adapted) if phase == "backward" else adapted
+        elif not name.endswith((".lora_a", ".lora_b")) and name not in without:
+            calls.append(ModuleCall(place, phase, numbers))
         if submodule == "gate" and module != "attention":
-            calls.append(ModuleCall(place, backward))  # the activation
+            calls.append(ModuleCall(place, phase))  # the activation
     block = any(name in PARENTS for name in calls_by_module)
     if block:
-        yield ModuleCall(place, backward)
-    for name in reversed(calls_by_module) if backward else calls_by_module:
+        yield ModuleCall(place, phase)
+    for name in reversed(calls_by_module) if phase == "backward" else calls_by_module:
         if name in PARENTS:
-            yield ModuleCall(place, backward)
-        yield from reversed(calls_by_module[name]) if backward else calls_by_module[name]
+            yield ModuleCall(place, phase)
+        yield from reversed(calls_by_module[name]) if phase == "backward" else calls_by_module[name]
+
+
+def _list_adapted_calls(
+    base: tuple[int, ...] | None, down: tuple[int, ...], up: tuple[int, ...], *, call: ModuleCall
+) -> list[ModuleCall]:
+    """Return the calls of a layer with an adapter: peft's module, its base, the dropout, and both factors.
+
+    peft's module reads the dtype of A, which is gathered with it and held until it has ended. ``base`` is None for a
+    layer below all adapters in a backward.
+    """
+    held = frozenset(down)
+    module = low = call._replace(weights=down, held=held)
+    inner = [] if base is None else [call._replace(weights=base), call]
+    calls = [*inner, low, call._replace(weights=up)]
+    if call.phase == "backward":
+        calls.reverse()
+    calls[-1] = calls[-1]._replace(ended=down, held=frozenset())
+    return [module, *calls]
 
 
 @lru_cache(maxsize=256)
@@ -201,13 +277,18 @@ def _simulate_fetches(
 ) -> Fetches:
     """Simulate the calls as the coordinator handles them once it knows their order."""
     coordinator = _Coordinator(calls, sizes, shards, limits)
-    max_live: dict[bool, list[int]] = {False: [0] * units, True: [0] * units}
+    max_live: dict[Phase, list[int]] = {phase: [0] * units for phase in PHASES}
+    loss = 0
     for step, call in enumerate(calls):
-        pass_live = max_live[call.backward]
-        pass_live[call.unit] = max(pass_live[call.unit], coordinator.run_call(step))
+        pass_live = max_live[call.phase]
+        live = coordinator.run_call(step)
+        if call.phase == "backward" and not pass_live[call.unit] and call.unit == units - 1:  # the root's
+            loss = live
+        pass_live[call.unit] = max(pass_live[call.unit], live)
+    forward, backward, recomputed = (tuple(max_live[phase]) for phase in PHASES)
     padded = tuple(shards * ceil_div(size, shards) for size in sizes)
     small = tuple(padded[number] for number, size in enumerate(sizes) if size <= limits.small)
-    return Fetches(tuple(coordinator.gathers), tuple(max_live[False]), tuple(max_live[True]), small)
+    return Fetches(tuple(coordinator.gathers), forward, backward, recomputed, small, loss)
 
 
 class _Coordinator:
@@ -241,17 +322,25 @@ class _Coordinator:
             self.last_needed_step[number] = last
         self.next_use_index += advanced
         self._gather_ahead()
-        live = self.live_padded
-        for number in weights:
+        live, call = self.live_padded, self.calls[step]
+        ending = dict.fromkeys((*(number for number in weights if number not in call.held), *call.ended))
+        for number in ending:
             if (
-                number not in self.persistent
+                number not in call.dropped
                 and self.last_needed_step[number] <= step + 1
                 and not self._is_reused(number, step + 1)
             ):
-                self.gathered.discard(number)
-                self.live_padded -= self.padded[number]
-                self.live_unpadded -= self.sizes[number]
+                self._free(number)
+        for number in call.dropped:
+            self._free(number)
         return live
+
+    def _free(self, number: int) -> None:
+        if number in self.persistent or number not in self.gathered:
+            return
+        self.gathered.discard(number)
+        self.live_padded -= self.padded[number]
+        self.live_unpadded -= self.sizes[number]
 
     def _gather(self, weights: Iterable[int]) -> None:
         missing = [number for number in weights if number not in self.gathered]

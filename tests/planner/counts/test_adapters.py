@@ -291,11 +291,6 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
             {"merged_adapters": "all_gather", "merged_projections": True},
             "merged_adapters=all_gather and the stack fivefold; use linears=separate",
         ),
-        (
-            "dp2 zero3",
-            {"stack": "deepspeed", "adapter": "qlora:8"},
-            "a base in nf4 is not modelled with ZeRO-3 of the stack deepspeed",
-        ),
         ("dp2 zero3", {"stack": "deepspeed", "adapter": "dora:8"}, "DoRA is not modelled with ZeRO-3"),
         ("tp2x2", {}, "2D tensor parallelism"),
         ("dp1", {"adapter": {"kind": "dora", "base": "int8"}}, "DoRA over a base in int8"),
@@ -497,6 +492,40 @@ def test_deepspeed_gathers_each_factor_by_itself() -> None:
     twice = Counter(2 * [weight.numel for weight in list_weights(SMALL, above.adapter)])
     forward_alone += Counter([256 * 256, 256, 640 * 256, 640 * 256])  # attention's output, and what reads norm2
     assert Counter(fetches.gathers) == twice - forward_alone
+
+
+Q_AND_V = {"rank": 4, "targets": ["q_proj", "v_proj"]}
+TINY = LLAMA.replace(layers=4, width=128, heads=4, kv_heads=2, head_dim=32, ffn=352, vocab=1024)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "layout", "limits", "gathers", "gathered_bytes", "peak_bytes"),
+    [
+        ({"rank": 4}, "dp2 zero3 mbs2 ac=full", (0, 1000, 0), 173, 5_605_632, 0),
+        ({"rank": 4}, "dp2 zero3 mbs2 ac=full", (100_000, 0, 0), 45, 3_814_912, 12_666_524),
+        (Q_AND_V, "dp2 zero3 mbs2", (0, 1000, 0), 81, 3_686_656, 17_144_476),
+        (Q_AND_V, "dp2 zero3 mbs2 ac=full", (0, 1000, 0), 109, 5_128_448, 8_368_796),
+        ({"rank": 4, "base": "nf4"}, "dp2 zero3 mbs2", (50_000_000, 100_000, 1_000_000_000), 94, 785_664, 17_233_884),
+    ],
+)
+def test_deepspeed_gathers_and_keeps_what_loops_of_peft_do(
+    adapter: dict[str, object],
+    layout: str,
+    limits: tuple[int, int, int],
+    gathers: int,
+    gathered_bytes: int,
+    peak_bytes: int,
+) -> None:
+    """Figures are measured by ``tests/third_party/measured.py``; 0 bytes: a peak that is 1.4 % off."""
+    names = ("prefetch_bucket_size", "param_persistence_threshold", "max_reuse_distance")
+    stack = {"name": "deepspeed", "loss": "low_precision", "reduce_bucket": 300_000}
+    stack |= dict(zip(names, limits, strict=True))
+    changed = {"sequence": 128, "global_batch": 4, "precision": "fp32", "stack": stack}
+    chosen, spread = job(adapter, **changed), Layout.parse(layout)
+    sent = [item for item in sum_traffic(Counts(TINY, chosen), spread) if item.collective == "all_gather"]
+    assert [(item.calls, item.bytes) for item in sent] == [(gathers, gathered_bytes)]
+    (rank,) = ranks(layout, adapter, TINY, **changed)
+    assert not peak_bytes or rank.peak_bytes == pytest.approx(peak_bytes, rel=5e-4)
 
 
 def test_experts_stay_in_bf16_next_to_a_base_in_nf4() -> None:

@@ -128,6 +128,9 @@ class UnitProfile(NamedTuple):
     backward_kept_bytes: int  # kept and recomputed activations at that peak
     backward_sums_bytes: int  # gradient sums allocated here at that peak
     after_loss_bytes: int = 0  # the backward's peak once the loss of the unit is differentiated; 0: it has none
+    # the backward's peaks until the operation that recomputes the unit is differentiated, and after it; 0: none does
+    recompute_bytes: int = 0
+    after_recompute_bytes: int = 0
     cached_bytes: int = 0  # weight casts that the unit drops, kept until the forward of all units ends
 
 
@@ -175,6 +178,8 @@ def simulate_unit(simulated: SimulatedUnit, *, sums: GradientSums) -> UnitProfil
         backward.kept_at_peak,
         backward.sums_at_peak,
         backward.peak_after_loss,
+        backward.recompute_peaks[0],
+        backward.recompute_peaks[1],
         forward.cached_bytes,
     )
 
@@ -329,10 +334,12 @@ class BackwardSimulation:
         self.gradient_bytes, self.recomputed_before = simulated.gradient_sizes, simulated.recomputed_before
         self.recomputed_sums = simulated.recomputed_sums
         self.grads: dict[str, LiveGradient] = {}
-        self.live = self.peak = self.sums = 0
+        self.live = self.peak = self.sums = self.index = 0
         self.kept = self.kept_at_peak = forward.kept_bytes
         self.cause, self.sums_at_peak = "", 0
         self.is_past_loss, self.peak_after_loss = False, 0  # the peak once a loss is differentiated
+        self.recompute_peaks = [0, 0]  # the peaks until the recomputation has ended, and after it
+        self.recomputing_index = max(self.recomputed_before, default=len(unit.ops))
 
     def run(self) -> None:
         """Find the peak, its operation, and the kept bytes and sums at it."""
@@ -341,6 +348,7 @@ class BackwardSimulation:
         self.live = self.peak = self.kept + self.gradient_bytes[result]
         for index in reversed(range(len(self.ops))):
             recomputed_bytes = sum(self.sizes[name] for name in self.recomputed_before.get(index, ()) if name != result)
+            self.index = index
             self._update_peak(self.live + self.recomputed_sums.get(index, 0), self.ops[index].name)
             self.live += recomputed_bytes
             self.kept += recomputed_bytes
@@ -352,6 +360,9 @@ class BackwardSimulation:
         """Update the peak."""
         if self.is_past_loss:
             self.peak_after_loss = max(self.peak_after_loss, live)
+        if self.recomputed_before:
+            part = self.index < self.recomputing_index
+            self.recompute_peaks[part] = max(self.recompute_peaks[part], live)
         if live > self.peak:
             self.peak, self.cause, self.kept_at_peak, self.sums_at_peak = live, cause, self.kept, self.sums
 

@@ -595,17 +595,25 @@ def _list_unit_backward_moments(
         kept_bytes = now.kept + unit.later_profile.kept_bytes
         gather_peak = now.gathered + _find_gather_peak(rules, unit)
         yield LiveBytes((*now.place, "gather"), gradients, kept_bytes, gather_peak, rules.stream_bytes + now.outputs)
-    after_loss = rules.retains_gather_output and isinstance(profile, UnitProfile) and profile.after_loss_bytes
-    if after_loss:  # the weights that the head gathers ahead, after its loss
+    gathers_after_loss = rules.retains_gather_output or rules.coalesced.gathers_by_weight
+    after_loss = gathers_after_loss and isinstance(profile, UnitProfile) and profile.after_loss_bytes
+    if after_loss:  # with what the head gathers after its loss: weights ahead, or its own one by one
         cause = (*now.place, "backward", "head.out")
         yield LiveBytes(cause, gradients, now.kept, now.gathered + prefetched, after_loss, unit.logits_bytes)
     own_kept, sums_at_peak = profile.backward_kept_bytes, profile.backward_sums_bytes
+    if rules.coalesced.gathers_by_weight and isinstance(profile, UnitProfile) and profile.recompute_bytes:
+        cause = (*now.place, "backward", RECOMPUTATION)
+        yield LiveBytes(cause, gradients, now.kept, now.gathered, profile.recompute_bytes + now.outputs)
+        peak_bytes = profile.after_recompute_bytes
+        own_kept, sums_at_peak = min(own_kept, peak_bytes), 0
+    else:
+        peak_bytes = profile.backward_peak_bytes
     yield LiveBytes(
         (*now.place, "backward", profile.backward_cause),
         gradients + sums_at_peak + plan.table_shards,
         now.kept + own_kept,
         now.gathered + plan.regathered + (0 if after_loss else prefetched),
-        profile.backward_peak_bytes - own_kept - sums_at_peak + now.outputs,
+        peak_bytes - own_kept - sums_at_peak + now.outputs,
         unit.logits_bytes,
     )
     if plan.reduces:
@@ -844,6 +852,9 @@ def _make_w_moment(group_index: int, unit_index: int, gradients: int, kept_bytes
 # and allreduce_bucket; deepspeed/runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced.
 
 
+RECOMPUTATION = "recomputation"  # the cause of a peak in a backward while its unit is recomputed, with ZeRO-3's gathers
+
+
 def _find_coalesced(counts: Counts, layout: Layout) -> CoalescedMessages:
     """Return the messages that the job's software joins under a layout."""
     stack, keeps = counts.job.stack, get_policy(layout, counts.job)
@@ -869,6 +880,11 @@ def _with_coalesced(
                 gathered_elements = (gathers.backward if backward else gathers.forward)[
                     first_units[group_index] + unit_index
                 ]
+                if backward and phase == "backward" and units[group_index].later_profile.after_loss_bytes:
+                    is_loss = moment.cause[-1] != "head.out"
+                    gathered_elements = gathers.loss if is_loss else gathered_elements
+                elif moment.cause[-1] == RECOMPUTATION:
+                    gathered_elements = gathers.recomputed[first_units[group_index] + unit_index]
                 moment = moment._replace(gathered=gathered_elements * element_bytes)
             if backward:
                 moment = _with_bucket(coalesced, moment, units, group_index, unit_index, ends=phase == "reduce")

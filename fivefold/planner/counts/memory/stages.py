@@ -17,6 +17,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import find_first_backward_stage
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
+from fivefold.planner.counts.ddp_buckets import coalesces_gathers
 from fivefold.planner.counts.memory.liveness import GradientSums, UnitProfile
 from fivefold.planner.counts.memory.states import UnitStates, count_scales
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees, has_fp32_stream
@@ -181,6 +182,9 @@ def _replace_groups(chunk: ModelChunk, runs: tuple[UnitGroup, ...]) -> ModelChun
 def _count_group_memory(counts: Counts, layout: Layout, group: UnitGroup) -> UnitGroupMemory:
     """Return the live bytes and states of one unit of a group."""
     degrees = get_group_degrees(get_local_degrees(layout), group)
+    gathers_by_weight = coalesces_gathers(counts, layout) and not get_policy(layout, counts.job).weights_stay
+    if gathers_by_weight and counts.job.freezes_text:  # DeepSpeed@0.19.8:deepspeed/runtime/zero/linear.py
+        degrees = degrees._replace(keeps_linear_inputs=True)
     states = counts.states(layout, group.name)
     parts, dense_sums = counts.parts(layout, group.name), states.sums
     expert_sums = parts[-1].sums if counts.count_moe_layers(group.name) else 0

@@ -583,6 +583,8 @@ def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
         return _quantize_to_int8(op, width=local.width, kept=op.reads)
     # dx of experts reads which rows each of them has; a router's is made in fp32
     keeps = tuple(name for name in op.keeps if name == "ends")
+    if local.part.keeps_linear_inputs and not is_expert and not (base == "nf4" and is_quantized):
+        keeps = op.keeps
     scratch = op.backward_scratch if op.name == "moe.router" else 0
     op = op._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=0)
     if base == "fp8" and (is_quantized or is_expert):

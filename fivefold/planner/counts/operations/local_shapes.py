@@ -34,6 +34,7 @@ class LocalDegrees(NamedTuple):
     etp: int = 1
     recomputed: frozenset[str] = frozenset()
     piped: bool = False  # a stage of a pipeline
+    keeps_linear_inputs: bool = False  # linear layers keep their input even if their weight has no gradient
 
 
 def get_local_degrees(layout: Layout) -> LocalDegrees:
