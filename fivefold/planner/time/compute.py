@@ -98,6 +98,7 @@ class Prices:
         )  # the matmul adds them (Megatron)
         self.ours = job.stack.kernel_facts.separate_adds and not adds_in_matmul and self.measured is None
         self.launches_scans = self.ours and machine.backend == "nccl"  # PyTorch's operations, one by one
+        self.launches_dropouts = self.launches_scans and not job.stack.is_compiled  # the same
         self.autograd = not job.stack.kernel_facts.fuses_linears and self.measured is None
         # The gradients of biases, and of a LayerNorm's weight, are kernels that read the output's gradient again
         # (pytorch/pytorch@v2.13.0:tools/autograd/derivatives.yaml, addmm; aten/src/ATen/native/cuda/
@@ -153,7 +154,7 @@ class Prices:
         # a table's gradient is as large as the table
         gradient_bytes = op.parameters * self.job.precision.table_gradients_bytes if op.kind == "embedding" else 0
         backward = time.backward + self.memory_bound_seconds(gradient_bytes) + self._price_accumulation(op.parameters)
-        return time._replace(backward=backward, backward_kernels=time.backward_kernels + 1)
+        return time._replace(backward=backward, backward_kernels=time.backward_kernels + max(1, len(op.wgrad_numels)))
 
     def _price_other(self, op: Op) -> OpTime:
         """Return the time of an operation that is not a matmul."""
@@ -162,6 +163,8 @@ class Prices:
             return OpTime(forward, backward)
         if op.kind == "scan" and (op.flops or (self.launches_scans and any(op.launched_bytes))):
             return self._scan(op)
+        if self.launches_dropouts and op.name.endswith("dropout"):
+            return self._price_dropout(op)
         if op.name in self.constants.moe_kernels and self.measured is None:
             return self._price_permutation(op)
         if op.kind == "message":
@@ -233,6 +236,15 @@ class Prices:
         min_kernel = self.constants.smallest_kernel_seconds
         forward, backward = (seconds[way] + (kernels[way] - 1) * min_kernel for way in (0, 1))
         return OpTime(forward, backward, kernels=kernels[0], backward_kernels=kernels[1])
+
+    def _price_dropout(self, op: Op) -> OpTime:
+        """Return the seconds of a dropout of our engine: PyTorch's operations draw its mask from counters."""
+        min_kernel = self.constants.smallest_kernel_seconds
+        forward, backward = (
+            self.memory_bound_seconds(moved) + (kernels - 1) * min_kernel
+            for moved, kernels in zip(op.launched_bytes, op.launches, strict=True)
+        )
+        return OpTime(forward, backward, kernels=op.launches[0], backward_kernels=op.launches[1])
 
     def _price_eager_kernels(self, op: Op, cost: EagerKernelCost) -> OpTime:
         """Return the seconds of an operation that PyTorch's kernels compute one after another."""
@@ -329,7 +341,7 @@ class Prices:
             dgrad = 0.0
         if op.backward_products == makes_dgrad:  # the weight is frozen
             wgrad = 0.0
-        elif len(op.wgrad_numels) > 1 and op.batch == 1 and self.sums_rows_apart:  # the bias's gradient
+        elif len(op.wgrad_numels) > 1 and op.batch == 1 and (self.sums_rows_apart or self.ours):  # the bias's gradient
             wgrad += self.memory_bound_seconds(m * n * recipe.gradients_bytes)
         if op.batch > 1 and not self.ours and self.job.stack.cuda_graphs != "full" and self.measured is None:
             launch_overhead = self.constants.smallest_kernel_seconds * (
@@ -351,6 +363,9 @@ class Prices:
             if op.batch > 1 and not self.ours
             else 1
         )
+        drawn, applied = op.launches if self.launches_dropouts and any(op.launched_bytes) else (0, 0)
+        if drawn:  # the mask of an adapter's input
+            forward += self.memory_bound_seconds(op.launched_bytes[0]) + drawn * self.constants.smallest_kernel_seconds
         cast_sizes = op.casts  # each cast is a kernel
         forward_casts = bool(cast_sizes.x) + bool(cast_sizes.weight)
         backward_casts = sum(
@@ -360,9 +375,13 @@ class Prices:
             forward,
             dgrad,
             wgrad,
-            launches + forward_casts,
-            op.backward_products * launches + backward_casts + self.ours,
+            launches + forward_casts + drawn,
+            op.backward_products * launches + backward_casts + applied + self._count_sums(op),
         )
+
+    def _count_sums(self, op: Op) -> int:
+        """Return the kernels of our engine that add a linear layer's gradients to the sums, and that make a bias's."""
+        return len(op.wgrad_numels) + (len(op.wgrad_numels) > 1) if self.ours else 0
 
     def _cast_seconds(self, op: Op) -> tuple[float, ...]:
         """Return the seconds of the casts before y, dx and dW.

@@ -45,8 +45,10 @@ def launch_seconds(units: Units, layout: Layout, chunks: tuple[int, ...]) -> flo
 def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory, chunks: tuple[int, ...]) -> float:
     """Return the seconds of an elementwise update: it reads gradient, weight and moments and writes the last two.
 
-    Clipping reads the gradient twice and writes it. Gradient sums are zeroed and, on several ranks, scaled. On a
-    calibrated machine each weight and each step take time of the host as well.
+    Clipping reads the gradient twice and writes it. Other software zeroes the gradient sums and, on several ranks,
+    scales them. Fivefold's trainer scales the loss instead, and its first micro-batch overwrites the sums
+    (``trainer/parallel/gradients.py``). On a calibrated machine each weight and each step take time of the host as
+    well.
     """
     job = units.job
     recipe = job.precision
@@ -58,9 +60,9 @@ def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory,
     update_bytes = int(numel * (3 * recipe.updated_bytes + 2 * find_cost(job.optimizer.kind).moved_bytes(job)))
     clip_bytes = numel * 3 * recipe.updated_bytes if job.optimizer.clip else 0
     cast_bytes = numel * (recipe.updated_bytes + recipe.weights_bytes) if recipe.master_bytes else 0
-    sums_bytes = rank.gradients_bytes * (3 if layout.dp * layout.cp > 1 else 1)
+    sums_passes = 0 if prices.ours else 3 if layout.dp * layout.cp > 1 else 1
     seconds = prices.memory_bound_seconds(update_bytes, kernel="adamw") + prices.memory_bound_seconds(
-        clip_bytes + cast_bytes + sums_bytes, kernel="add"
+        clip_bytes + cast_bytes + sums_passes * rank.gradients_bytes, kernel="add"
     )
     if factor := prices.step_factors.get("update"):
         weights = count_weights(units, layout, chunks)

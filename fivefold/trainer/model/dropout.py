@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fivefold.trainer.model.kernels.fused.dropout import draw_mask, is_available
 from fivefold.trainer.model.operation import exclude_from_graphs
 
 GAMMA, FIRST, SECOND = (
@@ -87,7 +88,12 @@ def _count_dropped_levels(rate: float) -> int:
 
 @torch.library.custom_op("fivefold::dropout_mask", mutates_args=())
 def dropout_mask(keys: Tensor, columns: int, rate: float, first: int = 0) -> Tensor:
-    """Compute ``make_keep_mask`` of ``columns`` columns from ``first`` on, some rows at a time: bool [..., columns]."""
+    """Compute ``make_keep_mask`` of ``columns`` columns from ``first`` on: bool [..., columns].
+
+    On a GPU with Triton that is one kernel, else PyTorch's operations compute some rows at a time.
+    """
+    if keys.is_cuda and is_available():
+        return draw_mask(keys, columns, first=first, dropped=_count_dropped_levels(rate))
     rows = keys.flatten()
     mask = torch.empty(len(rows), columns, dtype=torch.bool, device=keys.device)
     step = max(1, LARGEST // columns)

@@ -21,6 +21,7 @@ from fivefold.trainer.model.dropout import (
 )
 from fivefold.trainer.model.dropout import score_rows as numbers_of
 from fivefold.trainer.model.flash_attention import Flash
+from fivefold.trainer.model.kernels.fused.dropout import draw_mask
 from fivefold.trainer.model.unfused_attention import Unfused
 from tests.trainer.model.test_flash_attention import DOCUMENTS, B, K, N, S, check_close, draw_inputs, qkv
 
@@ -111,3 +112,11 @@ def _compute_attention(mask: Tensor, window: int | None, documents: Tensor | Non
     out = torch.einsum("btns,bsnh->btnh", shares, v)
     out.backward(gradient.double())
     return [out.detach(), *(x.grad for x in leaves if x.grad is not None)]
+
+
+@pytest.mark.parametrize(("columns", "first"), [(64, 0), (3000, 0), (37, 6), (5, 1)])
+def test_the_kernel_draws_the_mask_of_pytorchs_operations(columns: int, first: int) -> None:
+    keys = dropout.mix(torch.arange(6)).view(2, 3)
+    for rate in (0.1, 0.5, 0.93):
+        drawn = draw_mask(keys, columns, first=first, dropped=round(rate * dropout.LEVELS))
+        assert drawn.equal(dropout.dropout_mask(keys, columns, rate, first))

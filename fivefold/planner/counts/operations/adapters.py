@@ -31,6 +31,7 @@ from types import MappingProxyType
 
 from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, Adapter, count_mxfp4_bytes, count_nf4_bytes, count_nf4_scale_bytes
 from fivefold.job import Job
+from fivefold.planner.counts.operations.launches import DROPOUT_LAUNCHES
 from fivefold.planner.counts.operations.linear import drop_wgrad, keeps_casts
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import Op, OpMessage, dropout, elementwise, exchange, is_weight_cast, matmul
@@ -385,7 +386,10 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     if adapter.dropout:
         dropped = rows * in_features * width
         moved = rows * in_features * (2 * width + 1)
+        drawn, applied = DROPOUT_LAUNCHES
         factor = factor._replace(
+            launches=(drawn, 2 * applied),  # the backward drops the input again, and then its gradient
+            launched_bytes=(rows * in_features, 0),
             writes=factor.writes | {mask: rows * in_features},
             keeps=(*op.keeps, mask),
             forward_scratch=dropped,

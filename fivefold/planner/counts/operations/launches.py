@@ -78,6 +78,8 @@ EXPERT_LAUNCHES: Mapping[str, tuple[int, int]] = {
     "moe.return": (2, 1),
     "moe.combine": (1, 1),
 }
+# Of a dropout, forward and backward (``trainer/model/dropout.py``): the keys of its rows, the mask, the two products
+DROPOUT_LAUNCHES = (29, 2)
 
 
 def count_convolution_launches(inputs: int, taps: int) -> tuple[int, int]:

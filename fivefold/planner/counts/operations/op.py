@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from fivefold.model.norms import Norm
+from fivefold.planner.counts.operations.launches import DROPOUT_LAUNCHES
 
 # scan: the core of a token mixer other than attention
 Kind = Literal[
@@ -286,7 +287,9 @@ def elementwise(
 
 def dropout(name: str, source: str, out: str, *, size: int, mask: int) -> Op:
     """Return a dropout over ``mask`` elements; it keeps a mask of one byte per element."""
-    return elementwise(name, "activation", (source,), out, size=size, mask=mask)
+    op = elementwise(name, "activation", (source,), out, size=size, mask=mask)
+    applied_bytes = 4 * size + mask
+    return op._replace(launches=DROPOUT_LAUNCHES, launched_bytes=(applied_bytes + mask, applied_bytes))
 
 
 def swap_heads(name: str, source: str, out: str, *, size: int) -> Op:
