@@ -11,7 +11,7 @@ import re
 from itertools import product
 from math import prod
 
-from fivefold.layout.spec import leaves_dp_open, read_token, spell_token
+from fivefold.layout.spec import read_token, spell_token
 from fivefold.record import UserError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -41,7 +41,7 @@ def _spell(text: str) -> str:
     words = text.split()
     spelled = " ".join(map(spell_token, words))
     is_open = any("*" in word for word in words)
-    return spelled if is_open or not leaves_dp_open(text, _read_fields(spelled)) else f"dp* {spelled}"
+    return spelled if is_open or "dp" in _read_fields(spelled) else f"dp* {spelled}"
 
 
 def _read_fields(text: str) -> dict[str, object]:

@@ -205,7 +205,7 @@ class Layout(Record):
                         f"layout {text!r}: {token!r} sets {key.removesuffix('_kind')} a second time; keep one"
                     )
                 fields[key] = value
-        if not fields.keys() & {"dp", "cp"}:
+        if "dp" not in fields:
             fields |= _fill_data_parallel(text, fields, ranks)
         v = fields.get("v", 1)
         if "schedule" not in fields and isinstance(v, int) and v > 1:
@@ -287,6 +287,9 @@ _DEGREE = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs)(\d+)")
 _TP_2D = re.compile(r"tp(\d+)x(\d+)")
 _ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
 _ASSIGNED = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs|zero)=([\d*].*)")
+_SPACED_DEGREE = re.compile(r"\b(dp|tp|cp|pp|ep|etp|mbs|zero) +(?=\d)")  # as in TP 8
+_JOINED_DEGREES = re.compile(r"([dtcpe]p\d+|fsdp|ddp)\s*[/x+-]\s*(?=e?[dtcpe]p\d)")
+_VIRTUAL_STAGES = re.compile(r"vp{1,2}=?(\d+)")  # Megatron's size of the virtual pipeline
 _STAGE = re.compile(r"zero[-_](\d.*)")  # as in ZeRO-3
 _MICRO_BATCH = re.compile(r"(?:mb|bs|micro[-_]?batch(?:[-_]?size)?)=?(\d+)")
 _RECOMPUTATION = re.compile(r"ckpt|recompute|recomputation|((gradient|activation)[-_]?)?checkpoint(ing)?")
@@ -312,38 +315,28 @@ _FORMS = (
 
 
 def _fill_data_parallel(text: str, fields: Mapping[str, object], ranks: int | None) -> dict[str, int]:
-    """Return the degree dp that a layout without dp and cp leaves open: all ranks of the machine are used."""
-    sharding = _DATA_PARALLEL.search(" ".join(split_tokens(text)))
-    degrees = [degree for axis in ("tp", "pp") if isinstance(degree := fields.get(axis, 1), int)]
-    is_open = sharding or (ranks and leaves_dp_open(text, fields))
-    if not is_open and (not ranks or prod(degrees) in (1, ranks) or ranks % prod(degrees)):
-        return {}
-    if ranks and ranks % prod(degrees) == 0:
-        degree = ranks // prod(degrees)
-        warnings.warn(f"layout {text!r}: dp{degree} is filled in, for all {ranks} ranks", UsageWarning, stacklevel=3)
+    """Return the degree dp of a layout that does not state it: all ranks of the machine are used, if they divide."""
+    degrees = prod(degree for axis in ("tp", "cp", "pp") if isinstance(degree := fields.get(axis, 1), int))
+    if ranks and ranks % degrees == 0:
+        degree = ranks // degrees
+        if degree > 1:
+            message = f"layout {text!r}: dp{degree} is filled in, for all {ranks} ranks"
+            warnings.warn(message, UsageWarning, stacklevel=3)
         return {"dp": degree}
-    word = sharding[1] if sharding else text
+    sharding = _DATA_PARALLEL.search(" ".join(split_tokens(text)))
+    if sharding is None or "cp" in fields:
+        return {}
+    word = sharding[1]
     raise UserError(
         f"layout {text!r}: {word} says what the data-parallel ranks share, not how many there are; "
         f"add their number, such as 'dp8 {word}', or dp1 for one rank"
     )
 
 
-def leaves_dp_open(text: str, fields: Mapping[str, object]) -> bool:
-    """Tell whether a layout leaves the number of data-parallel ranks to the machine: ``fsdp``, ``zero3`` or ``ep8``.
-
-    ``fields``: what its tokens set.
-    """
-    if fields.keys() & {"dp", "cp"}:
-        return False
-    is_named = _DATA_PARALLEL.search(" ".join(split_tokens(text))) is not None
-    is_shared = bool(fields.get("zero") or fields.get("ep", 1) != 1)  # by ranks that no axis has
-    return is_named or (is_shared and not fields.keys() & {*DEFAULT_ORDER})
-
-
 def split_tokens(text: str) -> list[str]:
-    """Split the text of a layout into its tokens at spaces and commas, in lower case."""
-    return text.lower().replace(",", " ").split()
+    """Split the text of a layout into its tokens, in lower case: at spaces, commas and ``tp8/pp4``, not ``tp 8``."""
+    text = _SPACED_DEGREE.sub(r"\1", text.lower().replace(",", " "))
+    return _JOINED_DEGREES.sub(r"\1 ", text).split()
 
 
 def spell_token(token: str) -> str:
@@ -360,7 +353,11 @@ def spell_token(token: str) -> str:
                 "write hsdp/8 for nodes of 8 GPUs, or fsdp to shard over all ranks of dp and cp"
             )
         return _ZERO_STAGES[match[1]] + (match[2] or "")
+    if match := _VIRTUAL_STAGES.fullmatch(token):
+        return f"v{match[1]}"
     if match := _COUNTED_DATA_PARALLEL.fullmatch(token):
+        if match[2] in "12":
+            raise UserError(f"layout token {token!r}: for version {match[2]} of PyTorch's FSDP write 'fsdp'")
         raise UserError(
             f"layout token {token!r}: the number of data-parallel ranks is that of dp; write 'dp{match[2]} {match[1]}'"
         )

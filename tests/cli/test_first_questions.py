@@ -111,7 +111,11 @@ def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree_next_to_other
         assert str(Layout.parse("tp8 pp8 zero1", ranks=512)) == "dp8 tp8 pp8 zero1 1f1b mbs1"
     assert str(Layout.parse("tp3", ranks=8)) == "dp1 tp3 zero0 mbs1"
     assert str(Layout.parse("dp1 tp4", ranks=8)) == "dp1 tp4 zero0 mbs1"
-    assert str(Layout.parse("mbs4", ranks=8)) == "dp1 zero0 mbs4"
+    with pytest.warns(UsageWarning, match="dp8 is filled in, for all 8 ranks"):
+        assert str(Layout.parse("mbs4", ranks=8)) == "dp8 zero0 mbs4"
+    with pytest.warns(UsageWarning, match="dp4 is filled in, for all 64 ranks"):
+        assert str(Layout.parse("cp2 tp8", ranks=64)) == "dp4 tp8 cp2 zero0 mbs1"
+    assert str(Layout.parse("cp8 fsdp", ranks=8)) == "dp1 cp8 zero3 mbs1"
     assert str(Layout.parse("tp4")) == "dp1 tp4 zero0 mbs1"
 
 
