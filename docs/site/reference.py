@@ -312,9 +312,23 @@ def tabulate_fields(record: Any) -> list[str]:
     hints, helps = get_type_hints(record), describe_fields(record)
     lines = ["| key | type | default | meaning |", "| --- | --- | --- | --- |"]
     for name, field in record.model_fields.items():
-        default = show_default(field)
-        lines.append(f"| `{name}` | {show_type(hints.get(name))} | {default} | {escape_cell(helps[name])} |")
+        default, meaning = show_default(field), split_by_value(escape_cell(helps[name]), hints.get(name))
+        lines.append(f"| `{name}` | {show_type(hints.get(name))} | {default} | {meaning} |")
     return lines
+
+
+def split_by_value(text: str, hint: Any) -> str:
+    """Return the meaning of a field with a line for each value that it explains as ``VALUE: meaning``."""
+    values = [value for choice in (hint, *get_args(hint)) for value in get_args(choice) if isinstance(value, str)]
+    if not values:
+        return text
+    value = "|".join(map(re.escape, sorted(values, key=len, reverse=True)))
+    head, *parts = re.split(rf"(?:^|(?<=; )|(?<=\. ))((?:{value})(?:, (?:{value}))*): ", text)
+    lines = [
+        f"`{names.replace(', ', '`, `')}`: {meaning.strip().rstrip(';')}"
+        for names, meaning in zip(parts[::2], parts[1::2], strict=True)
+    ]
+    return "<br>".join([head.strip().rstrip(";.")] * bool(head) + lines) if len(lines) > 1 else text
 
 
 def show_default(field: Any) -> str:
