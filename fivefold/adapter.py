@@ -133,7 +133,7 @@ class Adapter(Record):
     @field_validator("rank_pattern")
     @classmethod
     def _check_ranks(cls, pattern: tuple[str, ...], info: ValidationInfo) -> tuple[str, ...]:
-        """Return the ranks in the order of a block, without those that are ``rank``."""
+        """Return the ranks by target, in the order of a block's layers; entries equal to ``rank`` are dropped."""
         ranks = {target: _read_rank(target, text) for target, text in _split_pattern(pattern, info).items()}
         return tuple(f"{target}:{rank}" for target, rank in ranks.items() if rank != info.data.get("rank"))
 

@@ -74,7 +74,7 @@ form `"l40s:320 nic=100Gbit/node"` and for files that change a few keys of a cat
 one key with `--set KEY=VALUE`, or several in `[job.stack]`, on top of a named stack: `--stack torchtitan`."""),
 )  # fmt: skip
 ARGUMENTS = (
-    "These words stand in many commands:",
+    "These arguments occur in many commands:",
     "",
     "- `MODEL`: a name of the [catalog](models.md), a Hugging Face `config.json`, or a",
     "  [model file](configuration.md#model-file).",

@@ -214,6 +214,7 @@ def _fit_memory_bandwidth(calibration: Calibration, *, ranks: int) -> float:
 
 
 def _link(calibration: Calibration, *, ranks: int) -> Link:
+    """Return the link between two ranks, fitted to its messages; of a single rank a link with the memory bandwidth."""
     messages = [point for point in calibration.collectives if point.collective == "p2p" and point.ranks == ranks]
     if not messages:
         bandwidth = _fit_memory_bandwidth(calibration, ranks=ranks)
@@ -246,6 +247,7 @@ def _measure(
     part = -1
 
     def on_line(line: str) -> None:
+        """Add one line of a worker to the measured points, profiles or facts, or report its progress."""
         nonlocal part
         message = MESSAGE.validate_json(line)
         if isinstance(message, Facts):

@@ -282,6 +282,7 @@ def _backward(one: RankProfile, name: str, weight: float) -> tuple[float, float,
 def _build_point(
     run: UnitGroup, passes: UnitPasses, *, key: str, curve: UnitTime, ranks: int, layout: Layout
 ) -> UnitPoint:
+    """Return the measured seconds of a unit, and their ratio to the sum of its kernels' curves."""
     return UnitPoint(
         key=key,
         label=f"{run.name if isinstance(run.name, str) else 'block'} {layout}",

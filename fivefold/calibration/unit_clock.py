@@ -134,6 +134,8 @@ class UnitClock:
             self._mark(UPDATE)
 
     def _watch(self, unit: nn.Module, name: str) -> None:
+        """Register hooks on ``unit`` that mark when its forward and its backward begin."""
+
         def on_forward_begin(_unit: nn.Module, _inputs: object) -> None:
             if not _is_recomputing():
                 self._times["F", name] += 1

@@ -233,6 +233,7 @@ class Values:
         return tuple(self._iterate_harmless())
 
     def _iterate_harmless(self) -> Iterator[ParsedKey]:
+        """Yield keys without effect on a step, empty tables, and features that are not modelled but turned off."""
         for name, value in self.given.items():
             key = self.find_key(name)
             if self._is_marked(name):

@@ -55,7 +55,7 @@ def list_stack_formats(job: Job) -> list[str]:
     names = [form.name for form in list_job_formats(job) if form.is_of(stack)]
     if not names:
         known = ", ".join(dict.fromkeys(form.stack for form in FORMATS if form.stack))
-        raise UserError(f"no config is written for stack {stack}; there is one for {known}")
+        raise UserError(f"no config is written for stack {stack}; configs can be written for {known}")
     return names
 
 

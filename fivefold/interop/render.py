@@ -61,6 +61,7 @@ def render_yaml(values: Mapping[str, Any], table: Table, *, about: Sequence[str]
 
 
 def _format_yaml(tree: Mapping[str, Any], indent: str) -> list[str]:
+    """Return the lines of a tree of values with comments as YAML."""
     lines = []
     for name, within in tree.items():
         if isinstance(within, dict):

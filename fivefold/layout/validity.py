@@ -421,6 +421,7 @@ def explain_unsupported_2d(layout: Layout, *, model: Model, job: Job) -> str | N
 
 
 def _check_context(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
+    """Yield why the sequence or the heads cannot be divided over cp, with a fix."""
     parts = layout.context_parallelism.parts_per_rank * layout.cp
     if layout.cp > 1 and job.sequence % parts:
         multiples = (job.sequence // parts * parts, ceil_div(job.sequence, parts) * parts)

@@ -455,6 +455,7 @@ def _list_sinks(shape: AttentionShape) -> Iterator[Weight]:
 
 
 def _list_mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:
+    """Yield the weights of a feed-forward layer of width ``ffn``."""
     if model.mlp == "receptance":
         for part in ("up", "receptance"):
             yield Weight(f"{name}.mix_{part}", (model.width,), "vector")

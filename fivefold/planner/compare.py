@@ -214,6 +214,7 @@ def _count_reserved_bytes(case: ComparedCase, step: Step) -> int:
 
 
 def _time_rows(steps: Sequence[Step], row: Callable[..., Quantity]) -> Iterator[Quantity]:
+    """Yield the rows of the time breakdown: compute, exposed communication by axis, and the other parts."""
     yield row("compute", "seconds", "less", lambda step: step.time.compute_seconds)
     for axis in dict.fromkeys(axis for step in steps for axis in step.time.exposed_seconds):
         yield row(

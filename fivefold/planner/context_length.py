@@ -196,6 +196,7 @@ def _vary_layout(layout: Layout) -> Iterator[Layout]:
 
 
 def _list_points(layout: Layout, sizes: list[int], planner: Callable[[int], Planner]) -> Iterator[LengthPoint]:
+    """Yield memory, time and MFU of each valid sequence length under ``layout``."""
     for tokens in sizes:
         length_planner = planner(tokens)
         if not is_legal(layout, model=length_planner.model, job=length_planner.job, machine=length_planner.machine):

@@ -157,7 +157,8 @@ def _estimate_lost_seconds(
 ) -> dict[str, float]:
     """Return the lost seconds by cause.
 
-    An interval fails exp((τ + δ) / M) - 1 times, and each failure takes M·(exp(R / M) - 1) seconds to recover from.
+    An interval of τ seconds with its pause δ fails exp((τ + δ) / M) - 1 times at a mean time M between failures. With a
+    recovery of R seconds, which may fail too, each failure takes M·(exp(R / M) - 1) seconds to recover from.
     """
     pieces = training * (1 + site.evaluation) / interval
     cycle = interval + pause_seconds

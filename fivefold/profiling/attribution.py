@@ -156,6 +156,7 @@ def rank_times(summaries: Sequence[RankAttribution]) -> list[RankBreakdown]:
 
 
 def _average_steps(steps: Iterable[Sequence[Item]]) -> Iterator[Item]:
+    """Yield each item with its seconds and number averaged over ``steps``."""
     sums: dict[tuple[str, str, str], list[float]] = defaultdict(lambda: [0.0, 0])
     number = 0
     for items in steps:

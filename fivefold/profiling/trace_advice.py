@@ -141,7 +141,7 @@ def _list_idle_losses(report: TraceReport, ranks: Sequence[Breakdown]) -> Iterat
         "allocation of device memory",
         allocation,
         "The device is idle while the host is in calls such as cudaMalloc or cudaFree.",
-        "Trace steps after the first ones. If it goes on, memory is full or fragmented: "
+        "Trace steps after the first ones. If it continues, memory is full or fragmented: "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, fixed shapes, and no empty_cache() in the loop.",
     )
     yield Loss(

@@ -161,6 +161,7 @@ class Watched:
             self._stop()
 
     def _measure(self, meter: LoopMeter) -> MeasuredStep:
+        """Return the measured step: bytes of states, peak, FLOPs and messages."""
         moments = [*_iterate_unique(_to_local(t) for t in self._list_moments())]
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return MeasuredStep(

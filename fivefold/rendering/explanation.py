@@ -110,6 +110,7 @@ def _format_difference(measured: int | None, predicted: int | None) -> str:
 
 
 def _change(comparison: AgainstPrediction) -> Text:
+    """Return the line on the smallest change that fits, or on the fastest layout that does."""
     capacity = f"the {show_bytes(comparison.available_bytes)} that tensors can have"
     if comparison.change is not None:
         needed = show_bytes(comparison.change.memory_bytes + comparison.excess_bytes)

@@ -86,6 +86,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _format_cell(name: str, value: Any) -> str:
+    """Format a value by its type and by the unit at the end of its field's name."""
     if value is None or isinstance(value, bool):
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, int | float):

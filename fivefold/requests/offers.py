@@ -110,6 +110,7 @@ def _parse_range(text: str) -> tuple[int, int]:
 
 
 def _parse_deadline(text: str) -> float:
+    """Return the seconds of ``--deadline``."""
     from fivefold.machine.datacenter import parse_seconds
 
     try:

@@ -48,7 +48,7 @@ class Journal:
         except OSError as error:
             os.ftruncate(self._file, end)
             raise RunFailure(
-                f"{self.path} cannot be written: {error.strerror}; the same command goes on from there"
+                f"{self.path} cannot be written: {error.strerror}; the same command continues from there"
             ) from None
         self._values[kind, key] = value
 

@@ -88,6 +88,7 @@ def hash_setting(setting: SweepSetting, *, calibrated: bool = True, risk: float 
 
 
 def _list_setting_fields(setting: SweepSetting) -> dict[str, Any]:
+    """Return the columns of a row that identify its setting."""
     return {
         "model": setting.model.name,
         "machine": setting.machine_name,

@@ -39,7 +39,7 @@ SPARE = 1.25  # factor on the number of documents needed, because some are held 
 Ended = Literal["measured", "invalid", "memory", "timeout", "failed"]
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|want of memory", re.IGNORECASE)
 # Parts of a failed run's message to remove: its folder no longer exists, and it cannot be resumed.
-_ASIDE = re.compile(r" \(see [^)]*\)|; the same command goes on from .*$")
+_ASIDE = re.compile(r" \(see [^)]*\)|; the same command continues from .*$")
 
 
 class Trial(Record):

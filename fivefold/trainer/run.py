@@ -213,7 +213,7 @@ class Run(Record):
         return Loader(shards, split=split, sequence=job.sequence, seed=seed, ahead=ahead)
 
     def describe_excess(self, model: Model) -> str | None:
-        """Return a line about the samples that are longer than the sequence; None if there are none, as in text."""
+        """Return a line about samples that are longer than the sequence; None if there are none, or for plain text."""
         loader = self.loader(self.shards(model))
         return loader.describe_excess() if isinstance(loader, PackedLoader) else None
 

@@ -128,7 +128,7 @@ def check_held(folder: Path) -> None:
         if current is not None and not any(
             current.is_same(Holder.from_pid(pid)) for pid in (os.getpid(), os.getppid())
         ):
-            raise RunFailure(f"{current} has taken this run over, while this one stood still; it goes on there")
+            raise RunFailure(f"{current} has taken this run over, while this one stood still; it continues there")
 
 
 def _take(path: Path, holder: Holder, *, report: Callable[[str], object]) -> None:

@@ -394,6 +394,7 @@ def _show_choice(field: str, value: str) -> str:
 
 
 def _check_choice(resolved: ResolvedRequest, layout: Layout, field: str, job: Job | str) -> str:
+    """Return why a choice of a control is not possible with this layout; empty if it is."""
     if isinstance(job, str):
         return job
     reasons = list_reasons(layout, model=resolved.model, job=job, machine=resolved.machine)

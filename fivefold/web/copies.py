@@ -103,6 +103,7 @@ def _list_options(query: JobQuestion, schema: type[Request]) -> Iterator[tuple[s
 
 
 def _spell_option(schema: type[Request], name: str, value: Any) -> list[str]:
+    """Return the command-line words of an option with ``value``."""
     field = schema.model_fields[name]
     option = next((item for item in field.metadata if isinstance(item, Option)), Option())
     flag = option.names[0] if option.names else "--" + name.replace("_", "-")

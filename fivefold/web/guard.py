@@ -70,6 +70,7 @@ class Guard:
         await self.app(scope, receive_limited, send_with_headers)
 
     def _list_refusals(self, headers: Headers, limit: int) -> Iterable[tuple[int, str]]:
+        """Yield status and reason for each rule of the page's security that a request breaks."""
         host = headers.get("host", "")
         if not _is_loopback(host):
             yield 403, "this address is not the page's own; open it as fivefold web printed it"

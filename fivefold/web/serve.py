@@ -53,6 +53,7 @@ def _request_first_page(port: int) -> None:
 
 
 def _listen(port: int) -> socket.socket:
+    """Return a socket that listens on ``port`` of the loopback address."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

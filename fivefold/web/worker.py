@@ -257,6 +257,7 @@ def explain(payload: dict[str, Any], report: Report) -> Any:
 
 
 def _read_files(payload: dict[str, Any], kind: Any, verb: str, report: Report) -> Any:
+    """Read traces or failure reports, and return the HTML of the answer."""
     from fivefold.web import files
 
     question, resolved = read_question(payload, kind)

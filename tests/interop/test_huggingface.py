@@ -243,7 +243,7 @@ def test_axolotls_version_of_fsdp_may_be_off(tmp_path: Path) -> None:
         "scheduler.params.total_num_steps", "fp16.enabled", "bf16.enabled",
     ],
 )  # fmt: skip
-def test_auto_is_a_value_where_transformers_fills_it(key: str) -> None:
+def test_auto_is_accepted_where_transformers_replaces_it(key: str) -> None:
     """Against its own list: fill_match and fill_only of transformers/integrations/deepspeed.py."""
     source = Path(transformers.__file__).with_name("integrations").joinpath("deepspeed.py").read_text()
     filled = set(re.findall(r'fill_(?:match|only)\(\s*"([a-z0-9_.]+)"', source))

@@ -187,7 +187,7 @@ def test_trials_on_slurm_are_submitted_and_later_collected(local: Path, monkeypa
     assert step
     text = step.model_dump_json()
     (runs[0] / "step.json").write_text(f'{{"predicted": {text}, "measured": {text}}}')
-    (runs[1] / "slurm-72.txt").write_text("step 1\nfivefold: CUDA out of memory; the same command goes on from x\n")
+    (runs[1] / "slurm-72.txt").write_text("step 1\nfivefold: CUDA out of memory; the same command continues from x\n")
     commands(folder, squeue='[ "$3" = 72 ] || { echo "slurm_load_jobs error: Invalid job id" >&2; exit 1; }')
     rows = run_sweep(local, submit=_submit)
     assert [(row.measured, row.measured_why) for row in rows[:3]] == [

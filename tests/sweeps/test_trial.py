@@ -76,8 +76,8 @@ def test_trial_over_its_time_limit_is_ended(tmp_path: Path) -> None:
     ("code", "said", "ended", "why"),
     [
         (1, "fivefold: rank 0: CUDA out of memory. Tried to allocate 2 GiB. (see /x/stderr-rank0.txt); the same "
-            "command goes on from the beginning\n", "memory", "rank 0: CUDA out of memory. Tried to allocate 2 GiB."),
-        (1, "fivefold: rank 1 was ended by SIGKILL, perhaps for want of memory; the same command goes on from x\n",
+            "command continues from the beginning\n", "memory", "rank 0: CUDA out of memory. Tried to allocate 2 GiB."),
+        (1, "fivefold: rank 1 was ended by SIGKILL, perhaps for want of memory; the same command continues from x\n",
             "memory", "rank 1 was ended by SIGKILL, perhaps for want of memory"),
         (-9, "step 3\n", "memory", "was ended by SIGKILL, perhaps for want of memory"),
         (1, "step 3\nfivefold: step 3: loss is nan; stop\n", "failed", "step 3: loss is nan; stop"),

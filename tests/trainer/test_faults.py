@@ -413,7 +413,7 @@ def test_a_run_without_checkpoints_writes_none() -> None:
 
 
 def test_a_damaged_checkpoint_is_passed_over() -> None:
-    """Cut short, one bit turned, its table of contents gone: the run goes on from the one before, to the same bits."""
+    """Truncated, one bit changed, or without its index: the run continues from the previous one, to the same bits."""
     train_well()
     bits, newest = saved_bits(), Path("run/checkpoints/step-00000012")
     shutil.copytree("run", "kept")
@@ -521,7 +521,7 @@ def test_a_full_disk_for_the_logs_ends_the_run() -> None:
     set_run(job={"steps": 4000}, checkpoints={"every_steps": 4000})
     ended = train(file_bytes=25_000)
     assert ended.code == 1
-    goes_on = "the same command goes on from run/checkpoints/step-00000004"
+    goes_on = "the same command continues from run/checkpoints/step-00000004"
     assert ended.line == f"run: the logs cannot be written: File too large; make room, and {goes_on}"
     set_run(job={"steps": 8})
     train_well()
@@ -586,7 +586,7 @@ def test_a_signal_during_training_saves_and_ends_the_run(
         signal_before(patched, place, signal.SIGINT)
         ended = train()
     saved = f"run/checkpoints/step-{step:08d}"
-    expected = f"stopped by SIGINT after step {step} of 12; saved {saved}; the same command goes on from there"
+    expected = f"stopped by SIGINT after step {step} of 12; saved {saved}; the same command continues from there"
     assert (ended.code, ended.line) == (1, expected)
     assert saved_step() == step
     train_well()
@@ -693,7 +693,7 @@ def test_a_run_of_two_processes_survives_every_failure(is_thorough: bool) -> Non
         wait_for(lambda: len(run.workers()) == 2)  # somewhere in their start
         os.killpg(run.pid, signal.SIGINT)  # Ctrl-C in a terminal
         ended = run.wait()
-        goes_on = r"after step \d+ of 80; saved \S+; the same command goes on from there"
+        goes_on = r"after step \d+ of 80; saved \S+; the same command continues from there"
         assert ended.code == 1  # on a busy machine a few steps may have passed
         assert re.fullmatch(rf"stopped by SIGINT(; {NOT_HALF}| {goes_on})", ended.line), ended.line
 
@@ -702,7 +702,7 @@ def test_a_run_of_two_processes_survives_every_failure(is_thorough: bool) -> Non
     os.kill(run.workers()[1], signal.SIGKILL)
     ended = run.wait()
     assert ended.code == 1
-    goes_on = f"the same command goes on from run/checkpoints/step-{saved_step():08d}"
+    goes_on = f"the same command continues from run/checkpoints/step-{saved_step():08d}"
     assert ended.line == f"rank 1 was ended by SIGKILL, perhaps for want of memory; {goes_on}"
     assert saved_step() >= 4
 
@@ -713,7 +713,7 @@ def test_a_run_of_two_processes_survives_every_failure(is_thorough: bool) -> Non
         ended = run.wait()
         saved = f"run/checkpoints/step-{saved_step():08d}"
         assert ended.line == (
-            f"stopped by {name} after step {saved_step()} of 80; saved {saved}; the same command goes on from there"
+            f"stopped by {name} after step {saved_step()} of 80; saved {saved}; the same command continues from there"
         )
         assert (ended.code, saved_step() >= begin) == (1, True)
 
@@ -738,7 +738,7 @@ def test_a_run_of_two_processes_survives_every_failure(is_thorough: bool) -> Non
     said = [line for line in ended.error.splitlines() if line.startswith("fivefold: ") or "set aside" in line]
     patterns = (
         rf"step \d+  {cut} is missing, but \d+ bytes were written; set aside",
-        r"fivefold: rank 0 was ended by SIGKILL, perhaps for want of memory; the same command goes on from \S+",
+        r"fivefold: rank 0 was ended by SIGKILL, perhaps for want of memory; the same command continues from \S+",
         r"fivefold: started again from run/checkpoints/step-\d+",
         r"fivefold: rank 0 did not come for 9 s: no answer, stopped or cut off; every rank's stack is in .*",
         r"fivefold: started again from run/checkpoints/step-\d+",

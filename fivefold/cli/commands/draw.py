@@ -65,6 +65,7 @@ def _draw_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
 
 
 def _draw_without_step(picture: Picture, words: Sequence[str], collective: str) -> Any:
+    """Draw a picture of number formats, collectives, masks or a machine, for which no step is predicted."""
     from fivefold.rendering.figures import collectives, formats, masks
     from fivefold.rendering.figures.machine import draw_bandwidth, draw_topology
 

@@ -301,7 +301,7 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
     if outcome.stopped:
         print_line(
             f"fivefold: stopped by {outcome.stopped} after step {outcome.step} of {run.job.steps}; "
-            f"saved {outcome.checkpoint}; the same command goes on from there"
+            f"saved {outcome.checkpoint}; the same command continues from there"
         )
         raise SystemExit(1)
     print_line(f"finished {outcome.step} steps; saved {outcome.checkpoint or 'nothing'}")

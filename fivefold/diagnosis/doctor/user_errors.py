@@ -45,6 +45,7 @@ def find_user_line(error: BaseException, file: str | None) -> str:
 
 
 def _reason(error: Exception) -> str:
+    """Return why a user's module failed on fake tensors, in one line."""
     text = " ".join(str(error).partition("Tip:")[0].split())
     if isinstance(error, DynamicOutputShapeException):
         return (

@@ -244,6 +244,7 @@ def _parse_csv_rows(text: str) -> list[dict[str, Any]]:
 
 
 def _list_points(rows: Sequence[Mapping[str, Any]]) -> Iterator[LossPoint]:
+    """Yield step, loss and gradient norm of each row of a table that has a loss."""
     count = 0
     for row in rows:
         lower = {str(key).lower(): value for key, value in row.items()}
@@ -257,6 +258,7 @@ def _list_points(rows: Sequence[Mapping[str, Any]]) -> Iterator[LossPoint]:
 
 
 def _parse_text_points(text: str) -> Iterator[LossPoint]:
+    """Yield step, loss and gradient norm of each line of a log that has a loss."""
     count = 0
     for raw in text.splitlines():
         if len(raw) > LINE_CHARACTERS:

@@ -179,6 +179,7 @@ def _pluralize(state: str) -> str:
 
 
 def _list_findings(mains: Sequence[MainThread]) -> Iterator[str]:
+    """Yield what the main threads of all ranks suggest: different collectives, sharded parameters, missing dumps."""
     waits = [main for main in mains if main.collective]
     if waits and len({(main.collective, main.line) for main in waits}) > 1 and len(waits) == len(mains):
         yield "a branch that not all ranks take, or another order of collectives; a flight recorder tells which"

@@ -264,6 +264,7 @@ class TapeRecorder(TorchDispatchMode):
             self.tape.add(KERNEL, self.tape.kernel(kernel))
 
     def _record_message(self, func: Any, args: Any) -> Any:
+        """Record the start of a message, and return what its collective returns: a handle whose wait is recorded."""
         self._flush()
         assert self.groups is not None
         site = self.tape.site(self.call_sites.site(func, self.call_sites.find_frame()))

@@ -454,7 +454,7 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
         values[LOADED_AS] = "FineGrainedFP8Config"
     elif adapter.base in ("fp8", "mxfp4"):
         raise UserError(
-            f"adapter.base={adapter.base}: {software} takes it from the checkpoint alone; use base=nf4 or int8"
+            f"adapter.base={adapter.base}: {software} reads this format only from the checkpoint; use base=nf4 or int8"
         )
     if adapter.base == "int8":
         values[names.eight[0]] = names.eight[1]

@@ -197,6 +197,7 @@ def _mark_differences(values: Values, model: Model) -> None:
 
 
 def _read_latent_attention(values: Values) -> MLA | None:
+    """Return the sizes of latent attention (MLA), or None if the config does not use it."""
     if not values["multi_latent_attention"]:
         return None
     names = {

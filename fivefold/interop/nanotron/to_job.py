@@ -104,6 +104,7 @@ def _read_recomputation(values: Values) -> str:
 
 
 def _read_precision(values: Values) -> Recipe:
+    """Return the recipe for the config's dtype and its accumulation of gradients."""
     if values["model.dtype"] in ("float32", "double"):
         return get_recipe("fp32")
     if values["model.dtype"] not in ("bfloat16", "float16"):
@@ -118,6 +119,7 @@ def _read_precision(values: Values) -> Recipe:
 
 
 def _read_learning_rate(values: Values) -> dict[str, Any]:
+    """Return the fields of the learning-rate schedule: kind, floor and, for a linear decay, its steps."""
     peak, min_rate = values[f"{R}learning_rate"], values[f"{R}min_decay_lr"]
     style, decay = values[f"{R}lr_decay_style"], values[f"{R}lr_decay_steps"]
     floor = (

@@ -220,6 +220,7 @@ def _evaluate_words(words: list[str], known: Variables) -> bool | None:
 
 
 def _evaluate_test(words: list[str], known: Variables) -> bool | None:
+    """Return the result of a shell test such as ``[ $A -gt 8 ]``, or None if it is not known."""
     if len(words) == 2 and words[0] in ("-z", "-n"):
         text = _expand_word(words[1], known)
         return None if text is None else (text == "") == (words[0] == "-z")

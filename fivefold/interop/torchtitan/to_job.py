@@ -59,6 +59,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
 
 
 def _read_recomputation(values: Values) -> str:
+    """Return the recomputation for ``ac=``; modes without an equivalent are approximated and reported."""
     mode = values["activation_checkpoint"]
     if mode is None or mode == "None":
         return "none"

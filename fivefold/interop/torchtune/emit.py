@@ -159,7 +159,9 @@ def _find_recipe(plan: ConfigPlan) -> TuneRecipe:
         has_pairs=plan.job.objective == "dpo",
     )
     if recipe.is_distributed != is_distributed:
-        raise UserError("objective=dpo on one rank: torchtune trains all weights on several only; use an adapter")
+        raise UserError(
+            "objective=dpo on one rank: torchtune trains all weights with DPO on several ranks only; use an adapter"
+        )
     return recipe
 
 

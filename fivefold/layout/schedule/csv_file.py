@@ -42,6 +42,7 @@ def read_table(path: Path) -> Table:
 
 
 def _parse_row(cells: list[str], number: int) -> Row:
+    """Parse the cells of one rank into its actions; an error names row and cell."""
     actions = []
     for column, cell in enumerate(cells, start=1):
         try:

@@ -80,6 +80,7 @@ def _count_live_1f1b(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
 
 
 def _count_live_interleaved(m: int, *, pp: int, v: int, rank: int) -> tuple[int, ...]:
+    """Return for each stage of ``rank`` how many of ``m`` micro-batches are live at the peak."""
     groups = max(1, m // pp)  # groups of micro-batches that pass one stage of a rank before its next stage
     sizes = [m // groups + (group < m % groups) for group in range(groups)]
     remaining = min(v * m, (v - 1) * sizes[0] + 2 * (pp - rank - 1) + 1)

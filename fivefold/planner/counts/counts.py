@@ -400,6 +400,7 @@ class Counts:
     def _stage(
         self, layers: range, layout: Layout, is_recomputed: tuple[bool, ...], *, first: bool, last: bool
     ) -> tuple[UnitGroup, ...]:
+        """Return the groups of equal units of one stage; ``first`` adds the embedding, ``last`` the head."""
         groups = [UnitGroup("embed", 0, 1)] if first else []
         for layer in layers:
             kind = self.name_by_representative[self.kinds[layer].representative]

@@ -351,6 +351,7 @@ class _Coordinator:
             self.live_unpadded += sum(self.sizes[number] for number in missing)
 
     def _gather_ahead(self) -> None:
+        """Gather the weights of the next uses, up to the limits on prefetched and on live elements."""
         max_elements = min(self.limits.live - self.live_unpadded, self.limits.ahead)
         ahead = set[int]()
         total = 0

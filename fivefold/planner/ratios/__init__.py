@@ -185,6 +185,7 @@ def compute_sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> S
 
 
 def _compute_degree(question: RatioQuestion, layout: Layout, exchange: Exchange, machine: Machine) -> Degree:
+    """Return FLOPs per byte of one degree of an axis, next to the balance of the link that it uses."""
     field = _get_field(question.axis)
     degree = getattr(layout, field)
     two = f"{layout.tp // layout.tp_inner}x{layout.tp_inner}"

@@ -177,6 +177,7 @@ def _is_better(planner: Planner, estimate: Estimate, *, than: Estimate, by: By) 
 
 
 def _change(planner: Planner, before: Estimate, after: Estimate) -> Change:
+    """Return what a change of the layout gains or costs in time, memory and risk."""
     risk = planner.out_of_memory_risk(after.layout, after.ranks)
     speeds = (1 / after.step_time.seconds, 1 / before.step_time.seconds)
     return Change(

@@ -193,6 +193,7 @@ class RegretEvaluator:
         )
 
     def _build_row(self, evaluated: EvaluatedRegret, *, note: str) -> Regret:
+        """Return a layout's expected and worst regret, and the scenario of the worst."""
         worst = max(evaluated.regrets)
         return Regret(
             layout=str(evaluated.layout),

@@ -95,6 +95,7 @@ class Simplest:
         return min(simpler, key=lambda candidate: candidate.seconds, default=None), faster
 
     def _find_simpler(self, layout_to_simplify: Evaluated) -> Evaluated | None:
+        """Return the simplest neighbour that is simpler and not slower than allowed, or None."""
         cost = self._get_key(layout_to_simplify)[0]
         moves = [
             (self._estimate_cost(layout, planner), str(layout), layout, planner)

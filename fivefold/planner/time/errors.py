@@ -181,6 +181,7 @@ def weigh_sources(of: RunClass, cells: Iterable[ErrorCell]) -> list[WeightedSour
 
 
 def _weigh_source(of: RunClass, cells: Sequence[ErrorCell]) -> WeightedSource:
+    """Return mean, variance and error of a source's log ratios, weighted by similarity to the run ``of``."""
     similarities = [SIMILAR_SOURCE_WEIGHT ** of.count_differences(cell.of) for cell in cells]
     points = [
         (log(ratio), similarity * cell.rows / len(cell.ratios))
@@ -229,6 +230,7 @@ def read_comparable(quantity: Quantity, path: Path = TABLE) -> tuple[ErrorCell, 
 
 
 def _list_cells(rows: Iterable[dict[str, str]]) -> Iterator[ErrorCell]:
+    """Yield the errors of published runs by source and class, as the table of errors has them."""
     for row in rows:
         yield ErrorCell(
             quantity=row["quantity"],  # type: ignore[arg-type]

@@ -116,6 +116,7 @@ class _Filler:
 
 
 def _make_level(seconds: float, moment: PeakMoment) -> Level:
+    """Return the bytes of each category at one time."""
     return Level(
         seconds,
         moment.states_bytes,

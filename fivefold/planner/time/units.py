@@ -87,6 +87,7 @@ class Units:
         return self._prices[ranks]
 
     def _build_placement_key(self, layout: Layout) -> UnitTimeKey:
+        """Return what the times of a layout's units depend on besides the unit; computed once per layout."""
         placement = self._placements.get(layout)
         if placement is None:
             placement = self._placements[layout] = UnitTimeKey(

@@ -147,6 +147,7 @@ def _check_one_job(ranks: dict[int, TraceEvents], remarks: list[str]) -> int:
 
 
 def _refuse_other_times(recordings: list[TraceEvents]) -> None:
+    """Raise ``UserError`` if the recordings do not overlap in time, so that they are of two runs."""
     spans = [
         (recording.origin + int(recording.start.min()), recording.origin + int(recording.end.max()), recording.path)
         for recording in recordings

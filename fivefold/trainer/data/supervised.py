@@ -110,6 +110,7 @@ class SampleFormat:
         record: Mapping[str, Any],
         tokenizer: Tokenizer,
     ) -> tuple[TrainingSample, ...]:
+        """Render and encode the prompt with each reply; only the tokens of the reply are trained."""
         template, variables = self._get_template(), _list_variables(record)
         before = template.render(prompt, for_reply=True, **variables).text
         texts = [template.render([*prompt, *reply], **variables).text for reply in replies]

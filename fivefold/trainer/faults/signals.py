@@ -95,7 +95,7 @@ def resume_hint(folder: Path) -> str:
         find_latest,  # imported late: every import delays the signal handlers
     )
 
-    return f"the same command goes on from {find_latest(folder / 'checkpoints') or 'the beginning'}"
+    return f"the same command continues from {find_latest(folder / 'checkpoints') or 'the beginning'}"
 
 
 @contextmanager

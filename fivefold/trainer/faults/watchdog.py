@@ -145,6 +145,7 @@ class Watchdog:
         self._n_busy_samples += not self._get_status().is_waiting
 
     def _get_status(self) -> RankStatus:
+        """Return step, activity and current line of the main thread, and whether it waits for a message."""
         frame: FrameType | None = sys._current_frames().get(self._main)
         if frame is None:
             return RankStatus(self._step, self._activity, "", is_waiting=False)

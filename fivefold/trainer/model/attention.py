@@ -194,6 +194,7 @@ class GroupedAttention(_Attention):
         return (q, k, v), gate
 
     def _attend_in_pairs(self, heads: tuple[Tensor, ...], rows: RowInputs) -> Tensor:
+        """Apply differential attention: attend to both halves of the values, and subtract the outputs."""
         q, k, v = heads
         halves = self.run("attention.core.halves", repeat_halves, v)
         del heads, v

@@ -128,6 +128,7 @@ class Flash:
         documents_BT: Tensor | None,
         noise: DropoutNoise | None,
     ) -> Tensor:
+        """Attend with our own autograd function, document by document if ``documents_BT`` is given."""
         spans = None if documents_BT is None else list_self_attention_spans(documents_BT)
         rank = self.heads.rank
         out: Tensor = _FlashAttention.apply(q, k, v, sinks, rule, spans, rank, noise)  # type: ignore[no-untyped-call]

@@ -106,6 +106,7 @@ def _copy_thread_state() -> Callable[[], AbstractContextManager[None]]:
 
     @contextmanager
     def restore_thread_state() -> Iterator[None]:
+        """Use the stream, modes and number of threads of the thread that made this function."""
         torch.set_num_threads(threads)  # OpenMP's number is per thread; its default is all cores
         with torch.cuda.stream(stream):  # sets the device too; None: no CUDA
             for mode in modes:

@@ -192,7 +192,7 @@ class Pipeline:
     def _get_axis(self, part: Part, *, source: int, target: int) -> AxisGroup:
         """Return the process group for a message.
 
-        F and B, to higher and to lower ranks, have one group each, so that no message queues behind another kind.
+        F and B, to higher and to lower ranks, have one group each, so that no message waits for one of another kind.
         """
         pass_kind = "onward" if part[0] == "F" else "back"
         direction = "down" if source < target else "up"

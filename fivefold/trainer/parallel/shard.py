@@ -105,6 +105,7 @@ class WeightShard:
                 yield Box(offsets, (rows, *sizes[1:]), (shard_rows, *(slice(0, size) for size in sizes[1:])))
 
     def _iterate_stacked(self, starts: list[int], sizes: list[int]) -> Iterator[Box]:
+        """Yield the boxes of a shard of stacked experts [E, F, D], whose rows may begin or end within an expert."""
         expert_rows = self.shape[1]
         stop = self.first_row + self.rows
         for expert in range(self.first_row // expert_rows, -(-stop // expert_rows)):

@@ -170,6 +170,7 @@ class ZeroUnit:
         self._gathering, self._sent = all_gather(send, self.shard), send
 
     def _pack_rows(self) -> Tensor:
+        """Copy this rank's rows of all weights of the unit into one buffer to send."""
         if self.payload is not None:
             return self.payload.pack()
         send = torch.empty(

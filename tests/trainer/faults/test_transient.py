@@ -56,7 +56,7 @@ def test_an_error_that_was_replaced_on_purpose_does_not_count() -> None:
 @pytest.mark.parametrize(
     ("raised", "code", "says"),
     [
-        ("ConnectionResetError('peer')", EXIT_RETRY, "rank 1: peer (see {}); the same command goes on from"),
+        ("ConnectionResetError('peer')", EXIT_RETRY, "rank 1: peer (see {}); the same command continues from"),
         ("KeyError('head')", 1, "rank 1: 'head' (see {}); not started again, because every attempt would end in the"),
     ],
 )

@@ -34,7 +34,7 @@ SECONDS = 5  # longer than a first step takes while other tests run
 
 @pytest.mark.long  # so is one in test_a_run_of_two_processes_survives_every_failure
 def test_a_stopped_rank_is_reported_and_the_run_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the run goes on from there: ``test_a_run_of_two_processes_survives_every_failure``."""
+    """That the run continues from there: ``test_a_run_of_two_processes_survives_every_failure``."""
     set_run(**TWO, job={"steps": 30}, faults={"watchdog_seconds": SECONDS})
     with monkeypatch.context() as slowly:  # so that it is not done before it is ended
         step = loop.Loop._step

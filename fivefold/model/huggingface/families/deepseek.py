@@ -90,7 +90,7 @@ def _build_v3(config: Config) -> Model:
     if config.head_dim not in (None, config.qk_rope_head_dim):
         raise config.mistake(
             f"head_dim={config.head_dim} is not qk_rope_head_dim={config.qk_rope_head_dim}: the family's code would "
-            "make rotary angles for the one and fail on the other; remove it"
+            "compute rotary angles for the first and fail at the second; remove head_dim"
         )
     moe = {
         "balance": "free",

@@ -89,7 +89,7 @@ def _read_rate(config: Config, kind: str) -> int:
     old, default = (config.compress_rate_csa, 4) if kind == SPARSE else (config.compress_rate_hca, 128)
     rates = {kind: default} if config.compress_rates is None else config.compress_rates
     if old is None and kind not in rates:
-        raise config.mistake(f"compress_rates has no rate of {kind}; give it")
+        raise config.mistake(f"compress_rates has no entry {kind!r}; add it")
     return rates[kind] if old is None else old
 
 

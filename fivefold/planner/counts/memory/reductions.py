@@ -296,6 +296,7 @@ def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
 
 
 def _choose_destination(counts: Counts, *, stays: bool, weights_stay: bool) -> Destination:
+    """Return where a unit's gradients are accumulated, and whether that buffer outlives the unit's backward."""
     recipe, stack = counts.job.precision, counts.job.stack
     if stack.reduce_bucket > 0 and not stays:
         return "bucket" if weights_stay else "lasting_bucket"
@@ -310,6 +311,7 @@ def _choose_destination(counts: Counts, *, stays: bool, weights_stay: bool) -> D
 
 
 def _find_shared_table(counts: Counts, layout: Layout) -> SharedTable:
+    """Return how embedding and head share their table on this layout, and who holds its gradient."""
     model, adds = counts.model, counts.adds_table_gradient(layout)
     is_local = adds or (model.shares_table and layout.pp == 1)
     gradient_bytes = model.vocab * model.width * counts.job.precision.table_gradients_bytes // layout.tp

@@ -428,6 +428,7 @@ def _list_experts_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[O
     low = "moe.experts.down.low" if name == "down" else "moe.experts.gate_up.low"
 
     def multiply(name: str, source: str, written: str, *, in_features: int, out_features: int) -> Op:
+        """Return a grouped matmul of all local experts."""
         product = matmul(
             name, source, written, rows=rows, in_features=in_features, out_features=out_features, width=width
         )
