@@ -652,7 +652,7 @@ class ModelShape(Record):
             geometry = getattr(self, kind)
             is_used |= kind == "mamba2" and self.joins_mamba2
             if is_used and geometry is None:
-                raise ValueError(f"mixers has {kind} layers, but there is no {kind} with their geometry; give one")
+                raise ValueError(f"mixers has {kind} layers, but the table {kind} with their sizes is missing; add it")
             if geometry is not None and not is_used:
                 raise ValueError(f"{kind} is given, but mixers has no {kind} layer; leave it out, or list its layers")
 

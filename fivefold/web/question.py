@@ -223,7 +223,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         return []
 
     def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
-        """Return the layouts of the question, of which the batch is a multiple."""
+        """Return the layouts of the request; the default batch is a multiple of what they need."""
         return self.parse_layouts(named)
 
     @property

@@ -33,7 +33,7 @@ class WebServer:
         return mistake._replace(message=self.word_message(mistake.message or error))
 
     async def check(self, about: JobQuestion, *, runs: bool) -> Mistake:
-        """Return the mistake of a question whose long work is to run, before a process begins with it."""
+        """Return the error of a request, if any, before a worker process starts on it; none if ``runs`` is false."""
         return await self.work.run_soon(lambda: self.find_mistake(about)) if runs else NO_MISTAKE
 
     def word_message(self, message: object) -> str:

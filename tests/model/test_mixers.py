@@ -33,7 +33,10 @@ CONV = SMALL.replace(mixers=("short_conv", "attention"), short_conv=ShortConv(ta
 @pytest.mark.parametrize(
     ("fields", "says"),
     [
-        ({"mixers": ("short_conv",)}, "mixers has short_conv layers, but there is no short_conv with their geometry"),
+        (
+            {"mixers": ("short_conv",)},
+            "mixers has short_conv layers, but the table short_conv with their sizes is missing",
+        ),
         ({"short_conv": ShortConv()}, "short_conv is given, but mixers has no short_conv layer"),
     ],
 )

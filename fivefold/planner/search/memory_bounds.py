@@ -166,8 +166,8 @@ def _rank_units(
 ) -> tuple[Floats, Floats, bool, bool, bool]:
     """Return five fields of ``LiveUnits`` (``live``, …, ``is_reached``) of a rank with the stages in rows of ``table``.
 
-    A rank has all gradient sums and the most live micro-batches at once only if more micro-batches follow the first
-    backward of each stage, or the first W; else fewer with one stage, and at least one with several.
+    All gradient sums are allocated together with the most live micro-batches only if further micro-batches follow the
+    first backward (or W) of each stage. Otherwise fewer are live with one stage, and at least one with several.
     """
     pipeline, pp = shape.pipeline, shape.pp
     stage_counts = np.array(pipeline.live_stages(n_micro_batches, pp=pp, v=shape.v, rank=rank) if pp > 1 else [1])

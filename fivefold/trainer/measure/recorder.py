@@ -66,7 +66,7 @@ class SpanRecorder:
         return code
 
     def begin(self, label: int) -> None:
-        """Mark the begin of a region."""
+        """Mark the beginning of a region."""
         self._codes.append(label if self.interleaver is None else label + self.interleaver.running_index)
         self._marks.append(self._mark())
 

@@ -44,7 +44,7 @@ def compare_with_recurrence(tokens: int, dtype: torch.dtype, bound: float, limit
     check_recurrence((out, [ours], exact_grad.to(dtype)), (expected, [exact], exact_grad), bound=bound)
 
 
-def test_decays_fall_with_the_head_and_with_the_layer() -> None:
+def test_decay_rates_decrease_with_head_and_layer_index() -> None:
     rates = [SHAPE.list_decay_rates(layer, layers=4) for layer in range(4)]
     assert [pytest.approx(rate) for rate in rates[0]] == [(1 + 1e-5) * 2 ** (-8 * head / 3) for head in (1, 2, 3)]
     assert all(later < earlier for earlier, later in itertools.pairwise(rates))

@@ -72,7 +72,7 @@ def add_laurel(local: Local, rank: int, source: str, onto: str, out: str) -> lis
 
 
 def expand(local: Local, altup: AltUp, source: str, out: str) -> list[Op]:
-    """List what makes all parts of the stream from the embedding."""
+    """List the operations that expand the embedding to all streams of AltUp."""
     rows, n, dim, size = local.stream_rows, altup.streams, local.stream_width, local.stream_bytes
     project = matmul(
         "embed.altup", source, "au", rows=rows, in_features=dim, out_features=(n - 1) * dim, width=local.width
