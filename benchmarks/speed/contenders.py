@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 import torch
-from decoder import Decoder, cross_entropy, drawn
+from decoder import Decoder, cross_entropy, initial_weights
 from litgpt import GPT, Config
 from litgpt.utils import chunked_cross_entropy
 from torch import Tensor, nn
@@ -75,7 +75,9 @@ def transformers(model: Model, job: Job) -> Step:
         "head.norm": "model.norm",
         "head.out": "lm_head",
     }
-    llama.load_state_dict({_rename_parts(name, renamed): x for name, x in drawn(model, seed=job.seed).items()})
+    llama.load_state_dict(
+        {_rename_parts(name, renamed): x for name, x in initial_weights(model, seed=job.seed).items()}
+    )
 
     def loss(tokens: Tensor, targets: Tensor) -> Tensor:
         targets = targets.contiguous()
@@ -119,7 +121,7 @@ def litgpt(model: Model, job: Job) -> Step:
         "head.norm": "transformer.ln_f",
         "head.out": "lm_head",
     }
-    model_weights = drawn(model, seed=job.seed)
+    model_weights = initial_weights(model, seed=job.seed)
     for layer in range(model.layers):
         heads = [model_weights.pop(f"blocks.{layer}.attention.{x}.weight") for x in "qkv"]
         model_weights[f"blocks.{layer}.attn.qkv.weight"] = torch.cat(heads)
