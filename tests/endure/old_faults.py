@@ -56,7 +56,7 @@ OLD_FAULTS = [
     *edit("machine/catalog.py", "machine/test_catalog.py",
           ("8xh100 is no machine", "for pattern in (_COUNT_FIRST, _COUNT_LAST):", "for pattern in (_COUNT_LAST,):"),
           ("h100x8 is no machine", "in (_COUNT_FIRST, _COUNT_LAST):", "in (_COUNT_FIRST,):"),
-          ("8*h100 is no machine", r'(?P<count>\d+)\s*[x*×]', r'(?P<count>\d+)\s*[x×]')),
+          ("8*h100 is no machine", r'(?P<count>\d+)(\s*[x*×]\s*| )', r'(?P<count>\d+)(\s*[x×]\s*| )')),
     *edit("planner/search/rejections.py",
           "planner/counts/memory/test_host.py::test_a_layout_that_does_not_fit_is_advised_to_offload_with_its_host_memory",
           ("offloading is not advised", 'if "optimizer" not in layout.list_offloaded(job):', "if False:"),
