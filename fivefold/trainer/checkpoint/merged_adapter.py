@@ -108,7 +108,10 @@ def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = Non
     adapter = manifest.job.adapter
     assert adapter is not None
     if base is None and manifest.base is None:
-        raise UserError(f"{path}: does not name the folder of its base; give it with --base FOLDER")
+        raise UserError(
+            f"{path}: its adapters were trained over random weights, which no folder holds; name a base in `[start] "
+            "weights` of the run file and train again, or merge them into another base with --base FOLDER"
+        )
     folder = HuggingFaceFolder.open(base or Path(str(manifest.base)), model=manifest.model)
     nf4 = Dtypes(manifest.job.precision).weights if adapter.base == "nf4" else None
     return MergedFolder(folder, adapter, read_checkpoint_factors(path, manifest), nf4)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -286,3 +287,9 @@ def test_an_adapter_folder_without_a_base_asks_for_one(tmp_path: Path) -> None:
     (folder / peft_adapter.CONFIG).write_text(json.dumps(config | {"base_model_name_or_path": None}))
     with pytest.raises(UserError, match="names no base; give the base with --base FOLDER"):
         merged_adapter.open_adapter_folder(folder)
+
+
+def test_adapters_over_random_weights_have_no_base() -> None:
+    manifest: Any = SimpleNamespace(job=Job(sequence=8, global_batch=1, adapter=Adapter()), base=None)
+    with pytest.raises(UserError, match=r"trained over random weights, which no folder holds; name a base"):
+        merged_adapter.open_checkpoint(Path("step-00000020"), manifest)
