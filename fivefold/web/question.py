@@ -20,6 +20,7 @@ from fivefold.bounded_types import Ffn, Heads, Layers, Tokens, Vocab, Width
 from fivefold.job import Job
 from fivefold.layout.batch import fill_batch, find_most_ranks
 from fivefold.layout.spec import Layout
+from fivefold.layout.where import Where
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models
@@ -194,7 +195,7 @@ class JobQuestion(MachineRequest, defer_build=False):
             try:
                 question = self.replace(**defaults)
                 resolved = question.resolve(folder=folder, local=local)
-                question.parse_layouts([resolved.machine])
+                question.validate_texts(resolved.machine)
             except UserError as error:
                 return str(error)
             return ""
@@ -217,6 +218,10 @@ class JobQuestion(MachineRequest, defer_build=False):
         """Return the job with a global batch for the machines ``named``, if the question names no batch."""
         ranks = find_most_ranks(machine.ranks for machine in named)
         return fill_batch(job, ranks=ranks, stated=stated, layouts=self._list_layouts(named))
+
+    def validate_texts(self, machine: Machine) -> None:
+        """Raise ``UserError`` if a layout or another text that ``resolve`` does not read is not valid."""
+        self.parse_layouts([machine])
 
     def parse_layouts(self, named: Sequence[Machine]) -> list[Layout]:
         """Return the layouts of the question on its machines; raises ``UserError`` if one is not valid."""
@@ -386,6 +391,12 @@ class SearchQuestion(JobQuestion, SearchRequest, defer_build=False):
     def machine_names(self) -> tuple[str, ...]:
         """Return the names of all machines."""
         return (self.machine, *self.machines)
+
+    def validate_texts(self, machine: Machine) -> None:
+        """Raise ``UserError`` if the constraints or the first layout of changes are not valid."""
+        Where.parse(self.where)
+        if self.keep:
+            parse_layout(self.keep, machine)
 
     def _fill_batch(self, job: Job, stated: frozenset[str], named: Sequence[Machine]) -> Job:
         ranks = find_most_ranks((machine.ranks for machine in named), self.tried_gpu_counts)

@@ -31,6 +31,8 @@ FIELDS = {  # addresses of questions that are not valid, and the control to corr
     "/ask?tokens=x&run=1": "tokens",
     "/search?top=0&run=1": "top",
     "/search?machine=h9:2&run=1": "machine",
+    "/search?where=cp%3Dx&run=1": "where",
+    "/search?keep=zz&run=1": "keep",
     "/compare?layout=dp8&layout=zz": "layout",
     "/dryrun?layout=zz&run=1": "layout",
     "/sweep?across=zz": "across",
