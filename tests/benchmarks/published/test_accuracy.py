@@ -122,8 +122,8 @@ def list_unsteady_runs(report: Report) -> set[tuple[str, str]]:
 def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> None:
     """By constants set without the source, all of its runs together; the mean over sources."""
     means, biases = summarize_left_out(report.scores)
-    assert fmean(means.values()) <= 0.0975
-    assert abs(fmean(biases.values())) <= 0.037
+    assert fmean(means.values()) <= 0.093
+    assert abs(fmean(biases.values())) <= 0.03
     assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
 
 
@@ -132,9 +132,9 @@ def test_the_error_of_left_out_sources_without_the_unsteady_network_is_within_it
     unsteady = list_unsteady_runs(report)
     means, biases = summarize_left_out(score for score in report.scores if (score.source, score.row) not in unsteady)
     assert len(unsteady) == 9
-    assert fmean(means.values()) <= 0.0915
+    assert fmean(means.values()) <= 0.087
     assert abs(fmean(biases.values())) <= 0.03
-    assert max(means.values()) <= 0.185
+    assert max(means.values()) <= 0.18
 
 
 def test_repeats_of_a_run_differ_by_the_stated_resolution(report: Report) -> None:
