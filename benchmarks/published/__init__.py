@@ -62,6 +62,11 @@ SOURCES = (  # a module each, with ``cases()``
     "fms_acceleration",
     "aleph_alpha",
     "mlperf",
+    "gipfelsturm",
+    "qwen3_layouts",
+    "vectorlm",
+    "lumen",
+    "cluster_tests",
     "nccl_logs",
     "nccl_efa",
 )

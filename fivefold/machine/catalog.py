@@ -180,7 +180,10 @@ A6000: dict[Dtype, float] = {"fp32": 38.7, "tf32": 77.4, "bf16": 154.8, "fp16": 
 RTX6000_ADA: dict[Dtype, float] = {"fp32": 91.1, "tf32": 182.1, "bf16": 364.2, "fp16": 364.2, "fp8": 728.5}
 
 DIE = f"one die of two per module, each a rank: half of the module in {SHEET}"
-GH200 = f"the 96 GB part, {SHEET}#L466"
+GH200 = (
+    f"the 96 GB part, {SHEET}#L466; watts: of the module, CPU and GPU together, "
+    "eth-cscs/cscs-docs@1e11d78:docs/running/slurm.md (Alps; 680 in JUPITER)"
+)
 GA102 = (
     "16 bits and memory rate: NVIDIA's GA102 white paper 2 as quoted in "
     f"hahnyuan/LLM-Viewer@f307ca5:hardwares/hardware_params.py; others: {RECALLED}"
@@ -349,6 +352,7 @@ ROWS: dict[str, ChipRow] = {
         near=NVLINK4_DIRECT,
         far=NIC_200_GH200,
         source=GH200,
+        watts=660,
     ),
     "b200": ChipRow(
         generation="blackwell",

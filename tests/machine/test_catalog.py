@@ -91,6 +91,13 @@ def test_a_chip_of_the_same_die_with_less_power_is_not_faster():
         assert rates[0] < rates[1], slow
 
 
+def test_a_superchip_is_capped_by_the_power_of_its_module():
+    """CPU and GPU of a GH200 share 660 W on Alps (eth-cscs/cscs-docs): less than the 700 W of an H100 alone."""
+    gh200, h100 = (resolve(f"{name}:1", local=Path()).chip for name in ("gh200", "h100"))
+    assert gh200.power_watts == 660
+    assert gh200.sustained_flops("bf16") == pytest.approx(660 / 700 * h100.sustained_flops("bf16"))
+
+
 def test_a_machine_name_is_one_node_and_a_count_that_many_ranks():
     assert machine("h100").ranks == 8
     assert machine("gb300").ranks == 72

@@ -82,6 +82,12 @@ BOUNDS = {
     ("mosaicgpt", "time, held out"): 10.5,
     ("aleph_alpha", "time, held out"): 8.0,
     ("mlperf", "time, held out"): 9.5,
+    ("gipfelsturm", "time, held out"): 5.5,  # 21.2 before the module's power capped GH200
+    ("qwen3_layouts", "time, held out"): 14.0,  # tp8 at -27 %, experts over two nodes at -63 %
+    ("qwen3_layouts", "peak, held out"): 6.5,
+    ("vectorlm", "time, held out"): 6.5,
+    ("lumen", "time, held out"): 28.0,
+    ("cluster_tests", "time, held out"): 14.5,  # bf16 on B200 +29 and +43 %
     ("nanotron_bench", "peak"): 1.0,
     ("nanotron_bench", "peak, held out"): 1.0,
     ("nanotron_bench", "reserved"): 4.5,
@@ -122,7 +128,7 @@ def list_unsteady_runs(report: Report) -> set[tuple[str, str]]:
 def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> None:
     """By constants set without the source, all of its runs together; the mean over sources."""
     means, biases = summarize_left_out(report.scores)
-    assert fmean(means.values()) <= 0.093
+    assert fmean(means.values()) <= 0.0975  # 0.093 without the five sources that were read blind
     assert abs(fmean(biases.values())) <= 0.03
     assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
 
@@ -132,9 +138,9 @@ def test_the_error_of_left_out_sources_without_the_unsteady_network_is_within_it
     unsteady = list_unsteady_runs(report)
     means, biases = summarize_left_out(score for score in report.scores if (score.source, score.row) not in unsteady)
     assert len(unsteady) == 9
-    assert fmean(means.values()) <= 0.087
+    assert fmean(means.values()) <= 0.0925  # 0.087 without the five sources that were read blind
     assert abs(fmean(biases.values())) <= 0.03
-    assert max(means.values()) <= 0.18
+    assert max(means.values()) <= 0.245  # lumen, on MI325X; 0.18 without it
 
 
 def test_repeats_of_a_run_differ_by_the_stated_resolution(report: Report) -> None:
@@ -212,7 +218,7 @@ def test_the_uncertainty_that_compare_prints_is_that_of_this_commit(report: Repo
 def test_errors_of_predicted_ratios_are_smaller_than_errors_of_times(report: Report) -> None:
     """What two runs share cancels; the order of clearly different runs is the measured one."""
     kinds = {row.kind: row for row in report.ratios}
-    most = {"layout": 0.103, "recomputation": 0.03, "precision": 0.045, "ranks": 0.085, "chip": 0.09}
+    most = {"layout": 0.107, "recomputation": 0.03, "precision": 0.061, "ranks": 0.085, "chip": 0.09}
     for kind, mean in most.items():
         assert kinds[kind].mean <= mean
     for kind, sign in (("layout", 0.85), ("micro-batch", 0.89), ("precision", 0.97), ("chip", 0.91)):
@@ -234,7 +240,7 @@ def test_errors_of_ratios_without_the_unsteady_network_are_those_on_the_page(rep
     assert f"{len(report.pairs) - len(pairs)} pairs have a run of nanotron's sweep over several nodes" in text
     assert f"the mean error of layout is {kinds['layout']:.3f}, that of micro-batch {kinds['micro-batch']:.3f}" in text
     assert f"one pair only, {kinds['ranks']:.3f}." in text
-    assert kinds["layout"] <= 0.083
+    assert kinds["layout"] <= 0.089
     assert kinds["ranks"] <= 0.04
 
 
@@ -277,7 +283,7 @@ def test_intervals_of_all_counters_of_memory_cover_their_share(report: Report) -
     results = [item for item in coverage(report.scores) if item.quantity != "time"]
     assert {item.quantity for item in results} == {"allocated", "reserved", "driver"}
     assert 0.45 <= fmean(result.half for result in results) <= 0.60
-    assert fmean(result.most for result in results) >= 0.9
+    assert fmean(result.most for result in results) >= 0.89
 
 
 def test_errors_of_left_out_sources_are_reported_with_the_others(report: Report) -> None:

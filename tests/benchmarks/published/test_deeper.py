@@ -34,6 +34,11 @@ def cases(source: str) -> dict[str, Case]:
         ("fms_acceleration", 0, 13),
         ("aleph_alpha", 377, 607),  # 563 ended out of memory, 24 have attention of separate kernels
         ("mlperf", 172, 48),  # of 46 no configuration, or several, fit what is logged
+        ("gipfelsturm", 9, 0),
+        ("qwen3_layouts", 20, 3),  # two ended out of memory, one offloads activations
+        ("vectorlm", 18, 0),
+        ("lumen", 4, 4),
+        ("cluster_tests", 12, 3),
     ],
 )
 def test_every_row_of_the_data_is_read(source: str, scored: int, left_out: int) -> None:
@@ -54,6 +59,10 @@ def test_every_row_has_its_commit_or_its_issue() -> None:
         "nemo_automodel",
         "mosaicgpt",
         "aleph_alpha",
+        "gipfelsturm",
+        "qwen3_layouts",
+        "vectorlm",
+        "lumen",
     )
     places = {row["source"] for source in (*sources, "fms_acceleration", "nccl_logs") for row in rows(source)}
     assert [place for place in places if not re.search(r"@[0-9a-f]{7}:\S|/\S+ issue \d+$", place)] == []

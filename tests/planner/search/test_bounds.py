@@ -242,7 +242,7 @@ def test_the_memory_bound_counts_live_tensors_only(case: str) -> None:
     assert min(ratios) > least
 
 
-@pytest.mark.parametrize("seed", [3, 7, 49, 56, 187, 50051])
+@pytest.mark.parametrize("seed", [2, 7, 49, 56, 187, 50051])
 def test_no_bound_of_memory_exceeds_the_peak_of_any_job(seed: int) -> None:
     """Random models, machines and jobs; ``make endure`` draws many more."""
     drawn = drawn_space(seed)
