@@ -244,9 +244,11 @@ def test_the_memory_bound_counts_live_tensors_only(case: str) -> None:
 
 @pytest.mark.parametrize("seed", [2, 7, 49, 56, 187, 50051])
 def test_no_bound_of_memory_exceeds_the_peak_of_any_job(seed: int) -> None:
-    """Random models, machines and jobs; ``make endure`` draws many more."""
-    drawn = drawn_space(seed)
-    assert drawn is not None
+    """Random models, machines and jobs; ``make endure`` draws many more.
+
+    What a seed draws changes as the catalogs grow; where it is no space, the next that is one counts.
+    """
+    drawn = next(filter(None, map(drawn_space, range(seed, seed + 20))))
     bounds = list(compare_bounds(*drawn, seed=seed, count=20, timed=False))
     assert bounds
     assert [bound for bound in bounds if bound.is_exceeded] == []
