@@ -145,9 +145,9 @@ def search(
     --------
     >>> result = ff.search("qwen3-0.6b", "h100:8", seq=4096, gbs=64, where="tp=1 pp=1 cp=1 ac=none order=default")
     >>> result.best[0].step.layout
-    'dp8 zero2 mbs8'
-    >>> result.proposal.layout
     'dp8 zero1 mbs8'
+    >>> result.proposal.layout
+    'dp8 zero0 mbs8'
     """
     from fivefold.layout.where import Where as Constraint
     from fivefold.requests.commands import UNRANKABLE_DIFFERENCE

@@ -34,8 +34,8 @@ def compares(field: str, tree: ast.AST) -> bool:
     [
         ("linears", ["stack/spec.py"]),
         ("loss", []),
-        # the config that names FlashAttention-2, and the kernels of a machine without GPUs
-        ("attention", ["interop/huggingface/emit.py", "planner/predict.py"]),
+        # the config that names FlashAttention-2, the kernels of a machine without GPUs, and those that compute in fp8
+        ("attention", ["interop/huggingface/emit.py", "planner/predict.py", "stack/spec.py"]),
     ],
 )
 def test_only_listed_modules_compare_the_names_of_kernels(field: str, modules: list[str]) -> None:

@@ -73,7 +73,7 @@ def test_a_full_disk_is_a_one_line_error_and_keeps_the_journal(tmp_path: Path, m
     write = os.write
     with open_journal(tmp_path / "journal") as journal:
         monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:7]))
-        with pytest.raises(RunFailure, match="cannot be written: No space left on device; the same command goes on"):
+        with pytest.raises(RunFailure, match="cannot be written: No space left on device; the same command continues"):
             journal.put("predicted", "key", "value")
     monkeypatch.undo()
     assert (tmp_path / "journal").read_bytes() == whole

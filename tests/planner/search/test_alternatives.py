@@ -116,16 +116,16 @@ def test_an_alternative_takes_ranks_from_other_axes_if_dp_is_1() -> None:
 
 
 def test_an_alternative_may_reduce_gradients_at_another_frequency_if_that_is_faster() -> None:
-    """ZeRO-2 after every micro-batch would send all gradients four times."""
-    text = "dp512 tp8 pp4 v16 zero1 mbs1 ac=norm+act"
+    """ZeRO-2 after every micro-batch would send all gradients four times, and ZeRO-3 the weights as well."""
+    text = "dp512 tp8 pp4 v16 zero3 mbs1 ac=norm+act"
     often, once = (
         Planner(model=LLAMA.model, machine=H100, job=LLAMA.job.replace(reduce=reduce), risk=TIGHT_RISK)
         for reduce in ("micro_batch", "step")
     )
     result = often.estimate(Layout.parse(text))
     chosen = Evaluated(result.layout, result.step_time, result.peak_bytes, often)
-    line = next(item.line for item in explain_choices(chosen, planners=[often, once]) if item.choice == "zero1")
-    by = once.estimate(Layout.parse(text.replace("zero1", "zero2"))).step_time.seconds / chosen.seconds - 1
+    line = next(item.line for item in explain_choices(chosen, planners=[often, once]) if item.choice == "zero3")
+    by = once.estimate(Layout.parse(text.replace("zero3", "zero2"))).step_time.seconds / chosen.seconds - 1
     assert by < 0
     assert f"zero2 (--set reduce=step) takes {-by:.1%} less" in line
 
