@@ -416,6 +416,11 @@ class Job(Record):
         return self.adapter is not None or bool(self.freeze)
 
     @property
+    def freezes_weights(self) -> bool:
+        """Tell whether any weights are frozen: of the text model, or those of a vision tower."""
+        return self.freezes_text or self.freeze_vision_tower
+
+    @property
     def has_reference(self) -> bool:
         """Tell whether a frozen reference runs all micro-batches forward before the model that is trained (DPO)."""
         return self.objective == "dpo"

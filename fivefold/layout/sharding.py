@@ -287,7 +287,7 @@ def count_padded_numel(unit: FsdpUnit, *, shards: int) -> int:
 
 def select_trained(unit: FsdpUnit, job: Job) -> FsdpUnit:
     """Return the unit with its trained weights only: all but what is frozen, or those of adapters."""
-    if not job.freezes_text and not job.freeze_vision_tower:
+    if not job.freezes_weights:
         return unit
     return unit._replace(weights=tuple(weight for weight in unit.weights if is_trained(weight, job)))
 
@@ -328,7 +328,7 @@ def count_frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
     """Return the bytes of a unit's frozen weights as they are stored; ``shards``: number of ZeRO-3 shards, else 1."""
     gathered = shard = scales = 0
     base: Base | None = "bf16" if job.adapter is None else job.adapter.base
-    if not job.freezes_text and not job.freeze_vision_tower:
+    if not job.freezes_weights:
         return FrozenBytes(0, 0, 0)
     # peft trains copies of the modules that are trained in full, and keeps the modules themselves
     copies_saved = job.adapter is not None and not job.stack.kernel_facts.fuses_linears

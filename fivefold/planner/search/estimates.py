@@ -505,7 +505,7 @@ class Estimates(Tables):
         if self.counts.job.stack.replicated_grad_reduce == "weight":  # after every backward
             columns += [partials.mbs, partials.cp]
         job = self.counts.job
-        if job.stack.reduce_bucket or job.freezes_text:  # by stage other messages, or other gathers
+        if job.stack.reduce_bucket or job.freezes_weights:  # by stage other messages, or other gathers
             columns += [candidates.zero, (partials.pp == 1).astype(np.int64)]
         columns += [
             *self._list_placement_columns(candidates, ("tp",)),

@@ -359,6 +359,17 @@ def test_no_bound_of_time_exceeds_the_estimate_of_low_rank_adapters() -> None:
     assert [bound for bound in bounds if bound.is_exceeded] == []
 
 
+def test_no_bound_of_time_exceeds_the_estimate_of_a_frozen_vision_tower() -> None:
+    """ZeRO-3 gathers the tower, which ZeRO-1 keeps: the figures of one are not those of the other."""
+    model, machine = build_model("qwen3-vl-4b").replace(layers=2), resolve("l4:4", local=NOWHERE)
+    job = Job(sequence=1024, global_batch=4, images=4, image_tokens=64, freeze_vision_tower=True)
+    planner = Planner(model=model, machine=machine, job=job)
+    space = Space(model, job, world=4, where=Where.parse("pp=2 cp=2 zero!=2 mbs=4"))
+    bounds = list(compare_bounds(planner, space, seed=0, count=40))
+    assert {bound.layout.zero for bound in bounds} == {0, 1, 3}
+    assert [bound for bound in bounds if bound.is_exceeded] == []
+
+
 @pytest.mark.parametrize("stack", ["fivefold", "llm-foundry"])
 def test_no_bound_exceeds_the_estimate_of_layers_without_a_backward(stack: str) -> None:
     """ZeRO-3 gathers them once, and a block above them is not followed by their gathers in the backward."""
