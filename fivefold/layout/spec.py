@@ -296,7 +296,7 @@ _RECOMPUTATION = re.compile(r"ckpt|recompute|recomputation|((gradient|activation
 _OPTION = re.compile(r"--?(dp|tp|cp|pp|ep|etp|v|mbs)[\s=]+(\d+)")  # as launchers write a degree
 _NUMBER_WORDS = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
 _JOB_OPTIONS = ("precision", "seq", "gbs", "stack", "adapter", "attention")
-_DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(/\d+)?")
+_DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(?:(?<=fsdp)[12])?(/\d+)?")  # version 1 or 2 of FSDP
 _COUNTED_DATA_PARALLEL = re.compile(r"(ddp|fsdp)(\d+)")
 _ZERO_STAGES = {"ddp": "zero0", "fsdp": "zero3", "hsdp": "zero3"}  # PyTorch's names
 _KINDS = [f"cp={kind}" for kind in CP_KINDS]
@@ -356,8 +356,6 @@ def spell_token(token: str) -> str:
     if match := _VIRTUAL_STAGES.fullmatch(token):
         return f"v{match[1]}"
     if match := _COUNTED_DATA_PARALLEL.fullmatch(token):
-        if match[2] in "12":
-            raise UserError(f"layout token {token!r}: for version {match[2]} of PyTorch's FSDP write 'fsdp'")
         raise UserError(
             f"layout token {token!r}: the number of data-parallel ranks is that of dp; write 'dp{match[2]} {match[1]}'"
         )

@@ -111,6 +111,7 @@ def test_other_spellings_of_a_layout_print_in_canonical_form(layout: Layout, dat
         ("pp4 vpp5", "dp1 pp4 v5 zero0 interleaved mbs1"),
         ("DP=8 FSDP", "dp8 zero3 mbs1"),
         ("dp16 ZeRO-3/8", "dp16 zero3/8 mbs1"),
+        ("dp16 FSDP2", "dp16 zero3 mbs1"),
         ("tp=4x2, zero=1 mbs=2", "dp1 tp4x2 zero1 mbs2"),
         ("dp=2,cp=2,cp=ulysses", "dp2 cp2 zero0 mbs1 cp=ulysses"),
         ("ac=none dp2", "dp2 zero0 mbs1"),
