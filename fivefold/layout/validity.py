@@ -115,22 +115,24 @@ def list_inexpressible(layout: Layout, *, model: Model, job: Job) -> Iterator[st
 
 
 def list_unwritten(model: Model, job: Job, fields: Sequence[str] = ("optimizer", "precision")) -> Iterator[str]:
-    """Yield with which optimizer or precision of a job no config of its stack is written, one line for each field.
+    """Yield which optimizer or precision of a job its stack, or a config of it, does not have: one line for each field.
 
-    Such a job is predicted all the same: some software has more than the configs that are written for it.
+    Such a job is predicted all the same: some software has more than what is recorded of it.
     """
     runs = job.stack.runs
-    precisions = runs.list_config_precisions(experts=model.moe is not None)
+    unwritten = f"no config of {job.stack.name} is written"
+    untrained = f"{job.stack.name} is not known to train"
+    precisions = runs.list_precisions(experts=model.moe is not None)
     facts = {
-        "optimizer": (job.optimizer.kind, runs.config_optimizers),
-        "precision": (job.precision.name, precisions),
+        "optimizer": (job.optimizer.kind, runs.config_optimizers, unwritten),
+        "precision": (job.precision.name, precisions, untrained if runs.precisions else unwritten),
     }
     for field in fields:
-        value, known = facts[field]
+        value, known, reason = facts[field]
         if known and value not in known:
             *others, last = known
             fix = f"{', '.join(others)} or {last}" if others else last
-            yield f"no config of {job.stack.name} is written with {field} {value}; use {fix}, or another stack"
+            yield f"{reason} with {field} {value}; use {fix}, or another stack"
 
 
 def validate_job(model: Model, job: Job, machine: Machine | None = None) -> None:

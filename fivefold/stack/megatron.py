@@ -202,7 +202,7 @@ DEEPSEEK = StackEntry(
         "orders": Fact(False, f"{DEEPSEEK_V3} §3.2: experts span eight nodes"),
         "recomputes": Fact(("norm", "up", "rope"), f"{DEEPSEEK_V3} §3.2.3: norms and up-projections"),
         "expert_recomputes": Fact(("act",), f"{DEEPSEEK_V3} §3.3.3: the output of SwiGLU"),
-        "config_precisions": Fact(("bf16", "fp8-deepseek"), f"{DEEPSEEK_V3} §3.3 and appendix B.1: compared with bf16"),
+        "precisions": Fact(("bf16", "fp8-deepseek"), f"{DEEPSEEK_V3} §3.3 and appendix B.1: compared with bf16"),
     },
 )
 

@@ -60,6 +60,7 @@ class SupportedLayouts(Record):
     config_axes: tuple[Axis, ...] = ()  # those of ``axes`` that its config can express; empty: all
     config_zero: tuple[ZeroStage, ...] = ()  # those of ``zero`` that its config can express with pp = 1; empty: all
     config_optimizers: tuple[str, ...] = ()  # update rules with which a config of it is written; empty: all
+    precisions: tuple[str, ...] = ()  # names of recipes that it trains with; empty: those of its config, or all
     config_precisions: tuple[str, ...] = ()  # names of recipes with which a config of it is written; empty: all
     config_dense_precisions: tuple[str, ...] = ()  # further recipes, only of models without experts
     cp_shards: bool = False  # its config always shards weights over all of cp: no ZeRO-0 with cp, groups span cp
@@ -100,6 +101,10 @@ class SupportedLayouts(Record):
     def list_config_precisions(self, *, experts: bool) -> tuple[str, ...]:
         """Return the recipes with which a config is written for a model with or without ``experts``; empty: all."""
         return self.config_precisions if experts else (*self.config_precisions, *self.config_dense_precisions)
+
+    def list_precisions(self, *, experts: bool) -> tuple[str, ...]:
+        """Return the recipes that it trains a model with or without ``experts`` with; empty: all."""
+        return self.precisions or self.list_config_precisions(experts=experts)
 
     def list_joint_recomputes(self) -> list[str]:
         """Return the groups of operations that its config can only recompute together."""

@@ -91,8 +91,8 @@ def test_the_recorded_config_fields_of_a_stack_are_those_that_are_written(name: 
 
 
 @pytest.mark.parametrize("name", sorted(WITHOUT_CONFIGS))
-def test_a_stack_without_configs_has_no_record_of_their_optimizers(name: str) -> None:
+def test_a_stack_without_configs_has_no_record_of_their_optimizers_and_precisions(name: str) -> None:
     with pytest.raises(UserError, match="no config is written"):
         list_stack_formats(Job(stack=STACKS[name]))
     runs = STACKS[name].runs
-    assert (runs.config_optimizers, runs.config_dense_precisions) == ((), ())
+    assert (runs.config_optimizers, runs.config_precisions, runs.config_dense_precisions) == ((), (), ())

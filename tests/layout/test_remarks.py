@@ -307,7 +307,7 @@ def test_an_optimizer_or_precision_without_a_config_is_a_remark() -> None:
 
     def list_lines(job: Job, **options: bool) -> list[str]:
         lines = Planner(model=NANO, machine=chips, job=job).list_remarks(plan, **options)
-        return [line for line in lines if "is written with" in line]
+        return [line for line in lines if "is written with" in line or "known to train" in line]
 
     assert list_lines(job) == [
         "no config of torchtitan is written with optimizer muon; use adamw, or another stack",
@@ -316,5 +316,8 @@ def test_an_optimizer_or_precision_without_a_config_is_a_remark() -> None:
     ]
     assert list_lines(job, is_searched=True) == []  # a search ends in the config, or in what would have to change
     assert list_lines(job.replace(stack=build_stack("nemo"))) == []  # no config of it is written at all
+    assert list_lines(JOB.replace(stack=build_stack("deepseek"), precision="mxfp8")) == [
+        "deepseek is not known to train with precision mxfp8; use bf16 or fp8-deepseek, or another stack"
+    ]  # no config of it is written, but what it trains with is published
     assert list_lines(JOB.replace(stack=build_stack("torchtitan"))) == []
     assert list_lines(JOB.replace(stack=build_stack("fsdp2"))) == [], "the default precision was not chosen"

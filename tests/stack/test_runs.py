@@ -90,6 +90,7 @@ SEARCHED = {
     "config_axes",
     "config_zero",
     "config_optimizers",
+    "precisions",
     "config_precisions",
     "config_dense_precisions",
     "cp_shards",

@@ -57,7 +57,7 @@ def list_smaller_precisions(model: Model, job: Job) -> list[Recipe]:
     One that only sums gradients in their own width is one of ``list_job_changes``.
     """
     own = job.precision.replace(name="", accumulated_bytes=0)
-    names = job.stack.runs.list_config_precisions(experts=model.moe is not None) or tuple(RECIPES)
+    names = job.stack.runs.list_precisions(experts=model.moe is not None) or tuple(RECIPES)
     recipes = (RECIPES[name] for name in names if name in RECIPES)
     smaller = [
         recipe
