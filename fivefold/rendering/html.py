@@ -40,7 +40,7 @@ from fivefold.rendering.palette import get_colour
 from fivefold.rendering.point_charts import render_front
 from fivefold.rendering.question import count_ranks, describe_step
 from fivefold.rendering.robust import make_scenario_grid, render_regrets, summarize
-from fivefold.rendering.search import CHOICES, REASONS, format_ranked, make_best_grid
+from fivefold.rendering.search import CHOICES, REASONS, format_ranked, list_alternatives, make_best_grid
 from fivefold.rendering.step_view import MEMORY_PARTS, Parts, Section, list_key_figures, list_memory_parts, view_step
 from fivefold.results.step_comparison import compare, describe_assumption
 from fivefold.units import show_bytes, show_cause, show_seconds
@@ -194,6 +194,7 @@ def _render_proposal(what: Proposal, superlative: str) -> list[str]:
         build_paragraph(Raw(f"<b><code>{escape_text(what.layout)}</code></b>")),
         build_figures(list_key_figures(what.choice.step)),
         render_time([what.choice.step]),
+        *map(build_paragraph, list_alternatives(what, superlative)),
         convert_grid(make_grid(CHOICES, what.why)),
     ]
 

@@ -155,17 +155,17 @@ def _render_proposal(proposal: Proposal, superlative: str, *, with_precision: bo
         Text(f"{figures}; {proposal.describe(superlative)}"),
     ]
     lines += [Text(proposal.remark, style="yellow", overflow="fold")] if proposal.remark else []
-    unchanged = proposal.unchanged
-    own_precision = f"in {unchanged.precision}" if unchanged else ""
-    for word, other in (("simpler", proposal.simpler), (superlative, proposal.faster), (own_precision, unchanged)):
-        if other is not None:
-            comparative = "longer" if other.slower >= 0 else "shorter"
-            because = f" ({other.because})" if other.because else ""
-            layout = _append_reduce(other.layout, other.reduce, stack=step.stack)
-            lines.append(
-                Text(f"{word}  {layout}: step time {abs(other.slower):.1%} {comparative}{because}", overflow="fold")
-            )
+    lines += [Text(line, overflow="fold") for line in list_alternatives(proposal, superlative)]
     return Group(*lines, make_grid(CHOICES, proposal.why))
+
+
+def list_alternatives(proposal: Proposal, superlative: str) -> list[str]:
+    """Return a line for each layout that the proposal is compared with: simpler, faster, or in the job's precision."""
+    stack = proposal.choice.step.stack
+    return [
+        f"{label}  {_append_reduce(other.layout, other.reduce, stack=stack)}: {other.describe_difference()}"
+        for label, other in proposal.list_alternatives(superlative)
+    ]
 
 
 def make_best_grid(best: Sequence[Ranked], *, own: Ranked | None = None, with_precision: bool = False) -> Grid:

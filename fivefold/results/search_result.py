@@ -113,7 +113,8 @@ class Alternative(Record):
     """Another layout, compared with the proposed one.
 
     ``slower``: its step time over the proposal's, minus 1; ``because``: the part of the time that contributes most to
-    that, with the seconds.
+    that, with the seconds; ``within_uncertainty``: published pairs of runs that differ like these do not let their
+    times be told apart.
     """
 
     layout: str  # layout in canonical order
@@ -123,6 +124,16 @@ class Alternative(Record):
     step_seconds: NonNegativeFloat  # step time
     slower: float  # step time relative to the proposal's, minus 1
     because: str = ""  # part of the step that makes the difference
+    within_uncertainty: bool = False  # whether the difference of the times is smaller than what predictions can tell
+
+    def describe_difference(self) -> str:
+        """Return how much longer or shorter its step is, by which part, and whether a prediction can tell."""
+        comparative = "longer" if self.slower >= 0 else "shorter"
+        because = f" ({self.because})" if self.because else ""
+        uncertainty = ", within the uncertainty" if self.within_uncertainty else ""
+        share = f"{abs(self.slower):.1%}"
+        amount = "less than 0.1%" if share == "0.0%" else share
+        return f"step time {amount} {comparative}{because}{uncertainty}"
 
 
 class Why(Record):
@@ -155,6 +166,15 @@ class Proposal(Record):
         number = self.similar_layouts
         close = "1 layout is" if number == 1 else f"{number} layouts are"
         return f"the simplest layout within {self.within:.1%} of the {superlative} ({close} that close)"
+
+    def list_alternatives(self, superlative: str) -> list[tuple[str, Alternative]]:
+        """Return the other layouts it is compared with, each with what it is: simpler, the best, in another precision.
+
+        ``superlative``: what the best layout is, such as fastest.
+        """
+        own_precision = f"in {self.unchanged.precision}" if self.unchanged else ""
+        labelled = (("simpler", self.simpler), (superlative, self.faster), (own_precision, self.unchanged))
+        return [(label, other) for label, other in labelled if other is not None]
 
 
 class ScenarioResult(Record):

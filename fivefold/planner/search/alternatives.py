@@ -17,9 +17,8 @@ from fivefold.layout.spec import Layout, format_stages
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, with_virtual_stages
-from fivefold.planner.search.simplest import Evaluated
+from fivefold.planner.search.simplest import Evaluated, is_distinguishable
 from fivefold.planner.search.stage_balance import balance
-from fivefold.planner.time.ratio_errors import estimate_speed_ratio
 from fivefold.results.comparison import name_largest_part
 from fivefold.results.search_result import Why
 
@@ -128,7 +127,7 @@ def _describe_cost(
         else "takes as long"
     )
     part = name_largest_part(chosen.time.split, best.time.split) if abs(slower) > EQUAL_TIME_SHARE else ""
-    uncertainty = "" if _is_distinguishable(chosen, best) else ", within the uncertainty"
+    uncertainty = "" if is_distinguishable(chosen, best) else ", within the uncertainty"
     reason = f" ({part})" if part else ""
     return f"{_describe_alternative(name, best.layout, chosen.layout)}{suffix}{leaves} {cost}{reason}{uncertainty}"
 
@@ -144,13 +143,6 @@ def _balance(even: Evaluated, where: Where) -> Evaluated | None:
     if balanced is None or not where.is_satisfied_by(balanced) or not even.planner.fits(balanced):
         return None
     return _evaluate(balanced, even.planner)
-
-
-def _is_distinguishable(chosen: Evaluated, other: Evaluated) -> bool:
-    """Tell whether published pairs of runs that differ like these let their times be told apart."""
-    facts = chosen.planner.describe(chosen.layout), other.planner.describe(other.layout)
-    ratio = estimate_speed_ratio(*facts, (1 / chosen.seconds, 1 / other.seconds))
-    return ratio is None or ratio.verdict != "not distinguishable"
 
 
 def _describe_alternative(name: str, other: Layout, chosen: Layout) -> str:

@@ -17,6 +17,7 @@ from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.layout_changes import can_run, change, rank_moves, with_virtual_stages
+from fivefold.planner.time.ratio_errors import estimate_speed_ratio
 from fivefold.planner.time.timeline import StepTime
 from fivefold.results.comparison import name_largest_part
 from fivefold.results.search_result import Alternative
@@ -42,6 +43,13 @@ class Evaluated(NamedTuple):
     def seconds(self) -> float:
         """Return the seconds of a step."""
         return self.time.seconds
+
+
+def is_distinguishable(chosen: Evaluated, other: Evaluated) -> bool:
+    """Tell whether published pairs of runs that differ like these let their times be told apart."""
+    facts = chosen.planner.describe(chosen.layout), other.planner.describe(other.layout)
+    ratio = estimate_speed_ratio(*facts, (1 / chosen.seconds, 1 / other.seconds))
+    return ratio is None or ratio.verdict != "not distinguishable"
 
 
 def score_complexity(layout: Layout, *, ranks_per_node: int, default_reduction: bool = True) -> float:
@@ -150,6 +158,7 @@ def build_alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative
         step_seconds=other.seconds,
         slower=other.seconds / chosen.seconds - 1,
         because=name_largest_part(chosen.time.split, other.time.split),
+        within_uncertainty=not is_distinguishable(chosen, other),
     )
 
 

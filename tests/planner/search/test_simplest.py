@@ -21,6 +21,7 @@ from fivefold.planner.search.simplest import Evaluated, Simplest, score_complexi
 from fivefold.planner.time.timeline import StepTime
 from fivefold.record import UserError
 from fivefold.rendering.search import render_page
+from fivefold.results.search_result import Alternative
 from fivefold.stack.catalog import build_stack
 from tests.planner.search.test_search import EXPERTS, FEW, NODE, SMALL, make_tight_machine, search_by_brute_force
 from tests.printed import to_text
@@ -253,3 +254,33 @@ def test_the_fastest_layout_does_not_depend_on_the_length_of_the_table() -> None
     assert Layout.parse(short.best[0].step.layout).stages
     assert short.proposal == long.proposal
     assert (short.tried, short.evaluated) == (long.tried, long.evaluated)
+
+
+@pytest.mark.parametrize(
+    ("model", "machine", "batch", "uncertain"),
+    [("qwen3-32b", "h100:32", 128, {False}), ("llama3-8b", "a100-40gb:16", 64, {True})],
+)
+def test_an_alternative_says_whether_its_time_is_within_the_uncertainty(
+    model: str, machine: str, batch: int, uncertain: set[bool]
+) -> None:
+    """The record and its line say what ``compare`` says of the same two layouts."""
+    sizes = {"seq": 8192, "gbs": batch}
+    result = ff.search(model, machine, where="cp=1 order=default", within=0.005, **sizes)
+    proposal = result.proposal
+    assert proposal is not None
+    alternatives = [other for other in (proposal.simpler, proposal.faster) if other is not None]
+    assert {other.within_uncertainty for other in alternatives} == uncertain
+    for other in alternatives:
+        pair = ff.compare(model, machine, [proposal.layout, other.layout], **sizes).ratio("B", "A")
+        assert pair is not None
+        assert other.within_uncertainty == (pair.verdict == "not distinguishable")
+        line = f"{other.layout}: {other.describe_difference()}"
+        assert line.endswith(", within the uncertainty") == other.within_uncertainty
+        assert line in to_text(render_page(result, precision="bf16"), width=200)
+        assert line in result._repr_html_()
+
+
+def test_an_alternative_that_takes_about_as_long_has_no_difference_of_zero() -> None:
+    facts = {"layout": "dp8", "precision": "bf16", "memory_bytes": 1, "step_seconds": 1.0}
+    lines = [Alternative(slower=slower, **facts).describe_difference() for slower in (-4e-4, 6e-4)]
+    assert lines == ["step time less than 0.1% shorter", "step time 0.1% longer"]
