@@ -29,7 +29,15 @@ from fivefold.planner.run_estimate import validate_tokens
 from fivefold.planner.search import find_fitting_layout, search
 from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.job_changes import NUMERICS_CHANGES, list_job_changes
-from fivefold.planner.search.layout_changes import with_optimizer_offloaded, with_virtual_stages, with_zero
+from fivefold.planner.search.layout_changes import (
+    RANKED,
+    change,
+    list_changed_keywords,
+    rank_moves,
+    with_optimizer_offloaded,
+    with_virtual_stages,
+    with_zero,
+)
 from fivefold.planner.search.neighbours import climb, shrink
 from fivefold.planner.search.work import EXACT_UNITS, SearchWork, WorkBudget
 from fivefold.planner.time.ratio_errors import describe_run, estimate_speed_ratio
@@ -514,7 +522,7 @@ def list_changes(*, model: Model, machine: Machine, job: Job, layout: Layout, ri
     evaluate = _compare_with(model, machine, job, layout, risk=risk)
     changes = [
         evaluate(words, changed, other)
-        for words, changed, other in _list_single_changes(model, job, layout)
+        for words, changed, other in (*_list_single_changes(model, job, layout), *_list_degree_changes(job, layout))
         if (other, changed) != (layout, job) and is_legal(other, model=model, job=changed, machine=machine)
     ]
     return sorted(changes, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
@@ -634,9 +642,19 @@ def _list_single_changes(model: Model, job: Job, layout: Layout) -> Iterator[tup
         yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
     if "optimizer" not in layout.list_offloaded(job):
         yield "offload=optimizer", job, with_optimizer_offloaded(layout)
-    for change in list_job_changes(model, job, layout):
-        if change.goal != "memory":
-            yield change.words, change.job, layout
+    for job_change in list_job_changes(model, job, layout):
+        if job_change.goal != "memory":
+            yield job_change.words, job_change.job, layout
+
+
+def _list_degree_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
+    """Yield single changes of degrees: an axis gives half its ranks to another, or ep is halved or doubled."""
+    for moved in rank_moves(layout):
+        if moved is not None and any(2 * getattr(moved, axis) == getattr(layout, axis) for axis in RANKED):
+            yield list_changed_keywords(layout, moved), job, moved
+    for degree in (layout.ep // 2, 2 * layout.ep) if layout.ep > 1 else ():
+        if other := change(layout, ep=degree):
+            yield f"ep{degree}", job, other
 
 
 def _fits(planner: Planner, layout: Layout) -> bool:

@@ -181,6 +181,10 @@ def update_page(page: Path, *, with_slow: bool) -> None:
 def main(words: list[str]) -> None:
     """Update the pages of these names, or all of them; with ``--slow`` also what trains or measures."""
     names = [word for word in words if word != "--slow"]
+    if unknown := set(names) - {page.stem for page in PAGES}:
+        raise SystemExit(
+            f"no page is called {', '.join(sorted(unknown))}; there are {', '.join(p.stem for p in PAGES)}"
+        )
     for page in PAGES:
         if not names or page.stem in names:
             update_page(page, with_slow="--slow" in words)
