@@ -2,7 +2,7 @@
 
 "dp* tp{1,2} pp{1,2 v2} zero1{, nosp}"     on 8 ranks → dp8 …, dp4 pp2 v2 …, dp4 tp2 … nosp, …
 
-``fsdp``, or ``zero3`` as the only keyword of a mesh, is ``dp* zero3``.
+A pattern without dp has ``dp*``: ``tp8 fsdp`` is ``dp* tp8 zero3``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from itertools import product
 from math import prod
 
-from fivefold.layout.spec import read_token, spell_token
+from fivefold.layout.spec import read_token, spell_token, split_tokens
 from fivefold.record import UserError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
@@ -38,7 +38,7 @@ def expand_alternatives(pattern: str) -> list[str]:
 
 def _spell(text: str) -> str:
     """Return the text of a layout in canonical keywords, with ``dp*`` where it leaves the degree open."""
-    words = text.split()
+    words = split_tokens(text)
     spelled = " ".join(map(spell_token, words))
     is_open = any("*" in word for word in words)
     return spelled if is_open or "dp" in _read_fields(spelled) else f"dp* {spelled}"

@@ -190,8 +190,8 @@ class Layout(Record):
     def parse(cls, text: str, *, ranks: int | None = None) -> Layout:
         """Parse text such as ``dp2 zero1 mbs4``; a ``UserError`` names the invalid token.
 
-        ``ranks``: those of the machine. Without dp and cp, as many data-parallel ranks as use all of them are filled
-        in for ``fsdp``, ``tp8 pp2`` or ``zero3``; a ``UsageWarning`` says so.
+        ``ranks``: those of the machine. Without dp, as many data-parallel ranks as use all of them are filled in; a
+        ``UsageWarning`` says so.
         """
         if not text.strip():
             raise UserError(f"layout {text!r} is empty; write for example 'dp8 zero1', or dp1 for a single GPU")
@@ -287,13 +287,17 @@ _DEGREE = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs)(\d+)")
 _TP_2D = re.compile(r"tp(\d+)x(\d+)")
 _ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
 _ASSIGNED = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs|zero)=([\d*].*)")
-_SPACED_DEGREE = re.compile(r"\b(dp|tp|cp|pp|ep|etp|mbs|zero) +(?=\d)")  # as in TP 8
-_JOINED_DEGREES = re.compile(r"([dtcpe]p\d+|fsdp|ddp)\s*[/x+-]\s*(?=e?[dtcpe]p\d)")
+_WORD_BEGIN = r"(?<![a-wyz])"  # an x may stand before it, as in dp2xtp8
+_SPACED_DEGREE = re.compile(rf"{_WORD_BEGIN}(dp|tp|cp|pp|ep|etp|v|vpp?|mbs|zero) +(?=\d)")  # as in TP 8
+_COUNTED = r"([dtcp]p|e?tp|ep|v|vpp?|mbs|zero[-_]?)=?"  # what stands before a number
+_JOINED_TOKENS = re.compile(  # as in tp8/pp4
+    rf"{_WORD_BEGIN}({_COUNTED}\d+([x/]\d+)?|[fh]sdp[12]?(/\d+)?|ddp)\s*[/x+-]\s*(?=({_COUNTED}\d|[fh]sdp|ddp))"
+)
 _VIRTUAL_STAGES = re.compile(r"vp{1,2}=?(\d+)")  # Megatron's size of the virtual pipeline
 _STAGE = re.compile(r"zero[-_](\d.*)")  # as in ZeRO-3
 _MICRO_BATCH = re.compile(r"(?:mb|bs|micro[-_]?batch(?:[-_]?size)?)=?(\d+)")
 _RECOMPUTATION = re.compile(r"ckpt|recompute|recomputation|((gradient|activation)[-_]?)?checkpoint(ing)?")
-_OPTION = re.compile(r"--?(dp|tp|cp|pp|ep|etp|v|mbs)[\s=]+(\d+)")  # as launchers write a degree
+_OPTION = re.compile(r"(?<!\S)--?(dp|tp|cp|pp|ep|etp|v|mbs)[\s=]+(\d+)")  # as launchers write a degree
 _NUMBER_WORDS = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
 _JOB_OPTIONS = ("precision", "seq", "gbs", "stack", "adapter", "attention")
 _DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(?:(?<=fsdp)[12])?(/\d+)?")  # version 1 or 2 of FSDP
@@ -336,7 +340,7 @@ def _fill_data_parallel(text: str, fields: Mapping[str, object], ranks: int | No
 def split_tokens(text: str) -> list[str]:
     """Split the text of a layout into its tokens, in lower case: at spaces, commas and ``tp8/pp4``, not ``tp 8``."""
     text = _SPACED_DEGREE.sub(r"\1", text.lower().replace(",", " "))
-    return _JOINED_DEGREES.sub(r"\1 ", text).split()
+    return _JOINED_TOKENS.sub(r"\1 ", text).split()
 
 
 def spell_token(token: str) -> str:

@@ -795,10 +795,11 @@ def _split_count(name: str) -> tuple[str, str]:
     for pattern in (_COUNT_FIRST, _COUNT_LAST):
         match = pattern.fullmatch(name)
         chip = _find_name(match["name"]) if match else None
-        if match and chip in INSTANCES and len(match["count"]) < len(str(RANKS)):  # that many nodes
+        nodes = match.groupdict().get("nodes") if match else None
+        if match and chip in INSTANCES and not nodes and len(match["count"]) < len(str(RANKS)):  # that many nodes
             return chip, f":{int(match['count']) * INSTANCES[chip].gpus}"
         if match and chip:
-            return chip, f":{int(match['count']) * int(match.groupdict().get('nodes') or 1)}"
+            return chip, f":{int(match['count']) * int(nodes or 1)}"
     text, colon, count = name.partition(":")
     return _find_name(text) or text, f"{colon}{count}"
 

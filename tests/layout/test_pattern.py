@@ -33,6 +33,7 @@ def test_pattern_without_wildcards_is_unchanged() -> None:
         "dp* tp2 zero3/4",
     ]
     assert expand_alternatives("{ddp,zero3 mbs2}") == ["dp* zero0", "dp* zero3 mbs2"]
+    assert expand_alternatives("TP 8/PP {2,4} ZeRO 1") == ["dp* tp8 pp2 zero1", "dp* tp8 pp4 zero1"]
     assert expand_alternatives("fsdp cp2") == ["dp* zero3 cp2"]
     assert fill_degree("dp* tp2 pp2 v2 mbs4", ranks=16) == "dp4 tp2 pp2 v2 mbs4"
     assert fill_degree("dp2 tp* zero1", ranks=16) == "dp2 tp8 zero1"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -76,22 +77,31 @@ def _list_spellings(token: str) -> list[str]:
     named, degree = re.fullmatch(r"([a-z]*)(.*)", token).groups()
     spellings = [token]
     if named in ("dp", "tp", "cp", "pp", "ep", "etp", "v", "mbs", "zero") and degree[:1].isdecimal():
-        spellings.append(f"{named}={degree}")
+        spellings += [f"{named}={degree}", f"{named} {degree}"]
     if token == "zero0":
         spellings.append("ddp")
     if token.startswith("zero3"):
         spellings += [f"fsdp{token[5:]}", *([f"hsdp{token[5:]}"] if "/" in token else [])]
     if named == "zero":
         spellings.append(f"ZeRO-{degree}")
+    if named == "v":
+        spellings.append(f"vpp{degree}")
     return [*spellings, *map(str.upper, spellings)]
+
+
+def _is_counted(token: str) -> bool:
+    """Return whether a token is a word with its number, which people join to others: ``tp8/pp4``."""
+    return re.fullmatch(r"([dtcp]p|e?tp|ep|v|vpp|mbs|zero-?)[= ]?\d+", token.lower()) is not None
 
 
 @every
 @given(layouts(), st.data())
 def test_other_spellings_of_a_layout_print_in_canonical_form(layout: Layout, data: st.DataObject) -> None:
     tokens = data.draw(st.permutations([data.draw(st.sampled_from(_list_spellings(t))) for t in str(layout).split()]))
-    separators = data.draw(st.lists(st.sampled_from([" ", ",", ", "]), min_size=len(tokens), max_size=len(tokens)))
-    text = "".join(map(str.__add__, tokens, separators))
+    text = tokens[0]
+    for pair in pairwise(tokens):
+        joints = ["/", "-", "x", " + "] if all(map(_is_counted, pair)) else []
+        text += data.draw(st.sampled_from([" ", ",", ", ", *joints])) + pair[1]
     assert Layout.parse(text) == layout, text
     assert str(Layout.parse(text)) == str(layout)
 
@@ -109,6 +119,12 @@ def test_other_spellings_of_a_layout_print_in_canonical_form(layout: Layout, dat
         ("tp8/pp4", "dp1 tp8 pp4 zero0 1f1b mbs1"),
         ("DP2-TP8xPP4 + CP2", "dp2 tp8 cp2 pp4 zero0 1f1b mbs1"),
         ("pp4 vpp5", "dp1 pp4 v5 zero0 interleaved mbs1"),
+        ("TP 8 PP 4 VPP 5", "dp1 tp8 pp4 v5 zero0 interleaved mbs1"),
+        ("tp8/pp4/vpp5/mbs2", "dp1 tp8 pp4 v5 zero0 interleaved mbs2"),
+        ("TP=4/DP=8/ZeRO-3", "dp8 tp4 zero3 mbs1"),
+        ("dp2xtp4x2xpp2 + fsdp", "dp2 tp4x2 pp2 zero3 1f1b mbs1"),
+        ("zero3/4/dp8", "dp8 zero3/4 mbs1"),
+        ("FSDP2/DP8 + TP2", "dp8 tp2 zero3 mbs1"),
         ("DP=8 FSDP", "dp8 zero3 mbs1"),
         ("dp16 ZeRO-3/8", "dp16 zero3/8 mbs1"),
         ("dp16 FSDP2", "dp16 zero3 mbs1"),

@@ -194,6 +194,7 @@ def test_other_names_of_a_chip_are_known() -> None:
         "l40s:8",
         "rtx3090:2",
     ]
+    assert spell_machine("2x8 p4d.24xlarge") == spell_machine("2x p4d.24xlarge") == "a100-40:16 nic=50Gbit"
     assert [spell_machine(text) for text in ("HGX H200", "Tesla V100-SXM2-32GB", "NVIDIA GH200 480GB")] == [
         "h200",
         "v100",

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from fivefold.record import UserError
+from fivefold.web.site import WebServer
 from tests.web.browser import NEEDS_CHROMIUM, PLAN, list_violations
 
 playwright = pytest.importorskip("playwright.sync_api")
@@ -55,6 +57,16 @@ def test_a_question_without_an_answer_names_no_control(client: TestClient) -> No
     text = client.get("/plan", params={"model": "gpt2", "layout": "tp8"}).text
     assert '<p class="mistake" role="alert">' in text
     assert "data-field" not in text
+
+
+def test_a_reason_that_has_passed_is_said(client: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file may be complete by the time the control to correct is looked for."""
+
+    def fail(*_: object) -> None:
+        raise UserError("own.toml is being written")
+
+    monkeypatch.setattr(WebServer, "resolve", fail)
+    assert "own.toml is being written" in client.get(PLAN).text
 
 
 def test_a_page_without_controls_says_what_is_wrong(client: TestClient) -> None:

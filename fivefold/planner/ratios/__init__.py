@@ -171,16 +171,14 @@ def compute_sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> S
     two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)
     row = exchanges.get_gathered_width(job) + get_activation_width(job)
     required_flops = row * machine.chip.peak(job.precision.compute) / link.bandwidth  # FLOPs per routed element
-    missing = model.width * (
-        required_flops - two_j * moe.ffn
-    )  # FLOPs per token that are missing for each routed expert
+    missing_flops = model.width * (required_flops - two_j * moe.ffn)  # per token and routed expert
     return Sizing(
         link=link.name,
         ffn=moe.ffn,
         topk=moe.topk,
         ffn_alone=ceil(required_flops / two_j),
         ffn_layer=max(0, ceil((required_flops - rest / (moe.topk * model.width)) / two_j)),
-        topk_layer=floor(rest / missing) if missing > 0 else None,
+        topk_layer=floor(rest / missing_flops) if missing_flops > 0 else None,
     )
 
 

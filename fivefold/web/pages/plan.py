@@ -123,12 +123,13 @@ def build_view(site: WebServer, query: PlanQuestion) -> View:
     """Return the view of a question; without an answer, as much as can be shown, and the reason."""
     try:
         resolved = site.resolve(query)
-    except UserError:
-        return View(mistake=site.find_mistake(query))
+    except UserError as error:
+        return View(mistake=site.find_mistake(query, error))
     try:
         layout, filled_in = parse_with_remarks(query.layout, resolved.machine)
-    except UserError:
-        return View(resolved, mistake=site.find_mistake(query), start=f"dp{resolved.machine.ranks} zero3 mbs1")
+    except UserError as error:
+        start = f"dp{resolved.machine.ranks} zero3 mbs1"
+        return View(resolved, mistake=site.find_mistake(query, error), start=start)
     resolved = resolved._replace(remarks=(*resolved.remarks, *filled_in))
     view = View(
         resolved,
