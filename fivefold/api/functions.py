@@ -264,16 +264,24 @@ def compare_machines(
     ['h100', 'a100']
     """
     from fivefold.layout.where import Where as Constraint
-    from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
+    from fivefold.requests.batch import choose_batch
+    from fivefold.requests.commands import DEFAULT_TOKENS, UNRANKABLE_DIFFERENCE
     from fivefold.requests.offers import list_offers
 
     gpu_counts = choose_gpu_counts(gpu_counts, deadline, machines)
+    resolved_model = _resolve_model(model)
     resolved_machines = [_resolve_machine(name) for name in machines]
-    most_ranks = find_most_ranks((one_machine.ranks for one_machine in resolved_machines), gpu_counts)
+    resolved_job, _ = choose_batch(
+        resolved_model,
+        build_job(job),
+        run_tokens=DEFAULT_TOKENS if tokens is None else tokens,
+        ranks=find_most_ranks((one_machine.ranks for one_machine in resolved_machines), gpu_counts),
+        stated=list_stated(job),
+    )
     return list_offers(
-        _resolve_model(model),
+        resolved_model,
         resolved_machines,
-        build_job(job, ranks=most_ranks),
+        resolved_job,
         by=by,
         where=Constraint.parse(where),
         within=UNRANKABLE_DIFFERENCE if within is None else within,
@@ -371,17 +379,27 @@ def ask(
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.datacenter import apply_assumptions
     from fivefold.requests.answers import find_answers, read_noise_scale, refuse_unused
+    from fivefold.requests.batch import choose_batch
     from fivefold.requests.offers import apply_prices
 
     refuse_unused(question, tokens=tokens, assume=tuple(assume), noise=noise)
     chosen = None if layout is None else _resolve_layout(layout)
     (priced_machine,) = apply_prices([_resolve_machine(machine)], price)
+    resolved_model = _resolve_model(model)
+    resolved_job, _ = choose_batch(
+        resolved_model,
+        build_job(job),
+        run_tokens=tokens if question == "run" else None,
+        ranks=priced_machine.ranks,
+        stated=list_stated(job),
+        layouts=[] if chosen is None else [chosen],
+    )
     replies = find_answers(
         question,
-        _resolve_model(model),
+        resolved_model,
         priced_machine,
         chosen,
-        job=build_job(job, ranks=priced_machine.ranks, layouts=[] if chosen is None else [chosen]),
+        job=resolved_job,
         tokens=tokens,
         site=apply_assumptions(assume),
         noise=read_noise_scale(noise),

@@ -28,6 +28,7 @@ def show_offers(
     where: Where,
     within: float,
     stated: Collection[str] | None = None,
+    batch_reason: str = "",
 ) -> None:
     """Print the table of one run on each machine."""
     from fivefold.rendering import run_estimate as page
@@ -53,7 +54,7 @@ def show_offers(
     if not request.as_json:
         from fivefold.rendering.question import describe_job
 
-        show(describe_job(job, stated=stated))
+        show(describe_job(job, stated=stated, batch_reason=batch_reason))
     show(results.model_dump_json(indent=2) if request.as_json else page.render_offers(results))
     if not request.as_json:
         print_missing_options(request, results)

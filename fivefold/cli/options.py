@@ -60,6 +60,7 @@ def show_question(
     remarks: Sequence[str] = (),
     open_fields: Collection[str] = (),
     stated: Collection[str] | None = None,
+    batch_reason: str = "",
 ) -> None:
     """Print the question, and remarks on it, above an answer that does not contain it."""
     from rich.text import Text
@@ -67,7 +68,7 @@ def show_question(
     from fivefold.rendering import table
     from fivefold.rendering.question import describe_question
 
-    line = describe_question(model, machine, job, open_fields=open_fields, stated=stated)
+    line = describe_question(model, machine, job, open_fields=open_fields, stated=stated, batch_reason=batch_reason)
     show(Text(line, style="dim", overflow="fold"))
     if remarks:
         show(table.render_remarks(remarks))

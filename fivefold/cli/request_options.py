@@ -20,9 +20,17 @@ from fivefold.cli.first_calibration import calibrate_if_needed
 from fivefold.cli.options import show
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
 from fivefold.cli.user_settings import DEFAULT_STACK, apply_prices, apply_settings, assumes_stack
-from fivefold.layout.batch import fill_batch, find_most_ranks
+from fivefold.layout.batch import find_most_ranks
 from fivefold.record import UserError
-from fivefold.requests.commands import CalibrationOption, ConfigOptions, JobRequest, PlanRequest, SearchRequest
+from fivefold.requests.batch import choose_batch
+from fivefold.requests.commands import (
+    CalibrationOption,
+    ConfigOptions,
+    JobRequest,
+    MachineRequest,
+    PlanRequest,
+    SearchRequest,
+)
 from fivefold.requests.configs import list_fields
 from fivefold.requests.job import get_job_words, list_stated, load_job
 from fivefold.requests.machines import load_machine
@@ -36,7 +44,9 @@ def accept_request(schema: type[Asked]) -> Callable[[Callable[..., None]], Calla
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         record_names = tuple(
-            name for name in (*RECORDS, "job", "stated") if name in inspect.signature(command).parameters
+            name
+            for name in (*RECORDS, "job", "stated", "batch_reason")
+            if name in inspect.signature(command).parameters
         )
 
         @functools.wraps(command)
@@ -106,12 +116,20 @@ def _select(records: dict[str, Any], wanted: tuple[str, ...]) -> dict[str, Any]:
 
 
 def _fill_batch(request: Request, records: dict[str, Any]) -> dict[str, Any]:
-    """Return the records with a global batch for the machine, unless the request names one or asks for one."""
+    """Return the records with a global batch, and its reason, unless the request names one or asks for one."""
     machine, layout = records.get("machine"), records.get("layout")
     if machine is None or "job" not in records or isinstance(request, PlanRequest):
         return records
     others = map(load_machine, request.machines if isinstance(request, SearchRequest) else ())
     counts = (one_machine.ranks for one_machine in (machine, *others))
-    ranks = find_most_ranks(counts, request.tried_gpu_counts if isinstance(request, SearchRequest) else None)
+    ranks = find_most_ranks(counts, request.tried_gpu_counts if isinstance(request, MachineRequest) else None)
     layouts = [] if layout is None else [layout]
-    return records | {"job": fill_batch(records["job"], ranks=ranks, stated=records["stated"], layouts=layouts)}
+    job, reason = choose_batch(
+        records["model"],
+        records["job"],
+        run_tokens=request.run_tokens if isinstance(request, MachineRequest) else None,
+        ranks=ranks,
+        stated=records["stated"],
+        layouts=layouts,
+    )
+    return records | {"job": job, "batch_reason": reason}

@@ -1,4 +1,7 @@
-"""The global batch of a question that names none: one sequence per GPU, so that each GPU has work."""
+"""The global batch of a question that names none: one sequence per GPU, so that each GPU has work.
+
+``requests/batch.py`` chooses that of a complete run, which may have more.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +31,23 @@ def choose_gpu_counts(gpu_counts: str | None, deadline: str | None, machines: It
 
 
 def find_most_ranks(ranks: Iterable[int], gpu_counts: str | None = None) -> int:
-    """Return the largest number of GPUs that a question compares: that of ``gpu_counts``, or of its machines."""
+    """Return the largest number of GPUs that a question compares: that of ``gpu_counts``, or of its machines.
+
+    It is 1 for ``DEADLINE_COUNTS``: whoever gives a deadline but no number of GPUs has none to fill.
+    """
+    if gpu_counts == DEADLINE_COUNTS:
+        return 1
     last = (gpu_counts or "").rpartition("-")[2].strip()
     return int(last) if last.isdecimal() and int(last) else max(ranks, default=1)
 
 
-def fill_batch(job: Job, *, ranks: int, stated: Collection[str], layouts: Iterable[Layout] = ()) -> Job:
+def fill_batch(
+    job: Job, *, ranks: int, stated: Collection[str], layouts: Iterable[Layout] = (), at_least: int = 1
+) -> Job:
     """Return ``job`` with a global batch for ``ranks`` GPUs, unless ``stated`` has one.
 
-    It has the fewest sequences that a micro-batch may have for each GPU, at least the default of ``Job`` and at most
-    ``MAX_TOKENS``, rounded up to a multiple of what each layout takes at a time.
+    It has the fewest sequences that a micro-batch may have for each GPU, up to ``MAX_TOKENS``, but at least the default
+    of ``Job`` and ``at_least``, rounded up to a multiple of what each layout takes at a time.
     """
     from fivefold.layout.spec import find_divisor_below
     from fivefold.units import ceil_div
@@ -46,6 +56,6 @@ def fill_batch(job: Job, *, ranks: int, stated: Collection[str], layouts: Iterab
         return job
     least = job.min_micro_batch
     turn = least * find_divisor_below(ranks, max(1, MAX_TOKENS // (job.sequence * least)))
-    batch = ceil_div(job.global_batch, turn) * turn
+    batch = ceil_div(max(job.global_batch, at_least), turn) * turn
     chunk = lcm(*(layout.dp * layout.mbs for layout in layouts))
     return job.replace(global_batch=ceil_div(batch, chunk) * chunk)

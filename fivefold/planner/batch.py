@@ -24,6 +24,8 @@ class BatchAdvice(NamedTuple):
     run: float | None = None
 
 
+MAX_SEQUENCES = 2**14  # per step that are advised
+
 # Tokens per step of published runs (the last, if the batch grew), and the tokens of the run.
 TEAMS = (
     BatchAdvice("GPT-3 175B", 3.2e6, "arXiv:2005.14165 table 2.1", 0.3e12),
@@ -50,6 +52,12 @@ def advise_tokens(model: Model, tokens: float) -> float:
     """Return the advised tokens per step: the geometric mean of the scaling laws."""
     first, second = apply_scaling_laws(model, tokens)
     return sqrt(first.tokens * second.tokens)
+
+
+def advise_sequences(model: Model, *, sequence: int, tokens: float) -> int:
+    """Return the advised sequences of ``sequence`` tokens per step: the power of two closest to ``advise_tokens``."""
+    wanted = advise_tokens(model, tokens) / sequence
+    return min(MAX_SEQUENCES, 1 << round(log2(max(1.0, wanted))))
 
 
 def find_nearby_advice(size: float, *, model: Model, tokens: float) -> Iterator[BatchAdvice]:

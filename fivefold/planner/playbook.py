@@ -9,14 +9,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import log2
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import is_legal, list_reasons, validate_job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.batch import advise_tokens, apply_scaling_laws, find_nearby_advice
+from fivefold.planner.batch import advise_sequences, apply_scaling_laws, find_nearby_advice
 from fivefold.planner.predict import Planner
 from fivefold.record import UserError
 from fivefold.results.playbook import Attempt, Stage
@@ -25,13 +24,11 @@ from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 
 AFTER = 2  # rungs of the ladder that are still shown after the first that fits
-LARGEST = 2**14  # sequences per step that are proposed
 
 
 def plan_batch_stage(model: Model, job: Job, *, tokens: float, is_given: bool) -> tuple[Stage, Job]:
     """Return the batch step: the job's batch, or the power-of-two number of sequences closest to the scaling laws."""
-    wanted = advise_tokens(model, tokens) / job.sequence
-    proposed = min(LARGEST, max(1, 2 ** round(log2(max(1.0, wanted)))))
+    proposed = advise_sequences(model, sequence=job.sequence, tokens=tokens)
     chosen = job.global_batch if is_given else proposed
     sizes = sorted({chosen, max(1, proposed // 4), max(1, proposed // 2), proposed, 2 * proposed, 4 * proposed})
     tried = tuple(

@@ -38,10 +38,12 @@ def describe_question(
     *,
     open_fields: Collection[str] = (),
     stated: Collection[str] | None = None,
+    batch_reason: str = "",
 ) -> str:
     """Return model, machine and job in one line, as ``describe_job`` does."""
     ranks = "" if "ranks" in open_fields else f", {count_ranks(machine.ranks)}"
-    return f"{model.name} on {machine.name}{ranks} · {describe_job(job, open_fields=open_fields, stated=stated)}"
+    words = describe_job(job, open_fields=open_fields, stated=stated, batch_reason=batch_reason)
+    return f"{model.name} on {machine.name}{ranks} · {words}"
 
 
 def describe_step(step: Step, *, open_fields: Collection[str] = (), stated: Collection[str] | None = None) -> str:
@@ -51,13 +53,16 @@ def describe_step(step: Step, *, open_fields: Collection[str] = (), stated: Coll
     return describe_job(Job.read(dict(step.job), origin="job"), open_fields=open_fields, stated=stated)
 
 
-def describe_job(*jobs: Job, open_fields: Collection[str] = (), stated: Collection[str] | None = None) -> str:
+def describe_job(
+    *jobs: Job, open_fields: Collection[str] = (), stated: Collection[str] | None = None, batch_reason: str = ""
+) -> str:
     """Return what several jobs share in one line: first what was stated or is no default, then the defaults.
 
     ``open_fields``: fields to leave out, as the answer chooses them; ``stated``: fields that the user gave, if that is
     known. They are not listed as defaults even if they are equal to them; a batch that is not among them is one.
+    ``batch_reason``: why the default batch is what it is.
     """
-    first, *other_jobs = [list(_list_settings(job, stated)) for job in jobs]
+    first, *other_jobs = [list(_list_settings(job, stated, batch_reason)) for job in jobs]
     shared = [
         setting
         for setting in first
@@ -73,9 +78,12 @@ def count_ranks(ranks: int) -> str:
     return f"{ranks:,} rank{'s' if ranks != 1 else ''}"
 
 
-def _list_settings(job: Job, stated: Collection[str] | None) -> Iterator[ShownField]:
+def _list_settings(job: Job, stated: Collection[str] | None, batch_reason: str) -> Iterator[ShownField]:
     for setting in _iterate_settings(job):
-        is_assumed = setting.default or (setting.field == "global_batch" and stated is not None)
+        is_batch = setting.field == "global_batch"
+        if is_batch and batch_reason:
+            setting = setting._replace(text=f"{setting.text} ({batch_reason})")
+        is_assumed = setting.default or (is_batch and stated is not None)
         yield setting._replace(default=is_assumed and setting.field not in (stated or ()))
 
 

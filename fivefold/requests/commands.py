@@ -45,6 +45,7 @@ from fivefold.requests.schema import PANELS, Argument, Option, Request
 from fivefold.results.search_result import Objective
 from fivefold.step import FITS_RISK
 
+DEFAULT_TOKENS = 1e12  # of a run whose length is not given
 UNRANKABLE_DIFFERENCE = 0.02  # relative difference of step times below which a prediction cannot rank layouts
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes", "finetune"]
 Batch = Literal["advised", "job"]
@@ -108,6 +109,16 @@ class MachineRequest(JobRequest):
 
     model: ModelName
     machine: MachineName
+
+    @property
+    def run_tokens(self) -> float | None:
+        """Return the training tokens if the question is about a complete run, which has the batch advised for them."""
+        return None
+
+    @property
+    def tried_gpu_counts(self) -> str | None:
+        """Return the range of numbers of GPUs to try, if the question has one."""
+        return None
 
 
 class LayoutRequest(MachineRequest):
@@ -240,6 +251,13 @@ class SearchRequest(MachineRequest):
         words = (self.machines, self.tokens, self.deadline, self.gpu_counts, self.assume)
         return self.by == "energy" or any(word not in (None, ()) for word in words)
 
+    @property
+    def run_tokens(self) -> float | None:
+        """Return the training tokens of the run on several machines or numbers of GPUs, if that is compared."""
+        if not self.compares_machines:
+            return None
+        return DEFAULT_TOKENS if self.tokens is None else self.tokens
+
 
 class SearchOptions(SearchRequest, ConfigOptions, CalibrationOption, JsonOption):
     """Arguments and options of ``fivefold search``."""
@@ -265,7 +283,7 @@ class SearchOptions(SearchRequest, ConfigOptions, CalibrationOption, JsonOption)
 class PlanRequest(MachineRequest):
     """The fields of ``plan`` on every interface."""
 
-    tokens: Annotated[TokenCount, Field(description="Training tokens of the run, such as 2T."), TOKENS] = 1e12
+    tokens: Annotated[TokenCount, Field(description="Training tokens of the run, such as 2T."), TOKENS] = DEFAULT_TOKENS
     gbs: Annotated[
         int | None,
         Field(
@@ -367,7 +385,7 @@ class AskRequest(MachineRequest):
         TokenCount,
         Field(description="For batch and run: training tokens of the run, such as 2T."),
         TOKENS,
-    ] = 1e12
+    ] = DEFAULT_TOKENS
     price: Prices = ()
     assume: Assumptions = ()
     noise: Annotated[
@@ -389,6 +407,11 @@ class AskOptions(AskRequest, ConfigOptions, JsonOption):
         Argument(place=-1),
     ]
     chart: Annotated[Path | None, Field(description="For run and sequence: draw the answer (.svg or .html).")] = None
+
+    @property
+    def run_tokens(self) -> float | None:
+        """Return the training tokens if the question is ``run``."""
+        return self.tokens if self.question == "run" else None
 
 
 class SweepRequest(Request):

@@ -54,7 +54,7 @@ GlobalBatch = Annotated[
     int | None,
     Field(
         description="Global batch: sequences per optimizer step, over all GPUs. Default: one per GPU, at least 8, at "
-        "most 16 M tokens."
+        "most 16 M tokens; for a complete run at least the batch that is advised for its tokens."
     ),
 ]
 PrecisionName = Annotated[

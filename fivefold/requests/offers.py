@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from fivefold.record import UserError
-from fivefold.requests.commands import SearchRequest
+from fivefold.requests.commands import DEFAULT_TOKENS, SearchRequest
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from fivefold.model.spec import Model
     from fivefold.results.run_estimate import Offers
     from fivefold.results.search_result import Goal
-
-TOKENS = 1e12
 
 
 def refuse_single_machine_options(request: SearchRequest) -> None:
@@ -69,7 +67,7 @@ def list_offers(
         model=model,
         choices=choices,
         job=job,
-        tokens=TOKENS if tokens is None else tokens,
+        tokens=DEFAULT_TOKENS if tokens is None else tokens,
         site=apply_assumptions(assume),
         by=goal[by],
         within=within,

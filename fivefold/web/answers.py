@@ -15,7 +15,6 @@ from fivefold.planner.time.memory_over_time import list_levels
 from fivefold.planner.time.spans import Rows, build_spans, count_simulated
 from fivefold.rendering.pipeline import describe_window
 from fivefold.requests.answers import find_answers, read_noise_scale
-from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.offers import apply_prices, list_offers, refuse_single_machine_options
 from fivefold.requests.search import limit_memory, list_other_reduces, resolve_tolerance, walk
 from fivefold.results.run_estimate import Offers, RunEstimate
@@ -23,7 +22,7 @@ from fivefold.results.search_result import Batch, Change, FineTune, Lengths, Que
 from fivefold.results.spans import Level
 from fivefold.step import Step
 from fivefold.web.folder import ServedFolder
-from fivefold.web.question import AskQuestion, ResolvedRequest, SearchQuestion, parse_layout
+from fivefold.web.question import ChosenQuestion, ResolvedRequest, SearchQuestion, parse_layout
 
 if TYPE_CHECKING:
     from fivefold.planner.search.incumbents import EvaluatedLayout
@@ -68,13 +67,11 @@ def _choose_drawn_limit(layout: Layout) -> int:
     return max(2, MAX_DRAWN_MICRO_BATCHES // layout.v)
 
 
-def answer_question(
-    about: AskedQuestion, question: AskQuestion, resolved: ResolvedRequest, *, folder: ServedFolder
-) -> list[Any]:
+def answer_question(question: ChosenQuestion, resolved: ResolvedRequest, *, folder: ServedFolder) -> list[Any]:
     """Answer a question: the data of ``fivefold ask --json``."""
     (machine,) = apply_prices([resolved.machine], question.price)
     return find_answers(
-        about,
+        question.question,
         resolved.model,
         machine,
         parse_layout(question.layout, machine) if question.layout else None,

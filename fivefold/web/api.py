@@ -25,6 +25,7 @@ from fivefold.web import answers, runs
 from fivefold.web.answers import Found, Reply
 from fivefold.web.question import (
     AskQuestion,
+    ChosenQuestion,
     CompareQuestion,
     DryrunQuestion,
     JobQuestion,
@@ -93,9 +94,8 @@ def _add_process_routes(api: APIRouter, site: WebServer) -> None:
         """Answer a question about a layout, or about a model and a machine: ``fivefold ask QUESTION --json``."""
         if question in SEARCH_QUESTIONS or not query.layout:  # needs a search
             return JSONResponse(await _answer_long(site, f"ask {question}", query))
-        return await site.answer(
-            query, lambda resolved: answers.answer_question(question, query, resolved, folder=site.folder)
-        )
+        chosen = ChosenQuestion(**dict(query), question=question)
+        return await site.answer(chosen, lambda resolved: answers.answer_question(chosen, resolved, folder=site.folder))
 
     @api.get("/ratios", response_model=Ratios)
     async def ratios(query: Annotated[RatiosQuestion, Query()]) -> Response:

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from fivefold.bounded_types import Ffn, Heads, Layers, Tokens, Vocab, Width
 from fivefold.job import Job
-from fivefold.layout.batch import fill_batch, find_most_ranks
+from fivefold.layout.batch import find_most_ranks
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine import catalog as machines
@@ -27,6 +27,7 @@ from fivefold.model import catalog as models
 from fivefold.model.spec import Model
 from fivefold.planner.compare import ComparedCase, with_precision, with_stack
 from fivefold.record import UsageWarning, UserError
+from fivefold.requests.batch import choose_batch
 from fivefold.requests.commands import (
     AskRequest,
     CompareRequest,
@@ -64,7 +65,8 @@ class ResolvedRequest(NamedTuple):
     """The records that a question names.
 
     ``remarks``: what is valid but perhaps not intended, one line each; ``settings``: the line that names the user's
-    settings which took effect, or empty; ``stated``: the fields of the job that it gives.
+    settings which took effect, or empty; ``stated``: the fields of the job that it gives; ``batch_reason``: why the
+    global batch that it leaves open is not one sequence per GPU.
     """
 
     model: Model
@@ -73,6 +75,7 @@ class ResolvedRequest(NamedTuple):
     remarks: tuple[str, ...]
     settings: str = ""
     stated: frozenset[str] = frozenset()
+    batch_reason: str = ""
 
     @property
     def chosen_batch(self) -> dict[str, int]:
@@ -180,9 +183,10 @@ class JobQuestion(MachineRequest, defer_build=False):
                 applied = applied.replace(prices={name: price})
             words = get_job_words(self) | {"stack": stack, "settings": list(self.settings)}
             job, stated = load_job(**words), list_stated(**words)
-            job = self._fill_batch(job, stated, named)
+            job, batch_reason = self._choose_batch(model, job, stated, named)
         remarks = tuple(str(warning.message) for warning in caught)
-        return ResolvedRequest(model, machine, job, remarks, "" if applied.is_empty else applied.describe(), stated)
+        used_settings = "" if applied.is_empty else applied.describe()
+        return ResolvedRequest(model, machine, job, remarks, used_settings, stated, batch_reason)
 
     def find_mistake(self, *, folder: ServedFolder, local: Path) -> Mistake:
         """Return why the question cannot be resolved, and the field that this is about, if there is one.
@@ -214,10 +218,18 @@ class JobQuestion(MachineRequest, defer_build=False):
         """Return the names of the machines of the question, the first of which is that of its plan."""
         return (self.machine,)
 
-    def _fill_batch(self, job: Job, stated: frozenset[str], named: Sequence[Machine]) -> Job:
-        """Return the job with a global batch for the machines ``named``, if the question names no batch."""
-        ranks = find_most_ranks(machine.ranks for machine in named)
-        return fill_batch(job, ranks=ranks, stated=stated, layouts=self._list_layouts(named))
+    def _choose_batch(
+        self, model: Model, job: Job, stated: frozenset[str], named: Sequence[Machine]
+    ) -> tuple[Job, str]:
+        """Return the job with a global batch for the machines ``named``, if the question names none, and its reason."""
+        return choose_batch(
+            model,
+            job,
+            run_tokens=self.run_tokens,
+            ranks=find_most_ranks((machine.ranks for machine in named), self.tried_gpu_counts),
+            stated=stated,
+            layouts=self._list_layouts(named),
+        )
 
     def validate_texts(self, machine: Machine) -> None:
         """Raise ``UserError`` if a layout or another text that ``resolve`` does not read is not valid."""
@@ -398,10 +410,6 @@ class SearchQuestion(JobQuestion, SearchRequest, defer_build=False):
         if self.keep:
             parse_layout(self.keep, machine)
 
-    def _fill_batch(self, job: Job, stated: frozenset[str], named: Sequence[Machine]) -> Job:
-        ranks = find_most_ranks((machine.ranks for machine in named), self.tried_gpu_counts)
-        return fill_batch(job, ranks=ranks, stated=stated)
-
 
 class AskQuestion(JobQuestion, AskRequest, defer_build=False):
     """A question to ``ask``."""
@@ -416,12 +424,19 @@ class ChosenQuestion(AskQuestion, defer_build=False):
 
     question: AskedQuestion = Field("micro-batch", description="The question.")
 
+    @property
+    def run_tokens(self) -> float | None:
+        """Return the training tokens if the question is ``run``."""
+        return self.tokens if self.question == "run" else None
+
 
 class PlaybookQuestion(JobQuestion, PlanRequest, defer_build=False):
     """A question to ``plan``, which answers what the batch is."""
 
-    def _fill_batch(self, job: Job, stated: frozenset[str], named: Sequence[Machine]) -> Job:
-        return job
+    def _choose_batch(
+        self, model: Model, job: Job, stated: frozenset[str], named: Sequence[Machine]
+    ) -> tuple[Job, str]:
+        return job, ""
 
 
 class FilesQuestion(PredictQuestion, defer_build=False):

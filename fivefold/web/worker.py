@@ -32,7 +32,7 @@ from fivefold.web.answers import Report
 from fivefold.web.dropped import DroppedFiles
 from fivefold.web.folder import ServedFolder
 from fivefold.web.question import (
-    AskQuestion,
+    ChosenQuestion,
     DryrunQuestion,
     ExplainQuestion,
     PlaybookQuestion,
@@ -153,9 +153,10 @@ def search(payload: dict[str, Any], report: Report) -> Any:
 
 def ask(payload: dict[str, Any], report: Report, *, about: Question) -> Any:
     """Answer a question: the data of ``fivefold ask --json``."""
-    question, nouns = read_question(payload, AskQuestion)
+    chosen = payload | {"question": payload["question"] | {"question": about}}
+    question, nouns = read_question(chosen, ChosenQuestion)
     report(0, 0, "steps are predicted")
-    replies = answers.answer_question(about, question, nouns, folder=read_folders(payload)[0])
+    replies = answers.answer_question(question, nouns, folder=read_folders(payload)[0])
     return [reply.model_dump(mode="json") for reply in replies]
 
 

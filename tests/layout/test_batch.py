@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,13 @@ import fivefold as ff
 from fivefold.job import Job
 from fivefold.layout.batch import choose_gpu_counts, fill_batch
 from fivefold.layout.spec import Layout
+from fivefold.model.catalog import resolve
+from fivefold.planner.playbook import plan_batch_stage
+from fivefold.record import UserError
+from fivefold.requests.batch import choose_batch
 from fivefold.update import Ramp
 from fivefold.web.folder import ServedFolder
-from fivefold.web.question import AskQuestion, CompareQuestion, SearchQuestion
+from fivefold.web.question import AskQuestion, ChosenQuestion, CompareQuestion, SearchQuestion
 from tests.cli.commands import run
 
 
@@ -63,22 +68,73 @@ def test_python_fills_the_batch_as_the_command_line_does() -> None:
     assert [variant.step.job["global_batch"] for variant in comparison.variants if variant.step] == [32, 32]
 
 
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "layouts", "stated", "batch", "reason"),
+    [
+        (8, 100e9, (), (), 512, "advised for 100 B tokens"),
+        (8, 2e12, (), (), 2048, "advised for 2 T tokens"),
+        (6, 100e9, (), (), 516, "advised for 100 B tokens"),  # so that each GPU has as many
+        (8, 100e9, ("dp8 mbs3",), (), 528, "advised for 100 B tokens"),
+        (1024, 100e9, (), (), 1024, ""),  # one per GPU is more
+        (8, 100e9, (), ("global_batch",), 8, ""),
+        (8, None, (), (), 8, ""),
+    ],
+)
+def test_a_complete_run_has_the_batch_that_plan_advises(
+    ranks: int, tokens: float | None, layouts: tuple[str, ...], stated: tuple[str, ...], batch: int, reason: str
+) -> None:
+    model, parsed = resolve("llama3-8b"), [Layout.parse(text) for text in layouts]
+    job, why = choose_batch(model, Job(), run_tokens=tokens, ranks=ranks, stated=stated, layouts=parsed)
+    assert (job.global_batch, why) == (batch, reason)
+    if tokens and reason:
+        _, planned = plan_batch_stage(model, Job(), tokens=tokens, is_given=False)
+        assert planned.global_batch <= batch < planned.global_batch + 3 * ranks
+
+
+@pytest.mark.parametrize("tokens", [0, -1, float("nan"), 1e30])
+def test_tokens_of_no_run_are_an_error(tokens: float) -> None:
+    with pytest.raises(UserError, match="a run has 1,000 to"):
+        ff.ask("run", "nano", "h100:8", "dp8", tokens=tokens)
+
+
+def test_all_interfaces_ask_about_a_run_with_the_advised_batch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And about a step with one sequence per GPU."""
+    folder, local = ServedFolder(Path()), Path("none")
+    asked = ff.ask("run", "nano", "h100:8", "dp8 mbs1", tokens=1e12)[0]
+    assert asked.steps == ceil(1e12 / (256 * 4096))
+    assert run(monkeypatch, "ask", "run", "nano", "h100:8", "dp8 mbs1") == 0
+    line = " ".join(capsys.readouterr().out.split())
+    assert "defaults: seq 4096, global batch 256 (advised for 1 T tokens), bf16" in line
+    question = ChosenQuestion(question="run", model="nano", machine="h100:8", layout="dp8 mbs1")
+    resolved = question.resolve(folder=folder, local=local)
+    assert (resolved.job.global_batch, resolved.batch_reason) == (256, "advised for 1 T tokens")
+    of_a_step = question.replace(question="changes").resolve(folder=folder, local=local)
+    assert (of_a_step.job.global_batch, of_a_step.batch_reason) == (8, "")
+
+
 def test_all_interfaces_compare_machines_with_the_batch_of_the_largest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And a run on a range of GPUs with that of the last number."""
+    """And a run on a range of GPUs with that of the last number, unless its tokens advise a larger one."""
     folder, local = ServedFolder(Path()), Path("none")
-    quick: dict[str, Any] = {"where": "tp=1 pp=1 cp=1 ac=none order=default", "tokens": 1e9, "seq": 64}
-    words = ["--where", quick["where"], "--tokens", "1e9", "--seq", "64", "--json"]
-    for machines, counts, batch in ((["h100:6", "a100:8"], None, 8), (["h100:16"], "8-32", 32)):
-        asked = ff.compare_machines("nano", machines, gpu_counts=counts, **quick)
-        assert run(monkeypatch, "search", "nano", *machines, *(["--gpu-counts", counts] if counts else []), *words) == 0
+    quick: dict[str, Any] = {"where": "tp=1 pp=1 cp=1 ac=none order=default", "seq": 64}
+    words = ["--where", quick["where"], "--seq", "64", "--json"]
+    for machines, counts, tokens, batch in (
+        (["h100:6", "a100:8"], None, 1e5, 8),
+        (["h100:16"], "8-32", 1e5, 32),
+        (["h100:6", "a100:8"], None, 1e6, 32),
+    ):
+        asked = ff.compare_machines("nano", machines, gpu_counts=counts, tokens=tokens, **quick)
+        options = [*(["--gpu-counts", counts] if counts else []), "--tokens", str(tokens)]
+        assert run(monkeypatch, "search", "nano", *machines, *options, *words) == 0
         printed = json.loads(capsys.readouterr().out)
         assert [(offer.layout, offer.mfu) for offer in asked.offers] == [
             (offer["layout"], offer["mfu"]) for offer in printed["offers"]
         ]
         question = SearchQuestion(
-            model="nano", machine=machines[0], machines=tuple(machines[1:]), gpu_counts=counts, **quick
+            model="nano", machine=machines[0], machines=tuple(machines[1:]), gpu_counts=counts, tokens=tokens, **quick
         )
         assert question.resolve(folder=folder, local=local).job.global_batch == batch
 
@@ -98,11 +154,16 @@ def test_a_deadline_tries_many_numbers_of_gpus_of_machines_without_one(
 ) -> None:
     assert choose_gpu_counts(counts, deadline, machines) == tried
     question = SearchQuestion(
-        model="nano", machine=machines[0], machines=tuple(machines[1:]), gpu_counts=counts, deadline=deadline
+        model="nano",
+        machine=machines[0],
+        machines=tuple(machines[1:]),
+        gpu_counts=counts,
+        deadline=deadline,
+        tokens=1e6 if deadline else None,
     )
     assert question.tried_gpu_counts == tried
     batch = question.resolve(folder=ServedFolder(Path()), local=Path("none")).job.global_batch
-    assert batch == {"1-16384": 4096, "64-512": 512}.get(tried or "", 64 if "a100:64" in machines else 8)
+    assert batch == {"1-16384": 8, "64-512": 512}.get(tried or "", 64 if "a100:64" in machines else 8)
 
 
 def test_pages_choose_the_batch_of_their_layouts_and_say_it_in_their_links() -> None:

@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 @accept_request(AskOptions)
 def ask(
-    request: AskOptions, model: Model, machine: Machine, layout: Layout | None, job: Job, stated: frozenset[str]
+    request: AskOptions,
+    model: Model,
+    machine: Machine,
+    layout: Layout | None,
+    job: Job,
+    stated: frozenset[str],
+    batch_reason: str = "",
 ) -> None:
     """Answer one question: what fits, which batch size, how long a run takes, or which single change gains most.
 
@@ -67,7 +73,15 @@ def ask(
         chosen: dict[str, set[str]] = {"gpus": set() if counted else {"ranks"}, "batch": {"global_batch"} - stated}
         open_fields = chosen.get(question, set())  # those that the answer chooses
         remarks = replies[0].remarks if replies else ()
-        show_question(model, priced_machine, job, remarks=remarks, open_fields=open_fields, stated=stated)
+        show_question(
+            model,
+            priced_machine,
+            job,
+            remarks=remarks,
+            open_fields=open_fields,
+            stated=stated,
+            batch_reason=batch_reason,
+        )
         show(render_sections(list_sections(question, replies)))
     if chart:
         save_chart((run_estimate if question == "run" else lengths).chart(replies[0]), chart)

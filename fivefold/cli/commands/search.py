@@ -36,6 +36,7 @@ def search(
     machine: Machine,
     job: Job,
     stated: frozenset[str],
+    batch_reason: str = "",
     layout: Layout | None = None,
 ) -> None:
     """Find the best of all valid layouts that fit, and explain the choice; or compare one run on several machines."""
@@ -46,7 +47,16 @@ def search(
         machines = [
             limit_memory(one_machine, request.memory) for one_machine in (machine, *map(load_machine, request.machines))
         ]
-        show_offers(request, model, machines, job, where=constraints, within=tolerance or 0.0, stated=stated)
+        show_offers(
+            request,
+            model,
+            machines,
+            job,
+            where=constraints,
+            within=tolerance or 0.0,
+            stated=stated,
+            batch_reason=batch_reason,
+        )
         return
     machine = _apply_price_and_memory(machine, request.price, memory=request.memory, by=request.by)
     if request.keep is not None:

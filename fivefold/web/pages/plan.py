@@ -26,9 +26,9 @@ from fivefold.rendering.pipeline import describe_step
 from fivefold.rendering.question import describe_job
 from fivefold.rendering.step_view import list_memory_parts, list_time_parts, view_step
 from fivefold.rendering.table import describe_machine as machine_line
+from fivefold.requests.commands import DEFAULT_TOKENS
 from fivefold.requests.configs import describe_defaults
 from fivefold.requests.fields import Line, TokenCount
-from fivefold.requests.offers import TOKENS
 from fivefold.requests.settings import Price
 from fivefold.results.search_result import Change
 from fivefold.step import Interval, StageMemory, Step
@@ -46,7 +46,9 @@ class PlanQuestion(PredictQuestion):
     """A question about one layout, with the pipeline rank whose memory is drawn."""
 
     rank: int | None = Field(None, description="Pipeline rank whose memory is drawn. Default: the fullest.")
-    tokens: TokenCount = Field(TOKENS, description="Training tokens of the run whose cost is shown, such as 2T.")
+    tokens: TokenCount = Field(
+        DEFAULT_TOKENS, description="Training tokens of the run whose cost is shown, such as 2T."
+    )
     price: Price | None = Field(None, description="Dollars per GPU hour. Default: the price of the machine.")
     to: Line = Field("", description="Format of the config that is previewed.")
     over_time: bool = Field(False, description="Draw the step over time at once, not after the figures.")

@@ -62,7 +62,13 @@ class Stream(Generic[Find]):
     def describe(self, query: JobQuestion) -> str:
         """Return the question as the first paragraph of an answer."""
         resolved = self.site.resolve(query)
-        line = describe_question(resolved.model, resolved.machine, resolved.job, stated=resolved.stated)
+        line = describe_question(
+            resolved.model,
+            resolved.machine,
+            resolved.job,
+            stated=resolved.stated,
+            batch_reason=resolved.batch_reason,
+        )
         return build_paragraph(" · ".join(filter(None, (line, resolved.settings))), kind="about")
 
     async def _list_events(
