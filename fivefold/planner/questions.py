@@ -556,7 +556,8 @@ def find_pairs(
     left_out = {*NUMERICS_CHANGES, *(change.change for change in fitting)}
     evaluate = _compare_with(model, machine, job, layout, risk=risk)
     pairs, tried = list[Change](), {(layout, job)}
-    for first, job_between, between in _list_single_changes(model, job, layout):
+    moved = _list_degree_changes(job, layout)
+    for first, job_between, between in (*_list_single_changes(model, job, layout), *moved):
         if first in left_out or (between, job_between) == (layout, job):
             continue
         for second, changed, other in _list_single_changes(model, job_between, between):

@@ -339,8 +339,8 @@ def test_reasonable_batches_have_4_to_60_million_tokens() -> None:
 @pytest.mark.parametrize(
     ("model", "machine", "layout", "expected"),
     [
-        ("llama3-70b", "h100:64", "dp2 tp8 pp4 zero1 mbs1", ("ac=norm+act", "mbs2")),  # mbs2 alone does not fit
-        ("llama3-70b", "h100:32", "dp4 tp8 zero1 mbs1", ("ac=norm+act", "offload=optimizer")),  # nor does the layout
+        ("llama3-70b", "h100:64", "dp2 tp8 pp4 zero1 mbs1", ("dp4 tp4", "ac=norm+act")),  # dp4 tp4 alone does not fit
+        ("llama3-70b", "h100:32", "dp4 tp8 zero1 mbs1", ("dp2 pp2 1f1b", "ac=norm+act")),  # nor does the layout
         ("llama3-8b", "h100:8", "dp8 zero3 mbs1", None),
     ],
 )
