@@ -2,10 +2,11 @@
 
 mlcommons/training_results_v4.0 to v5.1: Llama 2 70B with LoRA, GPT-3 175B, Llama 3.1 405B and 8B. ``step_s`` is the
 median of the logged ``train_step_time`` (or of the seconds between evaluations) over three runs; layout and precision
-are those of the submitter's configuration of that number of nodes, where one fits the logged batch. Implementations:
-NVIDIA's NeMo (llama31_405b/implementations/eos-dfw_n64_ngc25.01_nemo/pretrain.py@0fdc28f: grad_reduce_in_fp32 off,
-embedding and head count as layers of the pipeline) and AMD's on the same software; LoRA of rank 16 on linear_qkv
-and linear_proj, with a2a_experimental and without gradient_accumulation_fusion
+are those that the run's log prints, and where it prints none, of the submitter's configuration of that number of nodes,
+if one fits the logged batch. Implementations: NVIDIA's NeMo
+(llama31_405b/implementations/eos-dfw_n64_ngc25.01_nemo/pretrain.py@0fdc28f: grad_reduce_in_fp32 off, embedding and head
+count as layers of the pipeline) and AMD's on the same software; LoRA of rank 16 on linear_qkv and linear_proj, with
+a2a_experimental and without gradient_accumulation_fusion
 (llama2_70b_lora/implementations/nyx_n1_ngc25.04_nemo/train.py@0fdc28f), on full sequences of 8,192 tokens; its base in
 fp8 is read as bf16 that is cast, so its memory is not scored. ``max_memory_gb`` is PyTorch's largest allocation, in GiB
 (stable_diffusion/implementations/nyx_n1_ngc25.04_nemo/callbacks.py@0fdc28f). Read after all constants were set, so all
@@ -27,7 +28,7 @@ from fivefold.stack.spec import Stack
 from fivefold.units import GIB
 
 SOURCE = "mlperf"
-NO_LAYOUT = "no configuration of the system, or several, fit what its log prints"
+NO_LAYOUT = "the log prints no layout, and no configuration of the system, or several, fit what it prints"
 WEIGHTS_IN_FP8 = "weights are kept in fp8 alone (fp8_params), and a recipe keeps those of 16 bits too"
 BRIDGED = "H200 NVL: pairs and fours of cards with bridges, which our catalog has no node of"
 LORA = Adapter(rank=16, alpha=32, dropout=0.1, targets=("q_proj", "k_proj", "v_proj", "o_proj"))

@@ -34,67 +34,73 @@ BOUNDS = {
     ("korthikanti2022", "states"): 0.5,
     ("korthikanti2022", "activations"): 1.0,
     ("vtrain", "time"): 10.5,  # of those that ran
-    ("vtrain", "composed"): 11.0,
-    ("simumax_b200", "time"): 4.0,
+    ("vtrain", "composed"): 10.5,
+    ("simumax_b200", "time"): 3.5,
     ("simumax_b200", "peak"): 0.5,
     ("simumax_b200", "reserved"): 1.5,
-    ("zero_bubble", "time"): 4.0,
-    ("zero_bubble", "peak"): 4.0,
-    ("llm_foundry", "time"): 6.0,
-    ("nemo_perf", "time"): 5.0,
+    ("zero_bubble", "time"): 3.5,
+    ("zero_bubble", "time, held out"): 6.0,
+    ("zero_bubble", "peak"): 3.5,
+    ("llm_foundry", "time"): 5.5,
+    ("nemo_perf", "time"): 4.5,
     ("dgxc_benchmarking", "time"): 5.0,
+    ("dgxc_benchmarking", "time, held out"): 3.0,
     ("megatron2021", "time"): 10.5,
-    ("megatron_bridge_perf", "time"): 10.0,
-    ("megatron_bridge_perf", "time, held out"): 22.5,
+    ("megatron_bridge_perf", "time"): 9.5,
+    ("megatron_bridge_perf", "time, held out"): 13.0,
     ("megatron_bridge_memory", "time"): 12.0,
     ("megatron_bridge_memory", "peak"): 5.5,
     ("megatron_bridge_memory", "peak, held out"): 4.0,
-    ("ultrascale_playbook", "time"): 14.0,  # one row of 15 at -62 %
+    ("ultrascale_playbook", "time"): 13.0,  # one row of 15 at -62 %
     ("ultrascale_playbook", "peak"): 8.5,
-    ("kempnerforge", "time"): 11.0,
-    ("kempnerforge", "peak"): 2.0,
-    ("torchtitan", "time"): 8.5,
-    ("torchtitan", "time, held out"): 20.0,  # three of four with tp over eight GPUs in eager mode, all at -26 %
-    ("torchtitan", "peak, held out"): 10.0,
-    ("finetune_memory", "adapters"): 15.0,  # of four: LoRA within 7 %, QLoRA of an older bitsandbytes at -24 %
-    ("bloom_prequel", "peak"): 10.5,
+    ("kempnerforge", "time"): 10.5,
+    ("kempnerforge", "peak"): 1.5,
+    ("torchtitan", "time"): 8.0,
+    ("torchtitan", "time, held out"): 19.5,  # three of four with tp over eight GPUs in eager mode, all at -26 %
+    ("torchtitan", "peak"): 1.0,
+    ("torchtitan", "peak, held out"): 9.5,
+    ("finetune_memory", "adapters"): 14.5,  # of four: LoRA within 7 %, QLoRA of an older bitsandbytes at -24 %
+    ("finetune_memory", "peak"): 3.5,
+    ("bloom_prequel", "peak"): 10.0,
     ("bloom_prequel", "time"): 8.0,
     ("misc_throughput", "time"): 6.5,
-    ("prime_rl", "peak"): 6.5,
+    ("prime_rl", "peak"): 6.0,
     ("prime_rl", "peak, held out"): 8.5,
     ("prime_rl", "time"): 19.0,
+    ("prime_rl", "time, held out"): 6.0,
     ("paddlenlp", "time"): 8.5,  # +8 % since passes of plain norms are counted as PyTorch's (decision 053)
-    ("paddlenlp", "time, held out"): 9.5,
-    ("paddlenlp", "peak"): 7.0,
-    ("paddlenlp", "peak, held out"): 8.0,
-    ("flagperf", "time"): 6.0,
+    ("paddlenlp", "time, held out"): 9.0,
+    ("paddlenlp", "peak"): 6.5,
+    ("paddlenlp", "peak, held out"): 7.5,
+    ("flagperf", "time"): 5.5,
     ("flagperf", "time, held out"): 9.0,
-    ("xtuner", "time"): 17.5,
+    ("xtuner", "time"): 17.0,
     # 13.5 while the H800 had no power limit: Qwen3 235B is 20 % too slow in 32 stages now, but not 20 % too fast in 8
     ("xtuner", "time, held out"): 17.0,
     ("megatron_moe_zoo", "time"): 8.0,
-    ("nemo_automodel", "time, held out"): 10.5,
-    ("nanotron_bench", "time"): 13.5,
+    ("megatron_moe_zoo", "time, held out"): 16.0,
+    ("nemo_automodel", "time, held out"): 8.5,
+    ("nanotron_bench", "time"): 13.0,
     ("nanotron_bench", "time, held out"): 33.0,  # seven of ten over several nodes, up to -75 %
     ("megascale", "time, held out"): 8.0,
     ("llama3_table4", "time, held out"): 4.0,
     ("deepseek_v3", "time, held out"): 6.0,
-    ("mosaicgpt", "time, held out"): 10.5,
+    ("mosaicgpt", "time, held out"): 10.0,
     ("aleph_alpha", "time, held out"): 8.0,
-    ("mlperf", "time, held out"): 9.5,
-    ("gipfelsturm", "time, held out"): 5.5,  # 21.2 before the module's power capped GH200
-    ("qwen3_layouts", "time, held out"): 14.0,  # tp8 at -27 %, experts over two nodes at -63 %
-    ("qwen3_layouts", "peak, held out"): 6.5,
-    ("vectorlm", "time, held out"): 6.5,
-    ("lumen", "time, held out"): 28.0,
-    ("cluster_tests", "time, held out"): 14.5,  # bf16 on B200 +29 and +43 %
+    ("mlperf", "time, held out"): 9.0,
+    ("gipfelsturm", "time, held out"): 5.0,  # 21.2 before the module's power capped GH200
+    ("qwen3_layouts", "time, held out"): 13.5,  # tp8 at -27 %, experts over two nodes at -63 %
+    ("qwen3_layouts", "peak, held out"): 6.0,
+    ("vectorlm", "time, held out"): 6.0,
+    ("lumen", "time, held out"): 24.5,
+    ("cluster_tests", "time, held out"): 14.0,  # bf16 on B200 +29 and +43 %
     ("nanotron_bench", "peak"): 1.0,
     ("nanotron_bench", "peak, held out"): 1.0,
     ("nanotron_bench", "reserved"): 4.5,
     ("nanotron_bench", "reserved, held out"): 4.5,
-    ("nccl_logs", "message"): 31.0,
-    ("nccl_logs", "message, held out"): 35.0,
-    ("nccl_efa", "message, held out"): 21.0,
+    ("nccl_logs", "message"): 30.0,
+    ("nccl_logs", "message, held out"): 34.0,
+    ("nccl_efa", "message, held out"): 20.0,
 }
 
 
@@ -128,7 +134,7 @@ def list_unsteady_runs(report: Report) -> set[tuple[str, str]]:
 def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> None:
     """By constants set without the source, all of its runs together; the mean over sources."""
     means, biases = summarize_left_out(report.scores)
-    assert fmean(means.values()) <= 0.0975  # 0.093 without the five sources that were read blind
+    assert fmean(means.values()) <= 0.097  # 0.093 without the five sources that were read blind
     assert abs(fmean(biases.values())) <= 0.03
     assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
 
@@ -138,7 +144,7 @@ def test_the_error_of_left_out_sources_without_the_unsteady_network_is_within_it
     unsteady = list_unsteady_runs(report)
     means, biases = summarize_left_out(score for score in report.scores if (score.source, score.row) not in unsteady)
     assert len(unsteady) == 9
-    assert fmean(means.values()) <= 0.0925  # 0.087 without the five sources that were read blind
+    assert fmean(means.values()) <= 0.092  # 0.087 without the five sources that were read blind
     assert abs(fmean(biases.values())) <= 0.03
     assert max(means.values()) <= 0.245  # lumen, on MI325X; 0.18 without it
 
@@ -218,10 +224,10 @@ def test_the_uncertainty_that_compare_prints_is_that_of_this_commit(report: Repo
 def test_errors_of_predicted_ratios_are_smaller_than_errors_of_times(report: Report) -> None:
     """What two runs share cancels; the order of clearly different runs is the measured one."""
     kinds = {row.kind: row for row in report.ratios}
-    most = {"layout": 0.107, "recomputation": 0.03, "precision": 0.061, "ranks": 0.085, "chip": 0.09}
+    most = {"layout": 0.102, "recomputation": 0.03, "precision": 0.058, "ranks": 0.07, "chip": 0.082}
     for kind, mean in most.items():
         assert kinds[kind].mean <= mean
-    for kind, sign in (("layout", 0.85), ("micro-batch", 0.89), ("precision", 0.97), ("chip", 0.91)):
+    for kind, sign in (("layout", 0.87), ("micro-batch", 0.89), ("precision", 0.98), ("chip", 0.92)):
         assert kinds[kind].right_sign is not None
         assert kinds[kind].right_sign >= sign
     covered = [(row.half, row.most) for row in report.ratios if row.sources > 2]
@@ -240,8 +246,8 @@ def test_errors_of_ratios_without_the_unsteady_network_are_those_on_the_page(rep
     assert f"{len(report.pairs) - len(pairs)} pairs have a run of nanotron's sweep over several nodes" in text
     assert f"the mean error of layout is {kinds['layout']:.3f}, that of micro-batch {kinds['micro-batch']:.3f}" in text
     assert f"one pair only, {kinds['ranks']:.3f}." in text
-    assert kinds["layout"] <= 0.089
-    assert kinds["ranks"] <= 0.04
+    assert kinds["layout"] <= 0.086
+    assert kinds["ranks"] <= 0.036
 
 
 def test_the_page_states_the_share_of_complete_rows_that_is_scored(report: Report) -> None:
