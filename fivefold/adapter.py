@@ -20,8 +20,10 @@ from fivefold.bounded_types import Positive
 from fivefold.record import Record, UserError
 from fivefold.units import ceil_div
 
+QuantizedBase = Literal["nf4", "int8", "fp8", "mxfp4"]
 Base = Literal["bf16", "fp32", "nf4", "int8", "fp8", "mxfp4"]
 BASES: tuple[str, ...] = get_args(Base)
+QUANTIZED_BASES: tuple[str, ...] = get_args(QuantizedBase)
 MAX_RANK = 2**16
 Rank = Annotated[int, Field(ge=1, le=MAX_RANK)]
 
@@ -77,7 +79,7 @@ NF4_BLOCK, NF4_SCALES_BLOCK, NF4_CODEBOOK_BYTES = 64, 256, 4 * (16 + 256)
 # experts as MXFP4, two elements in a byte and a scale of one byte for each 32 of a row (OCP Microscaling Formats 1.0
 # §5.3; transformers@5.23.0:src/transformers/integrations/mxfp4.py).
 FP8_BLOCK, MXFP4_BLOCK = 128, 32
-PLANNED_BASES = ("int8", "fp8", "mxfp4")  # their bytes are counted, and the trainer does not run them
+TRAINED_BASES = ("nf4", "int8", "fp8")  # of which the trainer runs the matrices of blocks; it dequantizes them
 
 
 class Adapter(Record):
@@ -98,7 +100,7 @@ class Adapter(Record):
     # storage of the frozen weights. None: in the dtype of the activations; nf4: matrices of blocks as bitsandbytes
     # stores them with double quantization, all other weights in the dtype of the activations; int8: the same by
     # bitsandbytes' LLM.int8; fp8: matrices of blocks and routed experts as DeepSeek-V3 publishes them; mxfp4: routed
-    # experts as gpt-oss publishes them. int8, fp8 and mxfp4 are planned only
+    # experts as gpt-oss publishes them. mxfp4 and experts in fp8 are planned only
     base: Base | None = None
 
     @field_validator("targets")
@@ -265,30 +267,29 @@ def parse_adapter(text: str) -> dict[str, object]:
     return fields | ({"base": "nf4"} if name.startswith("q") else {})
 
 
-def count_int8_bytes(rows: int, columns: int) -> int:
-    """Return the bytes of a weight [rows, columns] in int8 as LLM.int8 stores it, with an fp32 scale for each row.
+def count_quantized_bytes(base: Base | None, *shape: int) -> int:
+    """Return the bytes of a weight [rows, columns], or of stacked experts, in the format of a base, with its scales."""
+    return count_element_bytes(base, prod(shape)) + count_scale_bytes(base, *shape)
 
-    Source: bitsandbytes@0.50.2:bitsandbytes/nn/modules.py, Int8Params; arXiv:2208.07339.
+
+def count_element_bytes(base: Base | None, numel: int) -> int:
+    """Return the bytes of ``numel`` elements in the format of a quantized base, without their scales."""
+    return ceil_div(numel, 2) if base in ("nf4", "mxfp4") else numel
+
+
+def count_scale_bytes(base: Base | None, *shape: int) -> int:
+    """Return the bytes of the scales of a weight [rows, columns], or of stacked experts, without codebooks.
+
+    int8: an fp32 scale for each row (bitsandbytes@0.50.2:bitsandbytes/nn/modules.py, Int8Params; arXiv:2208.07339).
     """
-    return rows * columns + 4 * rows
-
-
-def count_fp8_bytes(*shape: int) -> int:
-    """Return the bytes of a weight [rows, columns], or of stacked experts, in fp8 with fp32 scales of its blocks."""
     *experts, rows, columns = shape
-    scales = ceil_div(rows, FP8_BLOCK) * ceil_div(columns, FP8_BLOCK)
-    return prod(experts) * (rows * columns + 4 * scales)
-
-
-def count_mxfp4_bytes(*shape: int) -> int:
-    """Return the bytes of stacked experts [experts, rows, columns] as MXFP4, with the scales of the blocks of a row."""
-    *experts, rows, columns = shape
-    return prod(experts) * rows * (ceil_div(columns, 2) + ceil_div(columns, MXFP4_BLOCK))
-
-
-def count_nf4_bytes(numel: int) -> int:
-    """Return the bytes of the packed elements of a weight of ``numel`` elements in nf4."""
-    return ceil_div(numel, 2)
+    if base == "nf4":
+        return count_nf4_scale_bytes(prod(shape))
+    if base == "int8":
+        return 4 * prod(experts) * rows
+    if base == "fp8":
+        return 4 * prod(experts) * ceil_div(rows, FP8_BLOCK) * ceil_div(columns, FP8_BLOCK)
+    return prod(experts) * rows * ceil_div(columns, MXFP4_BLOCK)
 
 
 def count_nf4_scale_bytes(numel: int) -> int:

@@ -7,18 +7,15 @@ Source: ZeRO, arXiv:1910.02054. The planner counts bytes by these rules, and the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from fivefold.adapter import (
     EMBEDDING,
     NF4_CODEBOOK_BYTES,
     Base,
-    count_fp8_bytes,
-    count_int8_bytes,
-    count_mxfp4_bytes,
-    count_nf4_bytes,
-    count_nf4_scale_bytes,
+    count_element_bytes,
+    count_scale_bytes,
 )
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -309,15 +306,8 @@ def trains_saved_modules(unit: FsdpUnit, job: Job) -> bool:
     return job.adapter is not None and any(job.adapter.is_saved(weight.name) for weight in unit.weights)
 
 
-COUNT_BASE_BYTES: dict[Base | None, Callable[..., int]] = {
-    "int8": count_int8_bytes,
-    "fp8": count_fp8_bytes,
-    "mxfp4": count_mxfp4_bytes,
-}
-
-
 class FrozenBytes(NamedTuple):
-    """Bytes of frozen weights on one rank: gathered, its shard of them, and what is never sharded (scales of nf4)."""
+    """Bytes of frozen weights on one rank: gathered, its shard of them, and what is never sharded (scales)."""
 
     gathered: int
     shard: int
@@ -336,12 +326,11 @@ def count_frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
         if is_trained(weight, job) and (weight.is_adapter or not copies_saved):
             continue
         elements = shard_numel(weight, shards=shards)
-        if base == "nf4" and is_quantized(weight, base):
-            elements_bytes = count_nf4_bytes(elements)
-            shares_codebooks = job.stack.kernel_facts.fused_dequantization
-            scales += count_nf4_scale_bytes(weight.numel) + (0 if shares_codebooks else NF4_CODEBOOK_BYTES)
-        elif base in COUNT_BASE_BYTES and is_quantized(weight, base):  # never sharded (``validity.py``)
-            elements_bytes = COUNT_BASE_BYTES[base](*weight.shape)
+        if is_quantized(weight, base):
+            elements_bytes = count_element_bytes(base, elements)
+            scales += count_scale_bytes(base, *weight.shape)
+            if base == "nf4" and not job.stack.kernel_facts.fused_dequantization:
+                scales += NF4_CODEBOOK_BYTES
         else:
             elements_bytes = elements * job.activation_bytes
         gathered = gathered + shards * elements_bytes

@@ -18,8 +18,9 @@ from fivefold.adapter import (
     EXPERT_TARGETS,
     HEAD,
     MERGED_LINEARS,
-    PLANNED_BASES,
+    QUANTIZED_BASES,
     TARGETS,
+    TRAINED_BASES,
     Adapter,
 )
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
@@ -230,7 +231,7 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
             "freeze_vision_tower and freeze_projector",
         ),
         (
-            job.adapter is not None and job.adapter.base in ("nf4", *PLANNED_BASES),
+            job.adapter is not None and job.adapter.base in QUANTIZED_BASES,
             f"a base in {job.adapter.base if job.adapter else ''}",
             "a base in 16 bits",
         ),
@@ -699,8 +700,8 @@ def _freeze_mismatches(model: Model, job: Job) -> Iterator[str]:
 
 def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why the job's adapters do not fit the model, or its base the precision."""
-    if adapter.base in PLANNED_BASES:
-        yield from _check_planned_base(model, job, adapter)
+    if adapter.base in QUANTIZED_BASES and adapter.base != "nf4":
+        yield from _check_published_base(model, job, adapter)
     if job.stack.merges_adapters:
         yield from _check_merged_adapters(model, job, adapter)
     if not any(weight.name.startswith("blocks.") for weight in list_adapter_weights(model, adapter)):
@@ -746,13 +747,18 @@ def _check_merged_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator
             yield f"{', '.join(merged)} have one pair of factors in {what}; give them one rank and alpha"
 
 
-def _check_planned_base(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
-    """Yield the reasons why a base that is planned and not trained is not modelled with this model or job."""
+def _check_published_base(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
+    """Yield the reasons why a base in int8 or as published is not modelled with this model or job."""
     base = adapter.base
+    is_dequantized = job.stack.kernel_facts.fuses_linears and base in TRAINED_BASES
     if base == "mxfp4" and model.moe is None:
         yield f"adapter.base=mxfp4: {model.name} has no routed experts, which alone are in MXFP4; use base=nf4"
     for is_present, feature, fix in (
-        (adapter.has_magnitudes, f"DoRA over a base in {base}", "base=nf4 or a base in 16 bits"),
+        (
+            adapter.has_magnitudes and not is_dequantized,
+            f"DoRA over a base in {base} and the stack {job.stack.name}",
+            "base=nf4 or a base in 16 bits",
+        ),
         (
             base == "mxfp4" and not job.stack.kernel_facts.fuses_linears,
             f"a base in mxfp4 and the stack {job.stack.name}, as transformers does not train over it",
@@ -868,10 +874,14 @@ def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str 
     if is_zero3 and job.stack.zero3_gather == "weights" and (what := _find_ungathered(job)):
         feature = f"ZeRO-3 of the stack {job.stack.name}, which gathers weight by weight"
         return f"{what} not modelled with {feature}; use zero2, or another stack"
-    if adapter is not None and adapter.base in PLANNED_BASES and (tp > 1 or is_zero3):
-        why = ", which bitsandbytes does not shard" if adapter.base == "int8" else ""
-        feature = f"a sharded base in {adapter.base}{why}"
-        return f"adapters are not modelled with {feature}; use dp with zero0 to zero2, or base=nf4"
+    if adapter is None or adapter.base not in QUANTIZED_BASES or adapter.base == "nf4":
+        return None
+    shards_rows = job.stack.kernel_facts.fuses_linears and adapter.base in TRAINED_BASES
+    if tp > 1 or (is_zero3 and not shards_rows):
+        why = ", which bitsandbytes does not shard" if adapter.base == "int8" and not shards_rows else ""
+        feature = f"a base in {adapter.base} sharded by {'tp' if tp > 1 else 'ZeRO-3'}{why}"
+        stages = "zero0 to zero3" if shards_rows else "zero0 to zero2"
+        return f"adapters are not modelled with {feature}; use dp with {stages}, or base=nf4"
     return None
 
 

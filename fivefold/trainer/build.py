@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from fivefold.adapter import Adapter, count_nf4_bytes
+from fivefold.adapter import Adapter, count_element_bytes
 from fivefold.job import Job
 from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.schedule import schedule
@@ -281,7 +281,9 @@ def check_placement(
     for name, tensor in tensors.items():
         if not isinstance(tensor, nn.Parameter):
             continue
-        shape = local_shapes[name] if tensor.dtype != torch.uint8 else (count_nf4_bytes(prod(local_shapes[name])),)
+        shape = local_shapes[name]
+        if tensor.dtype == torch.uint8 and job.adapter is not None:  # a frozen weight in few bits
+            shape = (count_element_bytes(job.adapter.base, prod(shape)),)
         if tuple(tensor.shape) != shape:
             raise RuntimeError(
                 f"{name} of model {model.name!r} is {tuple(tensor.shape)} on this rank, and {shape} in "

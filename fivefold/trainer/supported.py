@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from fivefold.adapter import PLANNED_BASES
+from fivefold.adapter import QUANTIZED_BASES, TRAINED_BASES
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.sharding import is_gemm_weight
@@ -121,8 +121,9 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
     is_nf4 = adapter is not None and adapter.base == "nf4"
     for is_present, feature, fix in (
         (
-            is_nf4 and layout.tp > 1,  # columns of a rank may begin within a block of 64 or of 256 scales
-            f"a base in nf4, whose scales are those of full weights, under tp{layout.tp}",
+            adapter is not None and adapter.base in TRAINED_BASES and layout.tp > 1,
+            f"a base in {adapter.base if adapter else ''} under tp{layout.tp}, as its scales are those of full weights "
+            "and a rank's slice may begin within a block",
             "dp, cp or pp instead of tp, or a base in 16 bits",
         ),
         (
@@ -131,9 +132,14 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
             "a base in 16 bits",
         ),
         (
-            adapter is not None and adapter.base in PLANNED_BASES,
+            adapter is not None and adapter.base in QUANTIZED_BASES and adapter.base not in TRAINED_BASES,
             f"a base in {adapter.base if adapter else ''}",
             "adapter.base=nf4 or bf16",
+        ),
+        (
+            adapter is not None and adapter.base == "fp8" and model.moe is not None,
+            f"routed experts in fp8, which {model.name} has",
+            "adapter.base=nf4, int8 or bf16, in which experts stay in the dtype of the activations",
         ),
         (
             adapter is not None and bool(adapter.adapted_ends) and model.tied_embeddings,

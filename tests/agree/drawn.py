@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, TARGETS, Adapter, SavedModule
+from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, TARGETS, TRAINED_BASES, Adapter, SavedModule
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
@@ -342,7 +342,7 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     of_experts = adapter.replace(targets=(*targets, *experts))
     if chance.random() < 0.7 and _is_supported_with(of_experts, case):
         adapter = of_experts
-    quantized = adapter.replace(base="nf4")
+    quantized = adapter.replace(base=TRAINED_BASES[case.number % len(TRAINED_BASES)])
     if chance.random() < 0.5 and _is_supported_with(quantized, case):
         adapter = quantized
     both: tuple[SavedModule, ...] = ("embed_tokens", "lm_head")

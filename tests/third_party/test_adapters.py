@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -10,7 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.adapter import EXPERT_TARGETS, Adapter, count_int8_bytes, count_nf4_scale_bytes, expand_targets
+from fivefold.adapter import (
+    EXPERT_TARGETS,
+    Adapter,
+    count_nf4_scale_bytes,
+    count_quantized_bytes,
+    count_scale_bytes,
+    expand_targets,
+)
 from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
@@ -33,7 +41,9 @@ from fivefold.trainer.checkpoint.peft_adapter import (
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, sequence_keys
-from fivefold.trainer.model.nf4 import Nf4Weight
+from fivefold.trainer.model.quantized.fp8 import Fp8Weight
+from fivefold.trainer.model.quantized.int8 import Int8Weight
+from fivefold.trainer.model.quantized.nf4 import Nf4Weight
 from tests.planner.counts.expert_adapters import count_expert_adapters
 from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, ignore_progress, text_tokens, train_and_save
 
@@ -150,6 +160,8 @@ def wrap_with_peft(
     base = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, experts_implementation="eager", **quantized
     )
+    if adapter.base in ("int8", "fp8"):
+        round_blocks(base, round_to_int8 if adapter.base == "int8" else round_to_fp8)
     model = peft.get_peft_model(base, config)
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
     names = map_names(folder, adapter)
@@ -162,6 +174,32 @@ def wrap_with_peft(
             value = start[ours].to(dtype)
             there.write(weight, value)
     return model.train(), trained
+
+
+def round_blocks(model: Any, round_weight: Callable[[Tensor], Tensor]) -> None:
+    """Round the weights of the linear layers of blocks."""
+    for module in model.model.layers.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.weight.data = round_weight(module.weight.data)
+
+
+def round_to_int8(weight: Tensor) -> Tensor:
+    """Return a weight in bitsandbytes' int8, dequantized by bitsandbytes."""
+    stored = pytest.importorskip("bitsandbytes.nn").Int8Params(weight.clone(), requires_grad=False).to("cpu")
+    rounded: Tensor = pytest.importorskip("bitsandbytes.functional").int8_vectorwise_dequant(stored.CB, stored.SCB)
+    return rounded.to(weight.dtype)
+
+
+def round_to_fp8(weight: Tensor) -> Tensor:
+    """Return a weight in fp8 and dequantized, both by transformers, which takes full blocks of 128 x 128 alone."""
+    integration = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    quantizer = type("Quantizer", (), {"quantization_config": transformers.FineGrainedFP8Config()})()
+    rows, columns = weight.shape
+    padded = torch.nn.functional.pad(weight, (0, -columns % 128, 0, -rows % 128))
+    stored = integration.Fp8Quantize(quantizer).convert({"up.weight": padded})
+    codes, scales = stored["up.weight"], stored["up.weight_scale_inv"]
+    rounded: Tensor = integration.Fp8Dequantize(quantizer)._dequantize_one(codes, scales)
+    return rounded[:rows, :columns].to(weight.dtype)
 
 
 def train_with_peft(
@@ -246,6 +284,9 @@ def base(tmp_path: Path) -> Path:
         Adapter(rank=4, alpha=12, dropout=0.3),
         Adapter(kind="dora", rank=4, alpha=12),
         Adapter(kind="dora", rank=4, alpha=12, base="nf4"),
+        Adapter(rank=4, alpha=12, base="int8"),
+        Adapter(rank=4, alpha=12, base="fp8"),
+        Adapter(kind="dora", rank=4, alpha=12, base="fp8"),
         Adapter(rank=4, alpha=12, modules_to_save=("embed_tokens", "lm_head")),
         PATTERNS,
         PATTERNS.replace(kind="dora", rank_stabilized=True),
@@ -260,6 +301,9 @@ def base(tmp_path: Path) -> Path:
         "dropout by the same masks",
         "dora",
         "dora over nf4",
+        "over int8",
+        "over fp8",
+        "dora over fp8",
         "modules to save",
         "patterns",
         "patterns of dora",
@@ -538,13 +582,65 @@ def test_codes_and_scales_equal_those_of_bitsandbytes(dtype: torch.dtype) -> Non
             weight = (torch.randn(shape, generator=generator) * std).to(dtype)
             weight[: shape[0] // 4] = 0
             packed, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=True, quant_type="nf4")
-            (ours,), codes, floats = Nf4Weight.allocate([weight.shape], dtype=dtype, device=weight.device)
+            (ours,), buffers = Nf4Weight.allocate([weight.shape], dtype=dtype, device=weight.device)
             assert torch.equal(ours.quantize(weight), packed.view(-1))
             assert torch.equal(ours.scales, state.absmax)
             assert torch.equal(ours.largest, state.state2.absmax)
             assert ours.mean == state.offset
             assert torch.equal(ours.dequantize(packed.view(-1)), functional.dequantize_4bit(packed, state))
-            assert codes.nbytes + floats.nbytes == count_nf4_scale_bytes(weight.numel())
+            assert sum(buffer.nbytes for buffer in buffers) == count_nf4_scale_bytes(weight.numel())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_codes_and_scales_in_int8_equal_those_of_bitsandbytes(dtype: torch.dtype) -> None:
+    nn, functional = pytest.importorskip("bitsandbytes.nn"), pytest.importorskip("bitsandbytes.functional")
+    generator = torch.Generator().manual_seed(3)
+    for shape in SHAPES:
+        for std in (1e-3, 0.02, 3.0):
+            weight = (torch.randn(shape, generator=generator) * std).to(dtype)
+            theirs = nn.Int8Params(weight.clone(), requires_grad=False).to("cpu")
+            (ours,), buffers = Int8Weight.allocate([weight.shape], dtype=dtype, device=weight.device)
+            codes = ours.quantize(weight)
+            assert torch.equal(codes.view(torch.int8).view(shape), theirs.CB)
+            assert torch.equal(ours.absmax, theirs.SCB)
+            dequantized = functional.int8_vectorwise_dequant(theirs.CB, theirs.SCB).to(dtype)
+            torch.testing.assert_close(ours.dequantize(codes), dequantized, rtol=1e-5, atol=0)
+            first = shape[0] // 2
+            rows = ours.dequantize_rows(codes[first * shape[1] :], first=first, rows=shape[0] - first)
+            assert torch.equal(rows, ours.dequantize(codes)[first:].float())
+            assert sum(buffer.nbytes for buffer in buffers) == count_scale_bytes("int8", *shape)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("shape", [(128, 128), (256, 384), (512, 128)], ids=str)
+def test_codes_and_scales_in_fp8_equal_those_of_transformers(shape: tuple[int, int], dtype: torch.dtype) -> None:
+    integration = pytest.importorskip("transformers.integrations.finegrained_fp8")
+    config = transformers.FineGrainedFP8Config()
+    quantizer = type("Quantizer", (), {"quantization_config": config})()
+    for std in (1e-3, 0.02, 3.0):
+        weight = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) * std).to(dtype)
+        weight[:128, :128] = 0
+        theirs = integration.Fp8Quantize(quantizer).convert({"up.weight": weight})
+        (ours,), buffers = Fp8Weight.allocate([weight.shape], dtype=dtype, device=weight.device)
+        codes = ours.quantize(weight)
+        assert torch.equal(codes.view(shape), theirs["up.weight"].view(torch.uint8))
+        assert torch.equal(ours.scales, theirs["up.weight_scale_inv"])
+        inverse = integration.Fp8Dequantize(quantizer)
+        dequantized = inverse._dequantize_one(theirs["up.weight"], theirs["up.weight_scale_inv"])
+        torch.testing.assert_close(ours.dequantize(codes), dequantized.to(dtype), rtol=0, atol=0)
+        assert sum(buffer.nbytes for buffer in buffers) == count_scale_bytes("fp8", *shape)
+
+
+def test_blocks_in_fp8_at_the_ends_of_a_matrix_are_smaller() -> None:
+    """Their values are those of full blocks padded with zeros; rows are dequantized from within a block too."""
+    weight = torch.randn(300, 200, generator=torch.Generator().manual_seed(3))
+    (ours,), _ = Fp8Weight.allocate([weight.shape], dtype=weight.dtype, device=weight.device)
+    codes = ours.quantize(weight)
+    dequantized = ours.dequantize(codes)
+    assert torch.equal(dequantized, round_to_fp8(weight))
+    for first, rows in ((0, 300), (100, 130), (127, 2), (290, 10), (300, 0)):
+        elements = codes[first * 200 : (first + rows) * 200]
+        assert torch.equal(ours.dequantize_rows(elements, first=first, rows=rows), dequantized[first : first + rows])
 
 
 def test_a_base_in_int8_is_stored_and_kept_as_by_bitsandbytes() -> None:
@@ -554,7 +650,7 @@ def test_a_base_in_int8_is_stored_and_kept_as_by_bitsandbytes() -> None:
     weight = nn.Int8Params(torch.randn(60, 100), requires_grad=False).to("cpu")
     state = functions.MatmulLtState(CB=weight.CB, SCB=weight.SCB)
     state.has_fp16_weights, state.threshold = False, 6.0
-    assert weight.CB.nbytes + weight.SCB.nbytes == count_int8_bytes(60, 100)
+    assert weight.CB.nbytes + weight.SCB.nbytes == count_quantized_bytes("int8", 60, 100)
     x = torch.randn(24, 100, dtype=torch.bfloat16, requires_grad=True)
     y = functions.MatMul8bitLt.apply(x, weight, None, None, state)
     kept = [tensor for tensor in y.grad_fn.tensors if tensor is not None]

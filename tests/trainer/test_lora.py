@@ -16,7 +16,7 @@ from fivefold.record import UserError
 from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.model.nf4 import round_to_nf4
+from fivefold.trainer.model.quantized.formats import FORMATS
 from fivefold.trainer.supported import check_supported
 from tests.selection import mark_share
 from tests.trainer.test_parity import PLAIN, TIED, reference
@@ -61,9 +61,9 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
         for weight in listed
         if not weight.name.endswith(MAGNITUDE)
     }
-    if adapter.base == "nf4":
+    if adapter.base in FORMATS:
         drawn |= {
-            weight.name: round_to_nf4(drawn[weight.name], dtype=torch.float32)
+            weight.name: FORMATS[adapter.base].round(drawn[weight.name], dtype=torch.float32)
             for weight in listed
             if is_gemm_weight(weight) and not weight.is_adapter
         }
@@ -162,6 +162,18 @@ LAYOUTS = (
             99, [("dp2 zero3 mbs2", SOME, TIED), *((at, kind, PLAIN) for at in LAYOUTS for kind in (LORA, SOME))]
         ),
         *mark_share(99, [(layout, QLORA, PLAIN) for layout in LAYOUTS if "tp" not in layout]),
+        ("dp2 zero3 mbs1 ac=full", LORA.replace(base="int8"), PLAIN),
+        ("dp1 mbs8", LORA.replace(base="fp8"), PLAIN),
+        *mark_share(
+            12,
+            [
+                (layout, kind.replace(base=base), PLAIN)
+                for kind in (LORA, DORA)
+                for layout in LAYOUTS
+                if "tp" not in layout
+                for base in ("int8", "fp8")
+            ],
+        ),
         ("dp2 zero3 mbs1 ac=norm+act", DORA, PLAIN),
         ("pp3 mbs2 stages=0-3-0", LORA, PLAIN),  # embedding and head are stages that train nothing
         *mark_share(99, [(layout, DORA, model) for layout in LAYOUTS for model in (TIED, PLAIN)]),
@@ -201,9 +213,8 @@ def test_training_steps_equal_a_short_reference_of_lora(forked, text: str, adapt
 @pytest.mark.parametrize(
     ("text", "changed", "words"),
     [
-        ("tp2", {"adapter": Adapter(base="nf4")}, "a base in nf4, whose scales are those of full weights, under tp2"),
-        ("dp1", {"adapter": Adapter(base="int8")}, "a base in int8"),
-        ("dp1", {"adapter": Adapter(base="fp8")}, "a base in fp8 yet; use adapter.base=nf4 or bf16"),
+        ("tp2", {"adapter": Adapter(base="nf4")}, "a base in nf4 under tp2, as its scales are those of full"),
+        ("tp2", {"adapter": Adapter(base="int8")}, "a base in int8 under tp2, as its scales .* use dp, cp or pp"),
         ("dp1", {"adapter": Adapter(kind="dora", dropout=0.1)}, "DoRA with dropout"),
         ("dp1", {"compile": True}, "compiled blocks"),
         ("dp1", {"precision": get_recipe("tf32")}, "precision tf32"),

@@ -15,7 +15,7 @@ from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Literal, NamedTuple, get_args
 
-from fivefold.adapter import count_nf4_bytes
+from fivefold.adapter import count_element_bytes
 from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.sharding import get_policy, is_quantized, is_trained, shard_weight
 from fivefold.layout.spec import Layout
@@ -123,7 +123,7 @@ def _count_elements(weight: Weight, numel: int, counts: Counts) -> int:
     base = None if counts.job.adapter is None else counts.job.adapter.base
     if base != "nf4" or not is_quantized(weight, base):
         return numel
-    return ceil_div(count_nf4_bytes(numel), counts.job.precision.high_precision_bytes)
+    return ceil_div(count_element_bytes(base, numel), counts.job.precision.high_precision_bytes)
 
 
 PARENTS = ("attention", "mixer", "mlp", "moe")  # the modules of a block that have submodules

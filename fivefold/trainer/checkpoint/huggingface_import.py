@@ -168,7 +168,7 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
     """Copy the rows of this rank from a Hugging Face folder into its shards, and the routing biases."""
     folder = HuggingFaceFolder.open(path, model=model)
     for shard in built.base_shards:
-        if shard.packed:  # the scales are those of the full weight, on every rank
+        if shard.stored is not None:  # the scales are those of the full weight, on every rank
             shape = shard.local_weight.weight.shape
             shard.load(folder.read(shard.name, offsets=(0,) * len(shape), sizes=shape))
             continue

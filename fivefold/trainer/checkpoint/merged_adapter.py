@@ -2,8 +2,8 @@
 
     W + s · B A        with DoRA its rows have the trained magnitudes as norms
 
-A checkpoint of such a run holds only the trained weights and names the folder of the base. A base that the run held in
-nf4 is quantized and dequantized first, because the adapters were trained over these values.
+A checkpoint of such a run holds only the trained weights and names the folder of the base. A base that the run held
+in few bits is quantized and dequantized first, because the adapters were trained over these values.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from fivefold.trainer.checkpoint import checkpoint_folder, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from fivefold.trainer.model.lora import merge_adapter
-from fivefold.trainer.model.nf4 import round_to_nf4
 from fivefold.trainer.model.precision import Dtypes
+from fivefold.trainer.model.quantized.formats import FORMATS
 
 
 @dataclass(frozen=True)
@@ -38,13 +38,13 @@ class MergedFolder:
     """The folder of a base, of which every box that is read has its part of the adapters added.
 
     ``factors``: weights of adapters, and those that were trained in full next to them, which replace the base's.
-    ``nf4``: the dtype in which the run dequantized the matrices of blocks; None: they were not quantized.
+    ``dequantized``: the dtype in which the run dequantized the matrices of blocks; None: they were not quantized.
     """
 
     base: HuggingFaceFolder
     adapter: Adapter
     factors: Mapping[str, Tensor]
-    nf4: torch.dtype | None = None
+    dequantized: torch.dtype | None = None
 
     def read(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Read a box of our weight ``ours``: in fp32 if an adapter is merged into it, else in its stored dtype."""
@@ -57,16 +57,16 @@ class MergedFolder:
             return self._merge_rows(linear, rows)[:, columns]
         if f"{ours}_lora_b" in self.factors:
             return self._merge_experts(ours, offsets=offsets, sizes=sizes)
-        if self.nf4 is not None and is_quantized(self._weights[ours], "nf4"):
-            return self._read_quantized(ours, dtype=self.nf4)[slices]
+        if (quantized := self._read_quantized(ours)) is not None:
+            return quantized[slices]
         return self.base.read(ours, offsets=offsets, sizes=sizes)
 
     def _merge_rows(self, linear: str, rows: slice) -> Tensor:
         """Return full rows of a weight with its adapter: the norms of DoRA are those of full rows."""
         ours = f"{linear}.weight"
         magnitude = self.factors.get(f"{linear}{MAGNITUDE}")
-        if self.nf4 is not None and is_quantized(self._weights[ours], "nf4"):
-            weight = self._read_quantized(ours, dtype=self.nf4)[rows]
+        if (quantized := self._read_quantized(ours)) is not None:
+            weight = quantized[rows]
         else:
             columns = self._weights[ours].shape[1]
             weight = self.base.read(ours, offsets=(rows.start, 0), sizes=(rows.stop - rows.start, columns))
@@ -98,9 +98,13 @@ class MergedFolder:
     def _weights(self) -> dict[str, Weight]:
         return {weight.name: weight for weight in list_weights(self.base.model)}
 
-    def _read_quantized(self, ours: str, *, dtype: torch.dtype) -> Tensor:
+    def _read_quantized(self, ours: str) -> Tensor | None:
+        """Return the dequantized weight; None: the run held it in full."""
+        if self.dequantized is None or not is_quantized(self._weights[ours], self.adapter.base):
+            return None
         shape = self._weights[ours].shape
-        return round_to_nf4(self.base.read(ours, offsets=(0,) * len(shape), sizes=shape), dtype=dtype)
+        weight = self.base.read(ours, offsets=(0,) * len(shape), sizes=shape)
+        return FORMATS[self.adapter.base].round(weight, dtype=self.dequantized)
 
 
 def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = None) -> MergedFolder:
@@ -113,8 +117,8 @@ def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = Non
             "weights` of the run file and train again, or merge them into another base with --base FOLDER"
         )
     folder = HuggingFaceFolder.open(base or Path(str(manifest.base)), model=manifest.model)
-    nf4 = Dtypes(manifest.job.precision).weights if adapter.base == "nf4" else None
-    return MergedFolder(folder, adapter, read_checkpoint_factors(path, manifest), nf4)
+    dequantized = Dtypes(manifest.job.precision).weights if adapter.base in FORMATS else None
+    return MergedFolder(folder, adapter, read_checkpoint_factors(path, manifest), dequantized)
 
 
 def open_adapter_folder(path: Path, *, base: Path | None = None) -> MergedFolder:

@@ -91,7 +91,7 @@ class Regions:
             names[id(linear.matrix)] = name
         for name, linear in linears:
             self._wrap(linear, "gemms", Gemms(self.recorder, linear.gemms, names))
-            if linear.nf4 is not None:
+            if linear.quantized is not None:
                 self._wrap(linear, "dense_matrix", Dequantization(self.recorder, linear.dense_matrix, name, names))
         for path, part in built.module.named_modules():
             if isinstance(part, Experts):

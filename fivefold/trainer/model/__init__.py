@@ -11,7 +11,7 @@ mlp · moe · routing · experts · norm · mtp   the other layers
 per_layer_inputs · altup          what ids add to each layer; a stream of several parts
 linear · linear_op                linear layers; the same in compiled blocks
 lora · expert_lora · embed_lora   low-rank adapters next to frozen linear layers, experts and the embedding
-nf4                               frozen weights in 4 bits
+quantized/                        frozen weights in few bits, one module per format
 kernels/ · logits · chunked_loss  memory-bound operations that save little for the backward; logits and loss
 preference_loss                   the loss of direct preference optimization (DPO)
 float8/ · precision · tf32        matmuls in fp8; a recipe as dtypes; products in tf32

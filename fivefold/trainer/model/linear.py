@@ -19,8 +19,8 @@ from torch import Tensor, nn
 
 from fivefold.trainer.model.dropout import AdapterDropout
 from fivefold.trainer.model.float8.cast import Cast, widen
-from fivefold.trainer.model.nf4 import Nf4Weight
 from fivefold.trainer.model.operation import exclude_from_graphs
+from fivefold.trainer.model.quantized.weight import QuantizedWeight
 
 Work = Callable[[], None]
 Wait = Callable[[], Tensor]
@@ -169,7 +169,7 @@ class Linear(nn.Module):
         self.lora_magnitude: nn.Parameter | None = None  # [out], of DoRA
         self.lora_scale = 0.0
         self.lora_dropout: AdapterDropout | None = None  # of the adapter's input, in training
-        self.nf4: Nf4Weight | None = None  # the scales of its weight, if that is stored in nf4 (``nf4.py``)
+        self.quantized: QuantizedWeight | None = None  # the scales of its weight, if that is stored in few bits
         self._owner = (owner,)  # in a tuple, so that torch does not register the owner as a submodule of this one
 
     @classmethod
@@ -189,8 +189,8 @@ class Linear(nn.Module):
         return weight
 
     def dense_matrix(self) -> Tensor:
-        """Return the weight [out, in] as GEMMs read it: dequantized, if it is stored in nf4."""
-        return self.matrix if self.nf4 is None else self.nf4.dequantize(self.matrix)
+        """Return the weight [out, in] as GEMMs read it: dequantized, if it is stored in few bits."""
+        return self.matrix if self.quantized is None else self.quantized.dequantize(self.matrix)
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer: [R, in] → [R, out]."""

@@ -14,7 +14,7 @@ DoRA has a third operation, which trains magnitudes m [out]; n [out] are the nor
 
 Dropout of the adapter's input keeps x and a mask of one byte per element; x · mask / (1 − rate) is made again in the
 backward. Every adapter draws a mask of its own, as in peft, and the same one under every layout (``dropout.py``).
-W may be stored in nf4 (QLoRA): it is dequantized before each product and freed after it (``nf4.py``).
+W may be stored in few bits (QLoRA): it is dequantized before each product and freed after it (``quantized/``).
 W and b are frozen parameters (``requires_grad`` is False): no gradient of them is computed, and dx only where a trained
 layer lies below. Under tensor parallelism A is sharded like the input of its layer and B and m like the output, so that
 the update is part of the sum that the layer sends anyway; a replicated weight gets partial gradients, which are reduced

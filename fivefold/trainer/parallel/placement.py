@@ -32,6 +32,8 @@ from fivefold.model.weights import Weight, resolve_freeze
 from fivefold.trainer.model.embed_lora import AdaptedTable
 from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.precision import Dtypes
+from fivefold.trainer.model.quantized.formats import FORMATS
+from fivefold.trainer.model.quantized.weight import QuantizedWeight
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.fp8_gather import Payload, Scales
 from fivefold.trainer.parallel.gradients import ExtraReduce, Gradients, InFlightReduction
@@ -212,7 +214,7 @@ class ShardPlacement:
                 WeightShard(
                     weight,
                     axis=unsharded_axis if zero_policy.weights_stay else shard,
-                    packed=self._is_packed(weight.weight),
+                    stored=self._find_format(weight.weight),
                 )
                 for weight in frozen
             ],
@@ -224,9 +226,10 @@ class ShardPlacement:
             wgrad_store=self.wgrad_store if defers_gradients else None,
         )
 
-    def _is_packed(self, weight: Weight) -> bool:
-        """Return whether the weight is stored in nf4."""
-        return self.job.adapter is not None and self.job.adapter.base == "nf4" and is_quantized(weight, "nf4")
+    def _find_format(self, weight: Weight) -> type[QuantizedWeight] | None:
+        """Return the format of a weight that is stored in few bits; None: it is not."""
+        base = None if self.job.adapter is None else self.job.adapter.base
+        return FORMATS.get(base) if is_quantized(weight, base) else None
 
     def _defers_head(self, weight: Weight) -> bool:
         """Return whether the weight is part of the head, whose matrix gradient zero-bubble schedules defer."""

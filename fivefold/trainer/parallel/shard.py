@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.sharding import count_chunk_rows
 from fivefold.model.weights import Weight
-from fivefold.trainer.model.nf4 import Nf4Weight
+from fivefold.trainer.model.quantized.weight import QuantizedWeight
 from fivefold.trainer.parallel.mesh import AxisGroup
 
 
@@ -37,11 +37,11 @@ class Box(NamedTuple):
 class WeightShard:
     """The rows of one weight on this rank, which the optimizer updates, and their gradient in ``weight.grad``.
 
-    ``shape`` is that of the local slice; stacked experts [E, F, D] have E · F rows. ``packed``: the weight is stored in
-    nf4, two elements in a byte, and ``nf4`` has its scales.
+    ``shape`` is that of the local slice; stacked experts [E, F, D] have E · F rows. ``stored``: the format of a weight
+    in few bits, whose elements are bytes; ``quantized`` has its scales.
     """
 
-    def __init__(self, held: LocalWeight, *, axis: AxisGroup, packed: bool = False) -> None:
+    def __init__(self, held: LocalWeight, *, axis: AxisGroup, stored: type[QuantizedWeight] | None = None) -> None:
         self.local_weight, self.name, self.shape = held, held.weight.name, torch.Size(held.local_slice.shape)
         self._row = torch.Size(self.shape[2:] if len(self.shape) == 3 else self.shape[1:])  # shape of one row
         self.columns = self._row.numel()
@@ -51,35 +51,40 @@ class WeightShard:
         self.first_row = min(axis.rank * padded_rows, rows)
         self.rows = min(padded_rows, rows - self.first_row)
         self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
-        self.packed = packed
-        self.nf4: Nf4Weight | None = None
+        self.stored = stored
+        self.quantized: QuantizedWeight | None = None
+
+    @property
+    def stored_numel(self) -> int:
+        """Return the elements of a padded chunk in its storage, which are bytes if the weight is in few bits."""
+        return self.padded_numel if self.stored is None else self.stored.count_bytes(self.padded_numel)
 
     def view_local(self, flat: Tensor) -> Tensor:
-        """View the unpadded rows of a flat padded chunk [padded_numel] as [rows, …]; of a packed one all its bytes."""
-        if self.packed:
-            return flat[: self.rows * self.columns // 2]
+        """View the unpadded rows of a flat padded chunk [padded_numel] as [rows, …]; in few bits their bytes."""
+        if self.stored is not None:
+            return flat[: self.stored.count_bytes(self.rows * self.columns)]
         return flat[: self.rows * self.columns].view(self.rows, *self._row)
 
     def load(self, full: Tensor) -> None:
         """Set this shard's rows to those of the full weight ``full``."""
-        if self.nf4 is None:
+        if self.quantized is None:
             self.weight.copy_(self.rows_of(full))
             return
-        packed = self.nf4.quantize(full)
-        first = self.first_row * self.columns // 2
-        self.weight.copy_(packed[first : first + self.weight.numel()])
+        elements = self.quantized.quantize(full)
+        first = self.quantized.count_bytes(self.first_row * self.columns)
+        self.weight.copy_(elements[first : first + self.weight.numel()])
 
     def round(self, full: Tensor) -> Tensor:
         """Return the full weight ``full`` in fp32 with the values that it has once it is stored."""
-        if self.nf4 is None:
+        if self.quantized is None:
             return full.to(self.weight.dtype).float()
-        return self.nf4.dequantize(self.nf4.quantize(full)).float()
+        return self.quantized.dequantize(self.quantized.quantize(full)).float()
 
     def values(self) -> Tensor:
-        """Return this shard's rows as they are computed with: dequantized if they are packed."""
-        if self.nf4 is None:
+        """Return this shard's rows as they are computed with: dequantized if they are in few bits."""
+        if self.quantized is None:
             return self.weight
-        return self.nf4.dequantize_rows(self.weight, first=self.first_row, rows=self.rows)
+        return self.quantized.dequantize_rows(self.weight, first=self.first_row, rows=self.rows)
 
     def rows_of(self, full: Tensor) -> Tensor:
         """Return this shard's rows of a full weight: [rows, …], with zeros for padding."""

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from fivefold.layout.sharding import Policy, is_gemm_weight
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import Linear, WgradStore, accumulate_grad
-from fivefold.trainer.model.nf4 import Nf4Weight
 from fivefold.trainer.model.precision import Dtypes
 from fivefold.trainer.parallel.collectives import Pending, all_gather
 from fivefold.trainer.parallel.fp8_gather import Payload
@@ -33,9 +32,9 @@ class ZeroUnit:
     """The weights of one unit, as in FSDP: gathers them for its module and keeps the shards that the optimizer updates.
 
     ``frozen``: weights that are not trained: kept in full where gathered weights stay, else gathered with the others
-    from ``frozen_rows``, or from ``packed_rows`` if they are in nf4. ``prefetches``: prefetch the next module's weights
-    during this one's compute. ``wgrad_store``: the store in which gradients made by autograd wait while those of
-    matrices are deferred, so that all of a micro-batch come together; None: they do not wait.
+    from ``frozen_rows``, or from ``quantized_rows`` if they are in few bits. ``prefetches``: prefetch the next module's
+    weights during this one's compute. ``wgrad_store``: the store in which gradients made by autograd wait while those
+    of matrices are deferred, so that all of a micro-batch come together; None: they do not wait.
     """
 
     def __init__(
@@ -56,15 +55,16 @@ class ZeroUnit:
         self.device, self.prefetches, self.wgrad_store = device, prefetches, wgrad_store
         self.sizes, self.numel = gradients.sizes, gradients.numel
         self.gathers_frozen = bool(frozen) and not policy.weights_stay
-        packed = [part for part in frozen if part.packed]
-        self.frozen = [*(part for part in frozen if not part.packed), *packed]  # packed ones may begin at any byte
-        self._packs = bool(packed) and self.gathers_frozen  # one message of several formats, so of bytes
-        self.gathered_sizes = self.sizes + [part.padded_numel for part in self.frozen if self.gathers_frozen]
-        self._is_packed = [False] * len(self.sizes) + [part.packed for part in self.frozen]
+        quantized = [part for part in frozen if part.stored is not None]
+        self.frozen = [*(part for part in frozen if part.stored is None), *quantized]  # these may begin at any byte
+        self._packs = bool(quantized) and self.gathers_frozen  # one message of several formats, so of bytes
+        self.gathered_sizes = self.sizes + [part.stored_numel for part in self.frozen if self.gathers_frozen]
+        self._is_quantized = [False] * len(self.sizes) + [part.stored is not None for part in self.frozen]
         if self._packs:
-            itemsizes = [dtypes.weights.itemsize] * (len(self.gathered_sizes) - len(packed))
-            wide_sizes = [size * item for size, item in zip(self.gathered_sizes, itemsizes, strict=False)]
-            self.gathered_sizes = wide_sizes + [part.padded_numel // 2 for part in packed]
+            self.gathered_sizes = [
+                size if is_quantized else size * dtypes.weights.itemsize
+                for size, is_quantized in zip(self.gathered_sizes, self._is_quantized, strict=True)
+            ]
         self.matrices = tuple(is_gemm_weight(weight_shard.local_weight.weight) for weight_shard in shards)
         self.neighbours: dict[str, list[ZeroUnit]] = {}  # "forward", "backward": the units to prefetch next
         self.sibling_units: list[ZeroUnit] = []  # units of the same module, released with this one
@@ -104,19 +104,22 @@ class ZeroUnit:
         self._chunks = chunks + frozen_chunks * self.gathers_frozen
 
     def _allocate_frozen(self) -> list[Tensor]:
-        """Allocate this rank's rows of frozen weights, and all scales of packed ones; return the rows by weight."""
-        packed = [part for part in self.frozen if part.packed]
-        device = self.device
-        sizes = [part.padded_numel for part in self.frozen if not part.packed]
-        packed_sizes = [part.padded_numel // 2 for part in packed]
-        self.frozen_rows = torch.zeros(sum(sizes), dtype=self.dtypes.weights, device=device)
-        self.packed_rows = torch.zeros(sum(packed_sizes), dtype=torch.uint8, device=device)
-        shapes = [part.shape for part in packed]
-        quantized, *self.nf4_scales = Nf4Weight.allocate(shapes, dtype=self.dtypes.weights, device=device)
-        for part, weight in zip(packed, quantized, strict=True):
-            part.nf4 = weight
+        """Allocate this rank's rows of frozen weights, and all scales of quantized ones; return the rows by weight."""
+        sizes = [part.stored_numel for part in self.frozen if part.stored is None]
+        quantized = [part for part in self.frozen if part.stored is not None]
+        quantized_sizes = [part.stored_numel for part in quantized]
+        self.frozen_rows = torch.zeros(sum(sizes), dtype=self.dtypes.weights, device=self.device)
+        self.quantized_rows = torch.zeros(sum(quantized_sizes), dtype=torch.uint8, device=self.device)
+        self.scale_buffers: list[Tensor] = []
+        for stored in {part.stored: None for part in quantized if part.stored is not None}:
+            parts = [part for part in quantized if part.stored is stored]
+            shapes = [part.shape for part in parts]
+            weights, buffers = stored.allocate(shapes, dtype=self.dtypes.weights, device=self.device)
+            self.scale_buffers += buffers
+            for part, weight in zip(parts, weights, strict=True):
+                part.quantized = weight
         chunks = list(self.frozen_rows.split(sizes)) if sizes else []
-        return chunks + (list(self.packed_rows.split(packed_sizes)) if packed else [])
+        return chunks + (list(self.quantized_rows.split(quantized_sizes)) if quantized else [])
 
     def _allocate_gathered(self) -> None:
         """Allocate the gathered weights and ``_parts``, each weight's [ranks, numel of a shard].
@@ -130,8 +133,8 @@ class ZeroUnit:
             self.gathered = torch.zeros(sum(sizes), dtype=torch.uint8, device=self.device)
             self._byte_parts = [part.view(ranks, -1) for part in self.gathered.split(sizes)]
             self._parts = [
-                part if packed else part.view(weight_dtype)
-                for part, packed in zip(self._byte_parts, self._is_packed, strict=True)
+                part if is_quantized else part.view(weight_dtype)
+                for part, is_quantized in zip(self._byte_parts, self._is_quantized, strict=True)
             ]
             return
         if weight_dtype == matrix_dtype or not any(self.matrices):
@@ -179,8 +182,8 @@ class ZeroUnit:
         rows = list(send.split(self.gathered_sizes))
         if self._packs:
             rows = [
-                part if packed else part.view(self.dtypes.weights)
-                for part, packed in zip(rows, self._is_packed, strict=True)
+                part if is_quantized else part.view(self.dtypes.weights)
+                for part, is_quantized in zip(rows, self._is_quantized, strict=True)
             ]
         torch._foreach_copy_(rows, self._chunks)
         return send
@@ -217,7 +220,7 @@ class ZeroUnit:
 
     def live_tensors(self) -> list[Tensor]:
         """Return the tensors that the unit holds between steps."""
-        frozen = [self.frozen_rows, self.packed_rows, *self.nf4_scales]
+        frozen = [self.frozen_rows, self.quantized_rows, *self.scale_buffers]
         reference = [] if self.reference is None else [self.reference]
         return [self.gathered, *frozen, *([self.own] if self.has_own_shard else []), *reference]
 
@@ -299,13 +302,14 @@ class ZeroUnit:
 def _set_parameter(module: nn.Module, shard: WeightShard, part: Tensor, *, trained: bool) -> nn.Parameter:
     """Make the parameter of a weight in ``module`` a view of its gathered ``part``."""
     flat = part.view(-1)
-    view = flat[: shard.shape.numel() // 2] if shard.packed else flat[: shard.shape.numel()].view(shard.shape)
+    numel = shard.shape.numel()
+    view = flat[:numel].view(shard.shape) if shard.stored is None else flat[: shard.stored.count_bytes(numel)]
     # .data: a new all_gather must not count as an in-place change for autograd
     parameter = nn.Parameter(view.data, requires_grad=trained)
     owner, _, attribute = shard.name.rpartition(".")
     setattr(module.get_submodule(owner), attribute, parameter)
-    if shard.nf4 is not None:
-        cast(Linear, module.get_submodule(owner)).nf4 = shard.nf4
+    if shard.quantized is not None:
+        cast(Linear, module.get_submodule(owner)).quantized = shard.quantized
     return parameter
 
 

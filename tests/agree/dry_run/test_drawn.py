@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from fivefold.adapter import Adapter, SavedModule
+from fivefold.adapter import TRAINED_BASES, Adapter, Base, SavedModule
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
@@ -260,14 +260,34 @@ def test_counts_of_stages_that_train_nothing_equal_the_dry_run(
     [
         ("dp2 zero3 mbs2 ac=full", None),
         ("dp2 zero3 mbs2 ac=full", "nf4"),
+        ("dp2 zero3 mbs2 ac=full", "int8"),
+        ("dp2 zero3 mbs2 ac=full", "fp8"),
         ("tp2 mbs1", None),
         ("tp2 pp2 nosp mbs1 ac=full", None),
     ],
 )
-def test_counts_of_dora_equal_the_dry_run(number: int, base: Literal["nf4"] | None, text: str) -> None:
+def test_counts_of_dora_equal_the_dry_run(number: int, base: Base | None, text: str) -> None:
     """With the norms' product and, under tp, their all-reduce, which run again where a block is recomputed."""
     model, job = DENSE.replace(qkv_bias=True), FP32.replace(adapter=Adapter(kind="dora", rank=3, base=base))
     assert list_miscounts(Drawn(number, model, Layout.parse(text), job)) == []
+
+
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
+@pytest.mark.parametrize(
+    ("text", "base"),
+    mark_share(
+        4,
+        [
+            (text, base)
+            for text in ("dp1 mbs2", "dp2 zero1 mbs1", "dp2 zero2 mbs2 ac=full", "dp2 zero3 mbs1", "dp2 pp2 zero3 mbs1")
+            for base in TRAINED_BASES
+        ],
+    ),
+)
+def test_counts_of_adapters_over_bases_in_few_bits_equal_the_dry_run(number: int, text: str, base: Base) -> None:
+    """A block of scales in fp8 is smaller at the end of a matrix, and ZeRO-3 cuts matrices anywhere within blocks."""
+    job = FP32.replace(adapter=Adapter(rank=3, base=base))
+    assert list_miscounts(Drawn(number, DENSE.replace(qkv_bias=True), Layout.parse(text), job)) == []
 
 
 @pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
@@ -308,6 +328,7 @@ MIXTURES = {
         2,
         [
             ("latent", "dp2 ep2 zero3 mbs2", Adapter(rank=3, base="nf4")),
+            ("latent", "dp2 ep2 zero3 mbs2", Adapter(rank=3, base="int8")),
             ("biased experts", "dp2 tp2 ep2 etp2 zero2 mbs2", Adapter(rank=3)),
             ("gated shared experts", "tp2 cp2 ep2 mbs2 ac=full", Adapter(rank=3, targets=("down_proj",))),
             ("latent", "dp1 cp2 tp2 mbs2 ac=full", Adapter(kind="dora", rank=3)),

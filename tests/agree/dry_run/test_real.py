@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import TRAINED_BASES, Adapter, Base
 from fivefold.dry_run.rank_tapes import run_rank
 from fivefold.dry_run.record.tape import ALLOC, START, Tape
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
@@ -25,9 +25,10 @@ def test_a_dry_run_equals_the_real_run(case: Case) -> None:
     assert verdict.events > 1000
 
 
-def test_a_dry_run_with_nf4_base_weights_equals_the_real_run() -> None:
+@pytest.mark.parametrize("base", TRAINED_BASES)
+def test_a_dry_run_with_base_weights_in_few_bits_equals_the_real_run(base: Base) -> None:
     case = Case("dense", "dp2 zero3 mbs1 ac=full")
-    job = case.job.replace(adapter=Adapter(rank=3, base="nf4"))
+    job = case.job.replace(adapter=Adapter(rank=3, base=base))
     ours = run_rank(model=case.model, layout=case.layout, job=job, rank=1, streams=False)
     ran: Any = run_forked(2, train_rank, case.model, case.layout, job)[1]
     assert [*list_differences(ours, ran)] == []

@@ -11,9 +11,9 @@ from fivefold.adapter import (
     EXPERT_TARGETS,
     NF4_CODEBOOK_BYTES,
     Adapter,
-    count_fp8_bytes,
-    count_nf4_bytes,
+    count_element_bytes,
     count_nf4_scale_bytes,
+    count_quantized_bytes,
 )
 from fivefold.job import Job
 from fivefold.layout.remarks import list_remarks
@@ -113,12 +113,12 @@ def test_magnitudes_are_trained_and_sums_kept() -> None:
 def test_nf4_is_stored_as_by_bitsandbytes() -> None:
     """Of a weight [1024, 512]: 262144 packed bytes, 8192 scales, 32 fp32, codebooks of 16 and 256, an offset."""
     numel = 1024 * 512
-    assert (count_nf4_bytes(numel), count_nf4_scale_bytes(numel), NF4_CODEBOOK_BYTES) == (
+    assert (count_element_bytes("nf4", numel), count_nf4_scale_bytes(numel), NF4_CODEBOOK_BYTES) == (
         262_144,
         8192 + 4 * 32 + 4,
         4 * (16 + 256),
     )
-    assert (count_nf4_bytes(65), count_nf4_scale_bytes(65)) == (33, 2 + 4 + 4)
+    assert (count_element_bytes("nf4", 65), count_nf4_scale_bytes(65)) == (33, 2 + 4 + 4)
 
 
 def test_frozen_weights_have_no_states() -> None:
@@ -138,7 +138,7 @@ def test_a_base_in_nf4_keeps_embedding_norms_and_head_in_bf16() -> None:
     (rank,), (wide,) = ranks("dp1 ac=full", "qlora:8"), ranks("dp1 ac=full")
     shapes = ((256, 256), (128, 256), (128, 256), (256, 256), (640, 256), (640, 256), (256, 640))
     matrices = [out * into for out, into in shapes]
-    saved = sum(2 * numel - count_nf4_bytes(numel) - count_nf4_scale_bytes(numel) for numel in matrices)
+    saved = sum(2 * numel - count_element_bytes("nf4", numel) - count_nf4_scale_bytes(numel) for numel in matrices)
     assert wide.parameters_bytes - rank.parameters_bytes == SMALL.layers * saved
 
 
@@ -293,10 +293,18 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
         ),
         ("dp2 zero3", {"stack": "deepspeed", "adapter": "dora:8"}, "DoRA is not modelled with ZeRO-3"),
         ("tp2x2", {}, "2D tensor parallelism"),
-        ("dp1", {"adapter": {"kind": "dora", "base": "int8"}}, "DoRA over a base in int8"),
-        ("dp1", {"adapter": {"kind": "dora", "base": "fp8"}}, "DoRA over a base in fp8"),
-        ("tp2", {"adapter": {"base": "fp8"}}, "a sharded base in fp8; use dp with zero0 to zero2"),
-        ("dp2 zero3", {"adapter": {"base": "fp8"}}, "a sharded base in fp8; use dp with zero0 to zero2"),
+        (
+            "dp1",
+            {"adapter": {"kind": "dora", "base": "int8"}, "stack": "ddp"},
+            "DoRA over a base in int8 and the stack",
+        ),
+        ("dp1", {"adapter": {"kind": "dora", "base": "fp8"}, "stack": "ddp"}, "DoRA over a base in fp8 and the stack"),
+        ("tp2", {"adapter": {"base": "fp8"}}, "a base in fp8 sharded by tp; use dp with zero0 to zero3"),
+        (
+            "dp2 zero3",
+            {"adapter": {"base": "int8"}, "stack": "fsdp2"},
+            "a base in int8 sharded by ZeRO-3, which bitsandbytes does not shard; use dp with zero0 to zero2",
+        ),
         ("dp1", {"adapter": {"base": "mxfp4"}}, "has no routed experts, which alone are in MXFP4; use base=nf4"),
         ("dp1", {"adapter": {"base": "mxfp4"}, "stack": "ddp"}, "as transformers does not train over it"),
         ("dp1", {"adapter": {"base": "fp32"}}, "adapter.base=fp32 is not modelled with bf16 activations"),
@@ -534,7 +542,7 @@ def test_experts_stay_in_bf16_next_to_a_base_in_nf4() -> None:
     (rank,), (wide,) = ranks("dp1", "qlora:8", model), ranks("dp1", model=model)
     shapes = ((256, 256), (128, 256), (128, 256), (256, 256), (96, 256), (96, 256), (256, 96))
     matrices = [out * into for out, into in shapes]
-    saved = sum(2 * numel - count_nf4_bytes(numel) - count_nf4_scale_bytes(numel) for numel in matrices)
+    saved = sum(2 * numel - count_element_bytes("nf4", numel) - count_nf4_scale_bytes(numel) for numel in matrices)
     assert wide.parameters_bytes - rank.parameters_bytes == model.layers * saved
     node = resolve("a100:8", local=Path("/nowhere"))
     remarks = list_remarks(model, node, job("qlora:8"), None)
@@ -594,7 +602,7 @@ def test_experts_in_mxfp4_take_the_bytes_of_the_published_checkpoint(name: str) 
 def test_blocks_in_fp8_take_the_bytes_of_the_published_checkpoint() -> None:
     ahead, alone = (
         sum(
-            count_fp8_bytes(*weight.shape)
+            count_quantized_bytes("fp8", *weight.shape)
             if is_quantized(weight, "fp8") and weight.name != "head.mtp.0.project.weight"  # published in 16 bits
             else 2 * weight.numel
             for weight in list_weights(build_model(name))
@@ -611,7 +619,9 @@ def test_a_base_in_fp8_is_dequantized_only_for_the_backward() -> None:
     ops, plain = (
         {
             op.name: op
-            for op in Counts(SMALL, job(adapter)).unit(LocalDegrees(sequences=1), Kind(slides=False, moe=False)).ops
+            for op in Counts(SMALL, job(adapter, stack="ddp"))
+            .unit(LocalDegrees(sequences=1), Kind(slides=False, moe=False))
+            .ops
         }
         for adapter in ({"base": "fp8"}, {})
     )

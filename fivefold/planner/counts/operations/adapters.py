@@ -6,7 +6,8 @@
 A frozen linear layer computes only dx and keeps no input; one whose input needs no gradient computes nothing in the
 backward. That is so in the first block, up to its first adapter, unless PyTorch's checkpoints recompute anything:
 then the embedding's output gets a gradient (peft's ``enable_input_require_grads``). A weight in nf4 is dequantized
-before each product, and so are routed experts in mxfp4; one in int8 or fp8 only before that of the backward.
+before each product, and so are routed experts in mxfp4; one in int8 or fp8 too in our engine, and only before that of
+the backward in others.
 
 DoRA multiplies the sum by m / n. The norms n of the rows of W + s · B A are computed in every forward, which adds a
 product that no backward follows. Our engine scales the sum; peft adds (m / n − 1) W x and m / n · s B A x to W x.
@@ -29,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, Adapter, count_mxfp4_bytes, count_nf4_bytes, count_nf4_scale_bytes
+from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, TRAINED_BASES, Adapter, Base, count_quantized_bytes
 from fivefold.job import Job
 from fivefold.planner.counts.operations.launches import DROPOUT_LAUNCHES
 from fivefold.planner.counts.operations.linear import drop_wgrad, keeps_casts
@@ -584,7 +585,8 @@ def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
     is_expert = op.name.startswith("moe.experts.")
     is_quantized = op.name not in ("head.out", "moe.router") and not is_expert
     base = None if adapter is None else adapter.base
-    if base == "int8" and is_quantized:
+    is_ours = local.job.stack.kernel_facts.fuses_linears
+    if base == "int8" and is_quantized and not is_ours:
         return _quantize_to_int8(op, width=local.width, kept=op.reads)
     # dx of experts reads which rows each of them has; a router's is made in fp32
     keeps = tuple(name for name in op.keeps if name == "ends")
@@ -592,16 +594,19 @@ def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
         keeps = op.keeps
     scratch = op.backward_scratch if op.name == "moe.router" else 0
     op = op._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=0)
-    if base == "fp8" and (is_quantized or is_expert):
+    if base == "fp8" and (is_expert or (is_quantized and not is_ours)):
         return _dequantize_fp8(op, local, is_expert=is_expert)
     if base == "mxfp4" and is_expert:
         return _dequantize_mxfp4(op, local)
-    if base != "nf4" or not is_quantized:
-        return op
+    return _dequantize(op, local, base) if is_quantized and base in TRAINED_BASES else op
+
+
+def _dequantize(op: Op, local: Local, base: Base | None) -> Op:
+    """Return a product with a frozen weight that is dequantized before y and before dx, and freed after it."""
     _, out_features, in_features = op.shape
     numel = out_features * in_features
     weight, scales = numel * local.width, 4 * ceil_div(numel, NF4_BLOCK)
-    moved = weight + count_nf4_bytes(numel) + count_nf4_scale_bytes(numel)
+    moved = weight + count_quantized_bytes(base, out_features, in_features)
     scratch = weight
     if not local.job.stack.kernel_facts.fused_dequantization:
         # fp32 scales are freed before the product; its result is allocated after them
@@ -639,7 +644,7 @@ def _dequantize_mxfp4(op: Op, local: Local) -> Op:
     """Return a product of routed experts whose frozen weights are dequantized from MXFP4 before y and before dx."""
     _, out_features, in_features = op.shape
     weight = op.batch * out_features * in_features * local.width
-    moved = weight + count_mxfp4_bytes(op.batch, out_features, in_features)
+    moved = weight + count_quantized_bytes("mxfp4", op.batch, out_features, in_features)
     return op._replace(forward_scratch=weight, backward_scratch=weight, moved_cast_bytes=(moved, moved, 0))
 
 

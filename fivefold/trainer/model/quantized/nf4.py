@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fivefold.adapter import NF4_BLOCK, NF4_SCALES_BLOCK
+from fivefold.trainer.model.quantized.weight import QuantizedWeight
 from fivefold.units import ceil_div
 
 # 16 quantiles of a normal distribution in [-1, 1], with an exact 0
@@ -33,20 +34,22 @@ TABLE_STEPS = 32767.5  # in each of the two halves of [-1, 1]; found by comparin
 CHUNK_BLOCKS = 2**14  # blocks that are dequantized at once without a kernel of their own: 2**20 elements
 
 
-class Nf4Weight:
-    """The scales of a weight [out, in] in nf4, which are all here even where ZeRO-3 shards its packed elements.
+class Nf4Weight(QuantizedWeight):
+    """The scales of a weight [out, in] in nf4, whose elements are packed two to a byte.
 
     ``scales``: codes of the absmax of each block; ``largest``: the largest of each 256 of these; ``mean``: [1].
     """
 
+    base = "nf4"
+
     def __init__(self, shape: torch.Size, *, dtype: torch.dtype, scales: Tensor, largest: Tensor, mean: Tensor) -> None:
-        self.shape, self.dtype = shape, dtype  # of the dequantized weight
+        self.shape, self.dtype = shape, dtype
         self.scales, self.largest, self.mean = scales, largest, mean
 
     @classmethod
     def allocate(
         cls, shapes: Sequence[torch.Size], *, dtype: torch.dtype, device: torch.device
-    ) -> tuple[list[Self], Tensor, Tensor]:
+    ) -> tuple[list[Self], list[Tensor]]:
         """Return the weights of ``shapes`` without values, and the two buffers of their scales, of bytes and fp32."""
         blocks = [ceil_div(shape.numel(), NF4_BLOCK) for shape in shapes]
         groups = [ceil_div(count, NF4_SCALES_BLOCK) for count in blocks]
@@ -59,34 +62,27 @@ class Nf4Weight:
             cls(shape, dtype=dtype, scales=part, largest=next(parts), mean=next(parts))
             for shape, part in zip(shapes, scales, strict=True)
         ]
-        return weights, codes, floats
+        return weights, [codes, floats]
 
     def quantize(self, weight: Tensor) -> Tensor:
         """Set the scales to those of ``weight``, and return its packed elements [out · in / 2] of bytes."""
         packed, *scales = quantize_nf4(weight.to(self.scales.device, self.dtype))
         for kept, computed in zip((self.scales, self.largest, self.mean), scales, strict=True):
             kept.copy_(computed)
-        result: Tensor = packed
-        return result
+        elements: Tensor = packed
+        return elements
 
-    def dequantize(self, packed: Tensor) -> Tensor:
-        """Return the weight [out, in] of all ``packed`` elements."""
-        out: Tensor = dequantize_nf4(packed, self.scales, self.largest, self.mean, list(self.shape), self.dtype)
+    def dequantize(self, elements: Tensor) -> Tensor:
+        """Return the weight [out, in] of all ``elements``."""
+        out: Tensor = dequantize_nf4(elements, self.scales, self.largest, self.mean, list(self.shape), self.dtype)
         return out
 
-    def dequantize_rows(self, packed: Tensor, *, first: int, rows: int) -> Tensor:
-        """Return ``rows`` rows from row ``first`` on in fp32; ``packed`` has only their elements."""
+    def dequantize_rows(self, elements: Tensor, *, first: int, rows: int) -> Tensor:
+        """Return ``rows`` rows from row ``first`` on in fp32; ``elements`` has only those of these rows."""
         columns = self.shape[1:].numel()
         scales = _absmax(self.scales, self.largest, self.mean).repeat_interleave(NF4_BLOCK)
-        values = _unpack(packed)[: rows * columns] * scales[first * columns : (first + rows) * columns]
+        values = _unpack(elements)[: rows * columns] * scales[first * columns : (first + rows) * columns]
         return values.to(self.dtype).float().view(rows, *self.shape[1:])
-
-
-def round_to_nf4(weight: Tensor, *, dtype: torch.dtype) -> Tensor:
-    """Return ``weight`` as it is computed with in ``dtype`` when it is stored in nf4."""
-    packed, *scales = quantize_nf4(weight.to(dtype))
-    out: Tensor = dequantize_nf4(packed, *scales, list(weight.shape), dtype)
-    return out
 
 
 @torch.library.custom_op("fivefold::quantize_nf4", mutates_args=())

@@ -1,0 +1,7 @@
+"""Frozen weights in few bits, one module per format.
+
+weight  the interface that each fills      formats   all of them by the name of the base
+nf4     4-bit NormalFloat with double quantization, as bitsandbytes stores it (QLoRA)
+int8    one fp32 scale for each row, as bitsandbytes' LLM.int8 stores it
+fp8     E4M3 with one fp32 scale for each block of 128 x 128, as DeepSeek-V3 is published
+"""

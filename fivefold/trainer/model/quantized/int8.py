@@ -1,0 +1,93 @@
+"""Frozen weights in int8 with a scale for each row, in the format of bitsandbytes' LLM.int8.
+
+    row     absmax = max |w|; code = round(w · 127 / absmax)
+    w ≈ code · absmax / 127
+
+Codes and scales are those of bitsandbytes to the bit. The products are not LLM.int8's, which quantize the input too:
+the weight is dequantized before each.
+Sources: arXiv:2208.07339 §3; bitsandbytes-foundation/bitsandbytes@0.50.2:bitsandbytes/backends/default/ops.py
+(int8_vectorwise_quant), bitsandbytes/nn/modules.py (Int8Params) and bitsandbytes/_ops.py (int8_vectorwise_dequant).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from fivefold.trainer.model.quantized.weight import QuantizedWeight
+
+LARGEST_CODE = 127.0
+CHUNK_ELEMENTS = 2**20  # elements that are dequantized at once without a kernel of their own
+
+
+class Int8Weight(QuantizedWeight):
+    """The scales of a weight [out, in] in int8: ``absmax`` [out], of each row."""
+
+    base = "int8"
+
+    def __init__(self, shape: torch.Size, *, dtype: torch.dtype, absmax: Tensor) -> None:
+        self.shape, self.dtype = shape, dtype
+        self.absmax = absmax
+
+    @classmethod
+    def allocate(
+        cls, shapes: Sequence[torch.Size], *, dtype: torch.dtype, device: torch.device
+    ) -> tuple[list[Self], list[Tensor]]:
+        """Return the weights of ``shapes`` without values, and the buffer of their scales."""
+        rows = [shape[0] for shape in shapes]
+        scales = torch.zeros(sum(rows), dtype=torch.float32, device=device)
+        parts = scales.split(rows) if rows else ()
+        return [cls(shape, dtype=dtype, absmax=part) for shape, part in zip(shapes, parts, strict=True)], [scales]
+
+    def quantize(self, weight: Tensor) -> Tensor:
+        """Set the scales to those of ``weight``, and return its codes [out · in]."""
+        codes, absmax = quantize_int8(weight.to(self.absmax.device, self.dtype).half())  # as Int8Params casts it
+        self.absmax.copy_(absmax)
+        elements: Tensor = codes
+        return elements
+
+    def dequantize(self, elements: Tensor) -> Tensor:
+        """Return the weight [out, in] of all ``elements``."""
+        out: Tensor = dequantize_int8(elements, self.absmax, list(self.shape), self.dtype)
+        return out
+
+    def dequantize_rows(self, elements: Tensor, *, first: int, rows: int) -> Tensor:
+        """Return ``rows`` rows from row ``first`` on in fp32; ``elements`` has only those of these rows."""
+        shape = [rows, *self.shape[1:]]
+        out: Tensor = dequantize_int8(elements, self.absmax[first : first + rows], shape, self.dtype)
+        return out.float()
+
+
+@torch.library.custom_op("fivefold::quantize_int8", mutates_args=())
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the codes of ``weight``, a flat tensor of bytes, and the absmax of each row in fp32."""
+    absmax = weight.abs().amax(1).float()
+    codes = torch.round(weight * (LARGEST_CODE / absmax)[:, None]).nan_to_num_(0.0).to(torch.int8)  # rows of zeros
+    return codes.view(torch.uint8).flatten(), absmax
+
+
+@quantize_int8.register_fake
+def _(weight: Tensor) -> tuple[Tensor, Tensor]:
+    codes = weight.new_empty(weight.numel(), dtype=torch.uint8)
+    return codes, weight.new_empty(weight.shape[0], dtype=torch.float32)
+
+
+@torch.library.custom_op("fivefold::dequantize_int8", mutates_args=())
+def dequantize_int8(elements: Tensor, absmax: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
+    """Return the weight of ``shape`` in ``dtype``: products in fp32, rounded once."""
+    out = torch.empty(shape, dtype=dtype, device=elements.device)
+    if not out.numel():
+        return out
+    codes = elements.view(torch.int8).view(shape)
+    rows = max(1, CHUNK_ELEMENTS // shape[1])
+    for part, chunk, scales in zip(out.split(rows), codes.split(rows), absmax.split(rows), strict=True):
+        part.copy_((chunk * scales[:, None]).mul_(1 / LARGEST_CODE))
+    return out
+
+
+@dequantize_int8.register_fake
+def _(elements: Tensor, absmax: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
+    return elements.new_empty(shape, dtype=dtype)
