@@ -33,10 +33,13 @@ from fivefold.step import FITS_RISK, TIGHT_RISK
 from fivefold.units import show_bytes, show_seconds
 from tests.endure.commands import LIMIT_SECONDS, answer, isolate, judge
 from tests.endure.files import folder
+from tests.endure.spellings import respell_layout
 
 SMALL = ("tiny", "nano", "llama3-8b", "qwen3-4b", "gpt-oss-20b", "deepseek-v2-lite", "gemma3-1b", "mixtral-8x7b")
 HYBRIDS = ("lfm2-350m", "jamba-v0.1", "kimi-linear-48b-a3b", "nemotron3-nano-30b-a3b", "qwen3.5-35b-a3b")
-MACHINES = ("h100", "h200", "a100", "gb200", "l40s", "h800", "mi300x")
+MACHINES = ("h100", "h200", "a100", "gb200", "l40s", "h800", "mi300x", "v100-16", "gb300")
+INSTANCES = ("p3.8xlarge", "a3-highgpu-2g")  # nodes of fewer GPUs than their chips usually have
+PRECISIONS = ("bf16", "bf16", "bf16", "fp8", "bf16-grad16", "bf16-full")
 STACKS = ("", "", "", "torchtitan", "megatron", "deepspeed", "fsdp2")
 SCHEDULES = ("1f1b", "interleaved", "zb1p", "zbv", "gpipe", "dualpipev")
 SETTINGS: tuple[tuple[str, ...], ...] = (  # of which a job has up to three that are legal with one another
@@ -63,6 +66,7 @@ SETTINGS: tuple[tuple[str, ...], ...] = (  # of which a job has up to three that
     ("optimizer.kind=adamw8bit",),
     ("loss=chunked",),
     ("attention=unfused",),
+    ("fp8_attention=true",),
     ("compile=true",),
     ("kernels=plain",),
     ("reduce=step",),
@@ -72,8 +76,11 @@ SETTINGS: tuple[tuple[str, ...], ...] = (  # of which a job has up to three that
     ("vocab_multiple=128",),
     ("imbalance=1.5",),
 )
-QUESTIONS = ("predict", "micro-batch", "sequence", "changes", "run", "compare", "search", "gpus", "batch", "plan")
-WEIGHTS = (40, 8, 5, 8, 6, 10, 4, 3, 3, 2)
+QUESTIONS = (
+    "predict", "micro-batch", "sequence", "changes", "run", "compare", "search", "gpus", "batch", "plan", "deadline",
+)  # fmt: skip
+WEIGHTS = (40, 8, 5, 8, 6, 10, 4, 3, 3, 2, 3)
+DEADLINE_DAYS, DEADLINE_TOKENS = 60, "1e10"
 ATTEMPTS = 200  # layouts that are drawn until one is legal
 TOLERANCE = 1e-9
 
@@ -101,20 +108,22 @@ def draw_question(number: int, *, seed: int) -> Question:
     """Return a question whose layout is legal."""
     rng = random.Random(f"answers {seed} {number}")
     asked = rng.choices(QUESTIONS, WEIGHTS)[0]
-    is_searched = asked in ("search", "gpus", "batch", "plan", "sequence")
+    is_searched = asked in ("search", "gpus", "batch", "plan", "sequence", "deadline")
     while True:
         name = rng.choice(SMALL if is_searched or rng.random() < 0.6 else list_names())
         name = rng.choice(HYBRIDS) if rng.random() < 0.2 else name
-        chip, power = rng.choice(MACHINES), rng.randint(0, 3 if is_searched else 9)
+        chip, power = rng.choice((*MACHINES, *INSTANCES)), rng.randint(0, 3 if is_searched else 9)
         ranks = 2**power * (3 if rng.random() < 0.1 and power else 1)
         sequence = rng.choice((512, 2048, 4096)) if name not in ("tiny", "nano") else 128
-        precision = rng.choice(("bf16", "bf16", "bf16", "fp8", "bf16-grad16"))
+        precision = rng.choice(PRECISIONS)
         stack = rng.choice(STACKS)
         settings = [word for words in rng.sample(SETTINGS, rng.choice((0, 0, 1, 1, 2, 2, 3))) for word in words]
         make_job = partial(load_job, settings=settings, seq=sequence, precision=precision, stack=stack or None)
         if layout := _draw_layout(rng, name, f"{chip}:{ranks}", make_job):
             break
     text, batch = layout
+    if rng.random() < 0.2:
+        text = respell_layout(rng, text)
     job = ["--seq", str(sequence), "--gbs", str(batch)]
     job += ["--precision", precision] if precision != "bf16" else []
     job += ["--stack", stack] if stack else []
@@ -125,10 +134,12 @@ def draw_question(number: int, *, seed: int) -> Question:
         "compare": ["compare", name, machine, text, _vary(rng, text)],
         "search": ["search", name, machine],
         "plan": ["plan", name, machine],
+        "deadline": ["search", name, rng.choice((chip, machine)), "--deadline", f"{DEADLINE_DAYS}d"],
         "gpus": ["ask", "gpus", name, machine],
         "batch": ["ask", "batch", name, machine, text],
     }.get(asked, ["ask", asked, name, machine, text])
     more = ["--tokens", "1e11"] if asked in ("run", "batch") else []
+    more = ["--tokens", DEADLINE_TOKENS] if asked == "deadline" else more
     return Question([*words, *job, *more], name, machine, text, job)
 
 
@@ -196,6 +207,8 @@ def find_faults(question: Question, result: Any) -> Iterator[str]:
         for variant in result["variants"]:
             yield from check_step(question, variant["step"]) if variant["step"] else ()
             yield from compare_with_predict(question, variant["step"]) if variant["step"] else ()
+    elif command == "search" and "--deadline" in question.words:
+        yield from _check_deadline(question, result)
     elif command == "search":
         for ranked in [*result["best"], *([result["proposal"]["choice"]] if result["proposal"] else [])]:
             yield from check_step(question, ranked["step"])
@@ -211,6 +224,23 @@ def find_faults(question: Question, result: Any) -> Iterator[str]:
             yield f"the best are not in order: {times}"
     elif asked in ("micro-batch", "gpus", "sequence", "run", "changes"):
         yield from _check_question(question, asked, result)
+
+
+def _check_deadline(question: Question, result: Any) -> Iterator[str]:
+    """Yield where an offer misses the deadline, or ``predict`` says another utilization of its layout."""
+    for offer in result["offers"]:
+        if offer["run"] is None:
+            continue
+        if offer["run"]["seconds"] > DEADLINE_DAYS * 86_400:
+            yield f"{offer['ranks']} ranks take {offer['run']['seconds']} s"
+        machine = f"{question.machine.partition(':')[0]}:{offer['ranks']}"
+        words = ["predict", question.model, machine, offer["layout"], *question.job, "--json"]
+        code, out, err, _ = answer(words, limit=LIMIT_SECONDS)
+        step = json.loads(out) if code == 0 else None
+        if step is None or not step["memory"]["fits"] or step["world"] > offer["ranks"]:
+            yield f"{shlex.join(words)} ends with {code} or does not fit: {err[-200:]}"
+        elif not any("reduce=" in word for word in words) and step["mfu"]["causal"] > offer["mfu"] * (1 + TOLERANCE):
+            yield f"{shlex.join(words)}: MFU {step['mfu']['causal']} instead of at most {offer['mfu']}"
 
 
 def _check_question(question: Question, asked: str, result: Any) -> Iterator[str]:

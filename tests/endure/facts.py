@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
+from warnings import catch_warnings
 
 from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
 from fivefold.record import UserError
 from fivefold.stack.spec import FACTS
 
@@ -24,7 +27,7 @@ def find_ignored(words: list[str], out: str) -> str:
         result = value_at(step["job"], path)
         if text is not None and not is_same(text, result) and not is_reduced(path, text, result):
             return f"asked for {path}={text!r}, answered for {result!r}"
-    if "--from" not in words and len(words) > 3 and (layout := parse_layout(words[3])) is not None:
+    if "--from" not in words and len(words) > 3 and (layout := parse_layout(words[3], words[2])) is not None:
         if str(layout) != step["layout"]:
             return f"asked for the layout {words[3]!r}, answered for {step['layout']!r}"
         if layout.world != step["world"]:
@@ -77,9 +80,11 @@ def is_same(text: str, value: Any) -> bool:
     return str(value) == text
 
 
-def parse_layout(text: str) -> Layout | None:
-    """Return the layout that ``text`` is, if it is one."""
+def parse_layout(text: str, machine: str) -> Layout | None:
+    """Return the layout that ``text`` is on a machine, whose ranks a layout without dp uses; None if it is none."""
     try:
-        return Layout.parse(text)
+        ranks = resolve(machine, local=Path("/nowhere")).ranks
+        with catch_warnings(action="ignore"):
+            return Layout.parse(text, ranks=ranks)
     except UserError:
         return None

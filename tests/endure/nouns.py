@@ -21,6 +21,7 @@ from fivefold.record import Record, UserError
 from fivefold.stack.catalog import STACKS
 from tests.endure.files import BROKEN, Content, break_file
 from tests.endure.settings import list_valid_settings, settings
+from tests.endure.spellings import respell_layout, respell_machine, respell_model
 
 SMALL = ("nano", "tiny", "gpt2", "qwen3-0.6b", "deepseek-v2-lite", "gpt-oss-20b", "llama3.2-1b")
 NUMBERS = (
@@ -112,6 +113,7 @@ class Nouns:
         self.rng, self.number_of_case = random.Random(f"{seed}/{number}"), number
         self.clean = self.rng.random() < 0.5  # every word is one of its kind, and together they may still be illegal
         self.files: dict[str, Content] = {}
+        self.spelling = random.Random(f"spelling {seed}/{number}")  # leaves the draws of ``rng`` as they were
 
     def chance(self, share: float) -> bool:
         return self.rng.random() < share
@@ -131,7 +133,8 @@ class Nouns:
             return self.rng.choice(UNICODE)
         if self.chance(0.12):
             return self.repository()
-        return self.rng.choice(SMALL if small else list_names())
+        name = self.rng.choice(SMALL if small else list_names())
+        return respell_model(self.spelling, name) if self.spelling.random() < 0.1 else name
 
     def repository(self) -> str:
         """Return the Hugging Face repository of a catalog model, with its owner or without, in any case."""
@@ -162,6 +165,8 @@ class Nouns:
         if self.chance(0.12):
             word = self.rng.choice((*INSTANCES, *ALIASES))
         text = word if self.chance(0.1) else f"{word}:{count}"
+        if self.spelling.random() < 0.15 and count.isdecimal() and 0 < len(count) < 8 and word in chips():
+            text = respell_machine(self.spelling, word, int(count))
         if self.chance(0.06):
             text = f"{self.rng.choice((1, 2, 3, 4, 12))}x{word}"
         while self.chance(0.12):
@@ -177,7 +182,8 @@ class Nouns:
         if self.slip(0.08):
             tokens.append(self.rng.choice((*UNICODE, "dp", "tp2x2", "tp4x0", "zero9", "=", "pd8")))
         self.rng.shuffle(tokens)
-        return " ".join(tokens)
+        text = " ".join(tokens)
+        return respell_layout(self.spelling, text) if self.spelling.random() < 0.2 else text
 
     def make_consistent_tokens(self) -> list[str]:
         """Tokens that agree with one another."""

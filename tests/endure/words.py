@@ -77,7 +77,11 @@ class Draw(Nouns):
             words += ["--by", self.rng.choice(("time", "cost", "memory", "x"))]
         for option in ("--top", "--front"):
             words += [option, self.number(1, 3, 20)] if self.chance(0.2) else []
-        return [*words, *(["--also", self.rng.choice((*RECIPES, "x"))] if self.chance(0.1) else [])]
+        words += ["--also", self.rng.choice((*RECIPES, "x"))] if self.chance(0.1) else []
+        if self.spelling.random() < 0.15:  # the fewest GPUs, up to those of the machine, or of any number without one
+            words[2] = words[2] if self.spelling.random() < 0.5 else self.spelling.choice(("h100", "2x8 H100", "l4"))
+            words += ["--deadline", self.spelling.choice(("30d", "400d", "1h", "0d", "x")), "--tokens", "1e9"]
+        return words
 
     def ask(self) -> list[str]:
         question = self.rng.choice(

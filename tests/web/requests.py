@@ -9,6 +9,7 @@ from typing import Any
 
 from starlette.testclient import TestClient
 
+from fivefold.job import RECIPES
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.machine.catalog import ALIASES, INSTANCES
 from fivefold.machine.catalog import list_names as machine_names
@@ -41,6 +42,7 @@ WORDS = {
         "",
         " ",
         "lama3-8b",
+        "Llama 3 8B",
         *model_names(),
         *(entry.repository for entry in CATALOG.values() if entry.repository),
         *VERSIONS,
@@ -59,6 +61,11 @@ WORDS = {
         "h100:8 nic=",
         "h100:8 memory=1MiB",
         "h100:8 speed=2",
+        "2x8 H100",
+        "16 H100s",
+        "HGX H200",
+        "Tesla V100-SXM2-32GB",
+        "2x8 p4d.24xlarge",
         *(f"{name}:{ranks}" for name in machine_names() for ranks in (1, 6, 64, 2048)),
         *(f"{count}{name}" for name in (*INSTANCES, *ALIASES) for count in ("", "3x")),
     ],
@@ -77,9 +84,12 @@ WORDS = {
         "dp2 tp2x2",
         "dp2 tp2x4 ep2",
         "dp4 tp2 sp",
+        "tp8/pp4/vpp2",
+        "TP 2 / DP 4 + FSDP2",
+        "cp2",
         "nonsense",
     ],
-    "precision": ["bf16", "fp8", "fp32", "nvfp4", "int8"],
+    "precision": [*RECIPES, "int8"],
     "attention": ["flash", "unfused", "x"],
     "stack": ["fivefold", "megatron-core", "deepspeed", "none"],
     "set": [
@@ -91,6 +101,7 @@ WORDS = {
         "precision={}",
         "ramp={first=1,step=1}",
         "imbalance=nan",
+        "fp8_attention=true",
     ],
     "config": ['{"model_type": "llama"}', "{", "[]", '{"layers": 1}', '{"model_type": 7}', '{"architectures": [1]}'],
     "optimizer": ["muon", "adamw8bit", "x"],

@@ -350,3 +350,14 @@ def test_fp8_gains_as_much_as_torchao_measured() -> None:
     wide, low = steps.values()
     assert wide.time.step_seconds / low.time.step_seconds == pytest.approx(1.1005, abs=0.03)
     assert low.memory.peak_bytes / wide.memory.peak_bytes == pytest.approx(1.003, abs=0.01)
+
+
+def test_attention_in_fp8_shortens_the_steps_of_jobs_in_fp8_alone() -> None:
+    def compute_seconds(precision: str, *, in_fp8: bool) -> float:
+        stack = build_stack("megatron-core").replace(fp8_attention=in_fp8)
+        job = Job(precision=precision, stack=stack, sequence=16_384, global_batch=8)
+        step = predict(model=model("llama3-8b"), machine=machine("b200:8"), layout=Layout.parse("dp8"), job=job)
+        return step.time.compute_seconds
+
+    assert compute_seconds("fp8", in_fp8=True) < 0.97 * compute_seconds("fp8", in_fp8=False)
+    assert compute_seconds("bf16", in_fp8=True) == compute_seconds("bf16", in_fp8=False)
