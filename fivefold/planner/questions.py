@@ -625,7 +625,8 @@ def get_change_sort_key(change: Change) -> tuple[bool, float, int]:
 def _list_single_changes(model: Model, job: Job, layout: Layout) -> Iterator[tuple[str, Job, Layout]]:
     """Yield single changes: a description, the job and the layout."""
     software = job.stack.runs
-    for zero in sorted({layout.zero - 1, *range(layout.zero + 1, 4)} & {0, 1, 2, 3}):
+    is_sharded = layout.dp * layout.cp > 1
+    for zero in sorted({layout.zero - 1, *range(layout.zero + 1, 4)} & {0, 1, 2, 3}) if is_sharded else ():
         if other := with_zero(layout, zero):
             yield f"zero{zero}", job, other
     for ac in ("none", "norm+act", "selective", *software.list_joint_recomputes(), "full"):

@@ -326,6 +326,8 @@ def test_changes_of_a_layout_move_ranks_between_axes() -> None:
         model=build_model("deepseek-v2-lite"), layout=Layout.parse("dp64 ep8 zero1 mbs1"), **common
     )
     assert {"ep4", "ep16", "dp32 tp2", "dp32 cp2"} <= {change.change for change in experts}
+    alone = questions.list_changes(model=build_model("llama3-8b"), layout=Layout.parse("dp1 tp8 pp8 mbs1"), **common)
+    assert not any(change.change.startswith("zero") and change.change != "zero bubble" for change in alone)
 
 
 def test_reasonable_batches_have_4_to_60_million_tokens() -> None:
