@@ -292,7 +292,8 @@ ROWS: dict[str, ChipRow] = {
         ranks_per_node=8,
         near=PCIE5,
         far=NIC_100,
-        source=f"H100 PCIe 80 GB: {SHEET}",
+        source=f"H100 PCIe 80 GB: {SHEET}; watts: its data sheet in realworldtech.com/forum/?threadid=206399",
+        watts=350,
     ),
     "h100-nvl": ChipRow(
         generation="hopper",

@@ -11,6 +11,7 @@ from fivefold.machine import toml
 from fivefold.machine.catalog import (
     ALIASES,
     INSTANCES,
+    ROWS,
     is_counted,
     is_named,
     list_names,
@@ -86,9 +87,16 @@ def test_the_catalog_has_at_least_fourteen_chips_with_plausible_figures():
 
 def test_a_chip_of_the_same_die_with_less_power_is_not_faster():
     """Also where its matmuls were not measured: their share of the peak is that of the chip that was."""
-    for slow, quick in (("mi350x", "mi355x"), ("h100-pcie", "h100"), ("h100-nvl", "h100"), ("h20", "h100")):
+    pairs = ("mi350x", "mi355x"), ("h100-pcie", "h100-nvl"), ("h100-nvl", "h100"), ("h20", "h100")
+    for slow, quick in pairs:
         rates = [resolve(f"{name}:1", local=Path()).chip.sustained_flops("bf16") for name in (slow, quick)]
         assert rates[0] < rates[1], slow
+
+
+def test_a_chip_whose_flops_per_joule_are_known_has_a_limit_of_power():
+    """Without one it is predicted at the rate of its best short matmul."""
+    chips = [resolve(f"{name}:1", local=Path()).chip for name in ROWS]
+    assert [chip.name for chip in chips if chip.flops_per_joule and chip.power_watts is None] == []
 
 
 def test_a_superchip_is_capped_by_the_power_of_its_module():
