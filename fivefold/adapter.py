@@ -258,7 +258,7 @@ def _show_alpha(alpha: float) -> str:
 
 def parse_adapter(text: str) -> dict[str, object]:
     """Read ``lora:16``, ``qlora:16`` or ``dora:16`` as fields of an ``Adapter``; the rank may be left out."""
-    name, colon, rank = text.partition(":")
+    name, colon, rank = text.lower().partition(":")
     if name not in ADAPTERS or (colon and not rank.isdigit()):
         raise UserError(
             f"adapter {text!r} is none of {', '.join(f'{kind}:RANK' for kind in ADAPTERS)}; write lora:16 or qlora:16"

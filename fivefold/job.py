@@ -14,7 +14,7 @@ from fivefold.adapter import Adapter, parse_adapter
 from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Positive, Seed, Sequences, Steps, Tokens
 from fivefold.freeze import parse_part
 from fivefold.number_formats import NUMBER_FORMATS, NumberFormat
-from fivefold.record import Record, UserError, make_unknown_name_error
+from fivefold.record import Record, UserError, find_spelling, make_unknown_name_error
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.spec import FACTS, Stack
 from fivefold.units import Dtype, ceil_div, round_up_to_power_of_two
@@ -281,7 +281,8 @@ def _build_stack(asked: object, changes: dict[str, Any]) -> Stack | dict[str, An
 
 
 def get_recipe(name: str) -> Recipe:
-    """Return the recipe called ``name``."""
+    """Return the recipe called ``name``, in any case."""
+    name = find_spelling(name, RECIPES)
     if name not in RECIPES:
         raise make_unknown_name_error(name, list(RECIPES), kind="precision")
     return RECIPES[name]

@@ -11,7 +11,7 @@ import json
 import re
 import reprlib
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
 from pathlib import Path
@@ -410,6 +410,19 @@ def locate(name: str, *, named_in: Path) -> str:
 CATALOGS = {"model": "fivefold models", "machine": "fivefold machines", "stack": "fivefold stacks"}  # by kind of name
 
 
+def find_spelling(word: str, known: Collection[str]) -> str:
+    """Return the known name that ``word`` is but for case, spaces, dashes and underscores, or ``word``.
+
+    ``TorchTitan`` is torchtitan, and ``megatron core`` is megatron-core.
+    """
+    joined = _join_word(word)
+    return word if word in known else next((name for name in known if _join_word(name) == joined), word)
+
+
+def _join_word(word: str) -> str:
+    return re.sub(r"[\s_-]", "", word.lower())
+
+
 def make_unknown_name_error(word: str, known: list[str], *, kind: str, forms: str = "") -> UserError:
     """Make the ``UserError`` for an unknown name, with longer or similar names, or where to find all of them.
 
@@ -417,8 +430,8 @@ def make_unknown_name_error(word: str, known: list[str], *, kind: str, forms: st
 
     ``unknown model 'lama3-8b'; did you mean llama3-8b? `fivefold models` lists all``
     """
-    spoken = re.sub(r"[\s_-]", "", word.lower())
-    longer = [name for name in known if len(spoken) >= 4 and name.replace("-", "").startswith(spoken)]
+    spoken = _join_word(word)
+    longer = [name for name in known if len(spoken) >= 4 and _join_word(name).startswith(spoken)]
     close = longer[:5] or get_close_matches(word.lower(), known, n=3, cutoff=0.5)
     question = f"did you mean {join_names(close, 'or')}?" if close else ""
     if kind in CATALOGS:

@@ -51,6 +51,14 @@ def test_a_precision_name_gives_its_recipe() -> None:
     assert Job.read({"precision": "bf16-pure"}, origin="job").precision == RECIPES["bf16-pure"]
 
 
+def test_a_precision_or_an_adapter_may_be_named_in_any_case() -> None:
+    assert [Job(precision=name).precision.name for name in ("BF16", "FP8", "FP8 DeepSeek", "NVFP4")] == [
+        "bf16", "fp8", "fp8-deepseek", "nvfp4"
+    ]  # fmt: skip
+    assert [get_recipe(name.upper()) for name in RECIPES] == list(RECIPES.values())  # no two differ only in case
+    assert Job(adapter="QLoRA:16").adapter == Job(adapter="qlora:16").adapter
+
+
 def test_a_precision_table_changes_the_recipe_in_its_name() -> None:
     read = Job.read({"precision": {"name": "fp8", "gathers": "fp8"}}, origin="job").precision
     assert read == RECIPES["fp8"].replace(gathers="fp8") == RECIPES["fp8-wire"].replace(name="fp8")

@@ -20,6 +20,7 @@ from typing import Self, get_args
 
 from pydantic import Field, model_validator
 
+from fivefold.adapter import ADAPTERS
 from fivefold.bounded_types import RANKS, Degree, Sequences, StageLayers
 from fivefold.job import Job, Offloaded
 from fivefold.layout.names import CONTEXT_PARALLELISMS, CP_KINDS, DEFAULT_ORDER, ContextParallelism, CpKind, MeshAxis
@@ -297,6 +298,7 @@ _VIRTUAL_STAGES = re.compile(r"vp{1,2}=?(\d+)")  # Megatron's size of the virtua
 _STAGE = re.compile(r"zero[-_](\d.*)")  # as in ZeRO-3
 _MICRO_BATCH = re.compile(r"(?:mb|bs|micro[-_]?batch(?:[-_]?size)?)=?(\d+)")
 _RECOMPUTATION = re.compile(r"ckpt|recompute|recomputation|((gradient|activation)[-_]?)?checkpoint(ing)?")
+_SEQUENCE_PARALLEL = re.compile(r"(--)?(seq|sequence)([-_]?parallel(ism)?)?(=(true|1|on))?")
 _OPTION = re.compile(r"(?<!\S)--?(dp|tp|cp|pp|ep|etp|v|mbs)[\s=]+(\d+)")  # as launchers write a degree
 _NUMBER_WORDS = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
 _JOB_OPTIONS = ("precision", "seq", "gbs", "stack", "adapter", "attention")
@@ -403,6 +405,13 @@ def read_token(token: str) -> Mapping[str, object]:
         raise UserError(f"unknown layout token {token!r}; did you mean mbs{match[1]}?")
     if _RECOMPUTATION.fullmatch(printed):
         raise UserError(f"unknown layout token {token!r}; did you mean ac=full, ac=selective or ac=norm+act?")
+    if _SEQUENCE_PARALLEL.fullmatch(printed):
+        raise UserError(f"unknown layout token {token!r}; tp has sequence parallelism by default: leave it out")
+    kind, _, rank = printed.partition(":")
+    if kind in ADAPTERS:
+        raise UserError(
+            f"layout token {token!r} is not part of a layout; give the option --adapter {kind}:{rank or 16}"
+        )
     raise make_unknown_name_error(token, _WORDS, kind="layout token", forms=_FORMS)
 
 

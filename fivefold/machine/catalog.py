@@ -773,6 +773,9 @@ def is_named(text: str) -> bool:
 _NODES = r"((?P<nodes>\d+)\s*([x*×]|nodes? (of|with|x))\s*)?"
 _COUNT_FIRST = re.compile(_NODES + r"(?P<count>\d+)(\s*[x*×]\s*| )(?P<name>\w[\w. -]*?)", re.IGNORECASE)
 _COUNT_LAST = re.compile(r"(?P<name>\w[\w. -]*?)\s*[x*×]\s*(?P<count>\d+)")
+_NODES_ONLY = re.compile(r"(?P<nodes>\d+)\s*nodes?\s+((of|with)\s+)?(?P<name>[a-z]\w[\w. -]*?)", re.IGNORECASE)
+MAX_NODE_GPUS = 16  # that one host has; the NVLink domains of racks are larger
+_THOUSANDS = re.compile(r"^\d{1,3}(,\d{3})+(?=\s)")  # 16,384 H100
 
 
 def spell_machine(text: str) -> str:
@@ -782,7 +785,7 @@ def spell_machine(text: str) -> str:
     differs: ``4xp4d.24xlarge`` is ``a100-40:32 nic=50Gbit``.
     """
     name, *overrides = re.split(r"\s+(?=[a-z]+=)", text.strip())
-    chip, count = _split_count(name)
+    chip, count = _split_count(_THOUSANDS.sub(lambda match: match[0].replace(",", ""), name))
     if instance := INSTANCES.get(chip):
         stated = {word.partition("=")[0] for word in overrides}
         usual = instance.list_overrides(is_counted=bool(count))
@@ -801,8 +804,21 @@ def _split_count(name: str) -> tuple[str, str]:
             return chip, f":{int(match['count']) * INSTANCES[chip].gpus}"
         if match and chip:
             return chip, f":{int(match['count']) * int(nodes or 1)}"
+    match = _NODES_ONLY.fullmatch(name)
+    chip = _find_name(match["name"]) if match else None
+    if match and chip and (gpus := INSTANCES[chip].gpus if chip in INSTANCES else _count_node_gpus(chip)):
+        return chip, f":{int(match['nodes']) * gpus}"
     text, colon, count = name.partition(":")
     return _find_name(text) or text, f"{colon}{count}"
+
+
+def _count_node_gpus(chip: str) -> int | None:
+    """Return the GPUs of a node of a chip; None for this computer, for a card on PCIe, and for racks such as NVL72.
+
+    A card has no usual node, and people call a tray of four GPUs of a rack a node.
+    """
+    row = ROWS.get(chip)
+    return row.default_ranks if row and 1 < row.default_ranks <= MAX_NODE_GPUS else None
 
 
 def _find_name(text: str) -> str | None:

@@ -16,7 +16,15 @@ from typing import Any, NamedTuple
 
 from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.model.spec import CONFIG_SOURCE, Model
-from fivefold.record import UsageWarning, UserError, join_names, locate, make_unknown_name_error, read_file
+from fivefold.record import (
+    UsageWarning,
+    UserError,
+    find_spelling,
+    join_names,
+    locate,
+    make_unknown_name_error,
+    read_file,
+)
 
 # Endings of repositories whose config.json has the sizes of the model without them, as they are spelled.
 TUNED_ENDINGS = ("", "-hf", "-Base", "-Instruct", "-Chat", "-chat", "-it", "-pt", "-chat-hf", "-Instruct-hf")
@@ -183,9 +191,14 @@ def find_repository(text: str) -> str | None:
 
 
 def _find_spoken_name(text: str) -> str:
-    """Return the catalog's name that ``text`` is but for spaces and dashes, as in ``Llama 3 8B``, or ``text``."""
-    spoken = re.sub(r"[\s_-]", "", text.lower())
-    return next((name for name in CATALOG if name.replace("-", "") == spoken), text)
+    """Return the name of a model or of its repository that ``text`` is but for spaces and dashes, or ``text``.
+
+    ``Llama 3 8B`` is llama3-8b, and ``Llama 3.1 405B Instruct`` is llama-3.1-405b-instruct.
+    """
+    name = find_spelling(text, CATALOG)
+    if name in CATALOG:
+        return name
+    return find_spelling(text, [spelling for key, entry in CATALOG.items() for spelling in _list_spellings(key, entry)])
 
 
 def list_similar(text: str) -> list[str]:

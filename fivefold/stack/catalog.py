@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fivefold.record import UserError, make_unknown_name_error
+from fivefold.record import UserError, find_spelling, make_unknown_name_error
 from fivefold.stack import megatron, other_software, pytorch
 from fivefold.stack.entry import StackEntry
 from fivefold.stack.spec import Stack
@@ -25,7 +25,8 @@ OTHER_NAMES = {"megatron": "megatron-core"}  # today's Megatron-LM; megatron-lm 
 
 
 def build_stack(name: str) -> Stack:
-    """Return the stack called ``name``."""
+    """Return the stack called ``name``, in any case, also with spaces for its dashes."""
+    name = find_spelling(name, (*STACKS, *OTHER_NAMES, *HUGGING_FACE_TRAINERS))
     if name in HUGGING_FACE_TRAINERS:
         raise UserError(
             f"unknown stack {name!r}: it trains with ddp, fsdp2 or deepspeed; use one of them, or read its config "

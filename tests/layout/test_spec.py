@@ -190,6 +190,13 @@ def check_one_line(caught: pytest.ExceptionInfo[UserError]) -> str:
         ("dp=x", "unknown layout token 'dp=x'; did you mean"),
         ("--tp 8 --pp=2 zero1", "layout '--tp 8 --pp=2 zero1' has options of a command; write 'tp8 pp2 zero1'"),
         ("dp8 precision=fp8", "layout token 'precision=fp8' is not part of a layout; give the option --precision fp8"),
+        ("mbs1 QLoRA", "layout token 'qlora' is not part of a layout; give the option --adapter qlora:16"),
+        (
+            "tp8 sequence parallel",
+            "unknown layout token 'sequence'; tp has sequence parallelism by default: leave it out",
+        ),
+        ("tp8 --sequence-parallel", "tp has sequence parallelism by default"),
+        ("dp2 lora:64", "layout token 'lora:64' is not part of a layout; give the option --adapter lora:64"),
         ("tp2 tp4x2", "'tp4x2' sets tp a second time"),
         ("dp8 zero1/3", "dp·cp=8 is not divisible by the shard group 3; try zero1/2"),
         ("dp8 zero0/4", "zero0/4 shards nothing"),

@@ -202,6 +202,14 @@ def test_other_names_of_a_chip_are_known() -> None:
         "l40s:8",
         "rtx3090:2",
     ]
+    assert [spell_machine(text) for text in ("16 nodes H100", "2 nodes of MI300X", "1 node with 4 H100")] == [
+        "h100:128",
+        "mi300x:16",
+        "h100:4",
+    ]
+    assert spell_machine("4 nodes p4d.24xlarge nic=1Gbit") == "a100-40:32 nic=1Gbit"
+    assert spell_machine("4 nodes RTX4090").startswith("4 nodes")  # a card on PCIe has no usual node
+    assert spell_machine("2 nodes GB200").startswith("2 nodes")  # a tray of four, or a rack of 72
     assert spell_machine("2x8 p4d.24xlarge") == spell_machine("2x p4d.24xlarge") == "a100-40:16 nic=50Gbit"
     assert [spell_machine(text) for text in ("HGX H200", "Tesla V100-SXM2-32GB", "NVIDIA GH200 480GB")] == [
         "h200",
@@ -244,6 +252,8 @@ def test_every_cloud_instance_is_one_node(name: str) -> None:
         ("2 x g5.12xlarge nic=1Gbit", "a10g:8 node=4 nic=1Gbit", 1),
         ("2xStandard_ND96isr_H100_v5", "h100:16 nic=400Gbit", 400),
         ("8x4090", "rtx4090:8", 12.5),
+        ("16,384 H100", "h100:16384", 400),
+        ("1,024 x A100-80GB", "a100:1024", 200),
         ("4090x8", "rtx4090:8", 12.5),
     ],
 )

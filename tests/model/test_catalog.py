@@ -438,8 +438,13 @@ def test_a_repository_is_never_read_as_another_generation(
 
 @pytest.mark.parametrize(
     ("spoken", "name"),
-    [("Llama 3 8B", "llama3-8b"), ("gemma 3 27b", "gemma3-27b"), ("GPT-3 175B", "gpt3-175b"), ("glm 4.5", "glm4.5")],
-)
+    [
+        ("Llama 3 8B", "llama3-8b"), ("gemma 3 27b", "gemma3-27b"), ("GPT-3 175B", "gpt3-175b"), ("glm 4.5", "glm4.5"),
+        ("Llama 3.1 8B", "llama3.1-8b"), ("Llama 3.1 405B", "llama-3.1-405b"),
+        ("Llama 3.1 405B Instruct", "llama-3.1-405b-instruct"), ("Qwen 2.5 7B Instruct", "qwen2.5-7b-instruct"),
+        ("Meta Llama 3 8B", "meta-llama-3-8b"), ("DeepSeek R1", "deepseek-r1"),
+    ],
+)  # fmt: skip
 def test_a_model_may_be_named_with_spaces(spoken: str, name: str) -> None:
     assert resolve(spoken) == resolve(name)
 

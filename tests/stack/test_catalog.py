@@ -11,8 +11,8 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model as model
-from fivefold.record import UserError
-from fivefold.stack.catalog import ENTRIES, HUGGING_FACE_TRAINERS, SOURCES, STACKS, build_stack
+from fivefold.record import UserError, find_spelling
+from fivefold.stack.catalog import ENTRIES, HUGGING_FACE_TRAINERS, OTHER_NAMES, SOURCES, STACKS, build_stack
 from fivefold.stack.entry import StackEntry
 from fivefold.stack.spec import Stack, SupportedLayouts
 
@@ -54,6 +54,28 @@ def test_an_unknown_stack_is_a_one_line_error() -> None:
         build_stack("megatron-cor")
     with pytest.raises(UserError, match="unknown stack 'axolotl': it trains with ddp, fsdp2 or deepspeed"):
         build_stack("axolotl")
+
+
+@pytest.mark.parametrize(
+    ("spelled", "name"),
+    [
+        ("TorchTitan", "torchtitan"),
+        ("FSDP2", "fsdp2"),
+        ("Megatron", "megatron-core"),
+        ("Megatron Core", "megatron-core"),
+        ("Megatron_Bridge", "megatron-bridge"),
+        ("DeepSpeed", "deepspeed"),
+    ],
+)
+def test_a_stack_may_be_named_in_any_case_and_with_spaces(spelled: str, name: str) -> None:
+    assert build_stack(spelled) == build_stack(name) == Job(stack=spelled).stack
+
+
+def test_no_two_stacks_differ_only_in_case_and_dashes() -> None:
+    names = (*STACKS, *OTHER_NAMES, *HUGGING_FACE_TRAINERS)
+    assert [find_spelling(name.upper().replace("-", " "), names) for name in names] == list(names)
+    with pytest.raises(UserError, match="unknown stack 'axolotl': it trains with ddp, fsdp2 or deepspeed"):
+        build_stack("Axolotl")
 
 
 def test_the_stacks_under_hugging_face_trainers_are_in_the_catalog() -> None:
