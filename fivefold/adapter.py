@@ -79,6 +79,7 @@ NF4_BLOCK, NF4_SCALES_BLOCK, NF4_CODEBOOK_BYTES = 64, 256, 4 * (16 + 256)
 # experts as MXFP4, two elements in a byte and a scale of one byte for each 32 of a row (OCP Microscaling Formats 1.0
 # §5.3; transformers@5.23.0:src/transformers/integrations/mxfp4.py).
 FP8_BLOCK, MXFP4_BLOCK = 128, 32
+KEPT_IN_TRAINING = ("nf4", "int8", "fp8")  # in which transformers keeps quantized weights under adapters
 TRAINED_BASES = ("nf4", "int8", "fp8")  # of which the trainer runs the matrices of blocks; it dequantizes them
 
 

@@ -98,11 +98,12 @@ def predict(
 
     resolved_machine = _resolve_machine(machine)
     resolved_layout = _resolve_layout(layout, resolved_machine)
+    resolved_model = _resolve_model(model)
     step = run(
-        model=_resolve_model(model),
+        model=resolved_model,
         machine=resolved_machine,
         layout=resolved_layout,
-        job=build_job(job, ranks=resolved_machine.ranks, layouts=[resolved_layout]),
+        job=build_job(job, model=resolved_model, ranks=resolved_machine.ranks, layouts=[resolved_layout]),
     )
     _warn(step.remarks)
     return step
@@ -158,10 +159,11 @@ def search(
         if not 1 <= number <= MAX_SHOWN_LAYOUTS:
             raise UserError(f"{name}={number} must be 1 to {MAX_SHOWN_LAYOUTS}")
     limited_machine = limit_memory(_resolve_machine(machine), memory)
+    resolved_model = _resolve_model(model)
     return search_layouts(
-        _resolve_model(model),
+        resolved_model,
         limited_machine,
-        build_job(job, ranks=limited_machine.ranks),
+        build_job(job, model=resolved_model, ranks=limited_machine.ranks),
         also=also,
         measure=measure,
         by=by,
@@ -210,10 +212,11 @@ def playbook(
     from fivefold.requests.playbook import build_playbook as run
 
     (priced_one,) = apply_prices([_resolve_machine(machine)], price)
+    resolved_model = _resolve_model(model)
     return run(
-        _resolve_model(model),
+        resolved_model,
         priced_one,
-        build_job(job),
+        build_job(job, model=resolved_model),
         tokens=tokens,
         batch=batch,
         where=where,
@@ -273,7 +276,7 @@ def compare_machines(
     resolved_machines = [_resolve_machine(name) for name in machines]
     resolved_job, _ = choose_batch(
         resolved_model,
-        build_job(job),
+        build_job(job, model=resolved_model),
         run_tokens=DEFAULT_TOKENS if tokens is None else tokens,
         ranks=find_most_ranks((one_machine.ranks for one_machine in resolved_machines), gpu_counts),
         stated=list_stated(job),
@@ -332,9 +335,10 @@ def walk(
 
     limited_machine = limit_memory(_resolve_machine(machine), memory)
     resolved_layout = _resolve_layout(layout)
-    resolved_job = build_job(job, ranks=limited_machine.ranks, layouts=[resolved_layout])
+    resolved_model = _resolve_model(model)
+    resolved_job = build_job(job, model=resolved_model, ranks=limited_machine.ranks, layouts=[resolved_layout])
     return run(
-        get_planner(_resolve_model(model), limited_machine, resolved_job, risk),
+        get_planner(resolved_model, limited_machine, resolved_job, risk),
         resolved_layout,
         by=by,
         where=Constraint.parse(where),
@@ -388,7 +392,7 @@ def ask(
     resolved_model = _resolve_model(model)
     resolved_job, _ = choose_batch(
         resolved_model,
-        build_job(job),
+        build_job(job, model=resolved_model),
         run_tokens=tokens if question == "run" else None,
         ranks=priced_machine.ranks,
         stated=list_stated(job),
@@ -488,7 +492,7 @@ def dryrun(
     resolved_model = _resolve_model(model)
     resolved_machine = _resolve_machine(machine)
     resolved_layout = _resolve_layout(layout)
-    resolved_job = build_job(job, ranks=resolved_machine.ranks, layouts=[resolved_layout])
+    resolved_job = build_job(job, model=resolved_model, ranks=resolved_machine.ranks, layouts=[resolved_layout])
     refuse(resolved_layout, model=resolved_model, job=resolved_job, machine=resolved_machine)
     table = Run(schedule=None if schedule is None else Path(schedule), job=resolved_job).table(resolved_layout)
     from fivefold.dry_run import dryrun as run

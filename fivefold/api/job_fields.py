@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from fivefold.layout.batch import fill_batch
+from fivefold.layout.stored_base import keep_stored_base
 from fivefold.record import UserError
 from fivefold.requests.job import FIELDS
 from fivefold.requests.words import parse_length
@@ -16,6 +17,7 @@ from fivefold.requests.words import parse_length
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
+    from fivefold.model.spec import Model
 
 
 def _read_length(text: str) -> int | float:
@@ -26,15 +28,20 @@ def _read_length(text: str) -> int | float:
         raise UserError(f"seq={text!r} {error}") from None
 
 
-def build_job(words: Mapping[str, Any], *, ranks: int | None = None, layouts: Iterable[Layout] = ()) -> Job:
+def build_job(
+    words: Mapping[str, Any], *, model: Model | None = None, ranks: int | None = None, layouts: Iterable[Layout] = ()
+) -> Job:
     """Build the job of keyword arguments; raises ``UserError`` for an unknown field, or a field that is given twice.
 
-    Given ``ranks`` and ``layouts``, ``fill_batch`` chooses a global batch that the words do not name.
+    Given ``ranks`` and ``layouts``, ``fill_batch`` chooses a global batch that the words do not name. Given ``model``,
+    an adapter has the base that its repository stores, if the words name none.
     """
     from fivefold.job import Job
 
     values, origin = _read_values(words)
     job = Job.read(values, origin=origin) if isinstance(values, dict) else values
+    if model is not None:
+        job = keep_stored_base(job, model)
     return job if ranks is None else fill_batch(job, ranks=ranks, stated=list_stated(words), layouts=layouts)
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import print_line, show
+from fivefold.layout.stored_base import keep_stored_base
 from fivefold.record import UserError
 from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.job import list_stated, load_job
@@ -35,7 +36,10 @@ def read_words(
         )
     if gpus:
         raise UserError(f"--gpus {gpus} is valid with --from FILE only; name the machine after the model")
-    return {"job": load_job(**options), "stated": list_stated(**options), **resolve_words(words)}
+    records = {"job": load_job(**options), "stated": list_stated(**options), **resolve_words(words)}
+    if records.get("model") is not None:
+        records["job"] = keep_stored_base(records["job"], records["model"])
+    return records
 
 
 def resolve_words(words: dict[str, str | None]) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from fivefold.cli.options import show
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
 from fivefold.cli.user_settings import DEFAULT_STACK, apply_prices, apply_settings, assumes_stack
 from fivefold.layout.batch import find_most_ranks
+from fivefold.layout.stored_base import keep_stored_base
 from fivefold.record import UserError
 from fivefold.requests.batch import choose_batch
 from fivefold.requests.commands import (
@@ -96,6 +97,8 @@ def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:
         if isinstance(request, JobRequest):
             words = get_job_words(request)
             records |= {"job": load_job(**words), "stated": list_stated(**words)}
+            if records.get("model") is not None:
+                records["job"] = keep_stored_base(records["job"], records["model"])
         return _select(_fill_batch(request, records), wanted)
     if request.ignore and request.from_file is None:
         raise UserError(

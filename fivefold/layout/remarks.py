@@ -199,7 +199,7 @@ def _describe_quantized_weights(model: Model, adapter: Adapter | None) -> Iterat
     if quantization not in BASES:
         yield f"{start}, as no base is counted in {quantization}: name a repository in bf16"
     elif adapter is None:
-        method = "qlora:16" if quantization == "nf4" else f"lora:16 with adapter.base={quantization}"
+        method = f"lora:16 with adapter.base={quantization}"
         yield f"{start}: convert them to bf16 before training, or train an adapter over them (adapter {method})"
     else:
         yield f"{start}: add adapter.base={quantization} to train over them as they are, or name a repository in bf16"

@@ -182,6 +182,7 @@ def list_mismatches(model: Model, job: Job, machine: Machine | None = None) -> I
             f"{what} {'is' if is_named else 'are'} PyTorch's autocast, which {job.stack.name} does not use; "
             f"use {job.precision.compute}, or a stack that does, such as ddp"
         )
+    yield from _check_stored_weights(model, job)
     yield from _check_frozen_job(model, job)
     if job.objective == "dpo":
         for is_present, feature, fix in (
@@ -613,6 +614,16 @@ def _check_ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         for reason in _check_pipeline(layout, model=model, job=job.replace(global_batch=size, ramp=None)):
             yield f"ramp: batch {size}: {reason.rpartition('; ')[0]}; begin with a larger one, or lower mbs or pp"
             return
+
+
+def _check_stored_weights(model: Model, job: Job) -> Iterator[str]:
+    """Yield the reason why weights are not trained themselves, as their repository stores them as bitsandbytes does."""
+    if model.quantization in ("nf4", "int8") and job.adapter is None:
+        adapter = "qlora:16" if model.quantization == "nf4" else "lora:16"
+        yield (
+            f"model {model.name!r}: {model.repository or 'the checkpoint'} stores its weights in {model.quantization}, "
+            f"over which transformers trains adapters alone; add --adapter {adapter}, or name a repository in bf16"
+        )
 
 
 def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.layout.batch import fill_batch, find_most_ranks
+from fivefold.layout.stored_base import keep_stored_base
 from fivefold.record import UserError
 from fivefold.requests.answers import find_fastest
 from fivefold.requests.machines import check_is_model
@@ -80,10 +81,12 @@ def _list_combinations(
     layouts = [(machine, Layout.parse(text, ranks=machine.ranks)) for machine, text in product(machines, texts)]
     most_ranks = find_most_ranks(machine.ranks for machine in machines)
     job = fill_batch(job, ranks=most_ranks, stated=stated, layouts=[layout for _, layout in layouts])
-    jobs = list_jobs(job, stacks, precisions)
     return [
         ComparedCase(model, machine, layout, job_variant)
-        for model, job_variant, (machine, layout) in product(models, jobs, layouts)
+        for model in models
+        for job_variant, (machine, layout) in product(
+            list_jobs(keep_stored_base(job, model), stacks, precisions), layouts
+        )
     ]
 
 

@@ -20,6 +20,7 @@ from fivefold.bounded_types import Ffn, Heads, Layers, Tokens, Vocab, Width
 from fivefold.job import Job
 from fivefold.layout.batch import find_most_ranks
 from fivefold.layout.spec import Layout
+from fivefold.layout.stored_base import keep_stored_base
 from fivefold.layout.where import Where
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
@@ -183,6 +184,7 @@ class JobQuestion(MachineRequest, defer_build=False):
                 applied = applied.replace(prices={name: price})
             words = get_job_words(self) | {"stack": stack, "settings": list(self.settings)}
             job, stated = load_job(**words), list_stated(**words)
+            job = keep_stored_base(job, model)
             job, batch_reason = self._choose_batch(model, job, stated, named)
         remarks = tuple(str(warning.message) for warning in caught)
         used_settings = "" if applied.is_empty else applied.describe()

@@ -65,7 +65,7 @@ def test_a_warning_lists_number_formats_that_a_chip_does_not_multiply(
         ("fp8", "lora:8+fp8", None),
         ("nf4", "lora:8", "in the precision of the job: add adapter.base=nf4 to train over them as they are"),
         ("nf4", "lora:8+int8", "as a base in int8: add adapter.base=nf4"),
-        ("nf4", None, "or train an adapter over them (adapter qlora:16)"),
+        ("fp8", None, "or train an adapter over them (adapter lora:16 with adapter.base=fp8)"),
         ("mxfp4", None, "(adapter lora:16 with adapter.base=mxfp4)"),
         ("gptq", "qlora:8", "as a base in nf4, as no base is counted in gptq: name a repository in bf16"),
         ("", "lora:8", None),

@@ -13,6 +13,7 @@ from fivefold.adapter import (
     EMBEDDING,
     END_TARGETS,
     EXPERT_TARGETS,
+    KEPT_IN_TRAINING,
     SAVED,
     TARGETS,
     Adapter,
@@ -121,7 +122,6 @@ LLAMAFACTORY = AdapterKeys(
 ADAPTER_KEYS_OF = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY}
 
 
-KEPT_IN_TRAINING = ("nf4", "int8", "fp8")  # quantized weights over which transformers trains adapters
 FUSED_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")  # Axolotl's
 FUSED_MEANING = "fused kernels of adapters, which keep fewer activations; counted as peft's layers"
 LOADED_AS = "model_quantization_config"  # of Axolotl: the class by which transformers loads the weights

@@ -1,0 +1,32 @@
+"""The base of an adapter that names none: as the model's repository stores its weights, if these are quantized."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TYPE_CHECKING
+
+from fivefold.adapter import KEPT_IN_TRAINING
+from fivefold.record import UsageWarning
+
+if TYPE_CHECKING:
+    from fivefold.job import Job
+    from fivefold.model.spec import Model
+
+
+def keep_stored_base(job: Job, model: Model) -> Job:
+    """Return ``job`` with the base of its adapter as the repository of ``model`` stores it; warns if that changes it.
+
+    A base that is named stays, and so does one in a format that transformers does not train over.
+    """
+    adapter, quantization = job.adapter, model.quantization
+    if adapter is None or adapter.base is not None or quantization not in KEPT_IN_TRAINING:
+        return job
+    kept = adapter.replace(base=quantization)
+    precision = "fp32" if job.activation_bytes == 4 else "bf16"
+    message = (
+        f"model {model.name!r}: adapter.base={quantization}, as {model.repository or 'the checkpoint'} stores its "
+        f"weights ({adapter.name} over them is {kept.name}); for a base in 16 bits name a repository in bf16, or add "
+        f"adapter.base={precision}"
+    )
+    warnings.warn(message, UsageWarning, stacklevel=3)
+    return job.replace(adapter=kept)
