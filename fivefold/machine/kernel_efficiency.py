@@ -55,6 +55,12 @@ class KernelEfficiency(NamedTuple):
 # table 4: 7.7 and 11.9 ms), its runs of 175B and 1T fit 0.62, all other runs on A100 0.54 to 0.57.
 # Blackwell in bf16: a B200 holds 1070 to 1100 TFLOP/s in loops of large matmuls
 # (MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json, 0.475 to 0.49 of 2250).
+# Held against loops that no constant was set on, of random values after 10,000 warm-up runs: products of 4096 and more
+# hold 2579 to 2973 TFLOP/s in fp8 on a GB200 (1200 W), 2.15 to 2.48 per joule, by driver and version of one page, and
+# those of 16384 and more 5262 to 7628 in fp4, 4.4 to 6.4 (Azure_Results/ND_GB200_v6_results.md of
+# samuel-bohman/AI-benchmarking-guide@2598bed and @154d35c, egmsft/AI-benchmarking-guide@0682f76 and
+# Azure/AI-benchmarking-guide@2a370be); an H100 holds 1217 to 1382 in fp8, 1.74 to 1.97, as loops do more than steps
+# (samuel-bohman/AI-benchmarking-guide@26d18e9:Azure_Results/ND_H100_v5_results.md).
 AMPERE_JOULE: dict[Dtype, float] = {"bf16": 0.575e12}
 HOPPER_JOULE: dict[Dtype, float] = {"bf16": 0.91e12, "fp8": 1.65e12}
 BLACKWELL_JOULE: dict[Dtype, float] = {"bf16": 1.1e12, "fp8": 2.4e12, "fp4": 4.5e12}
