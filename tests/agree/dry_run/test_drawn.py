@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping
 from functools import cache
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 
@@ -390,6 +390,16 @@ def test_head_gradients_of_a_chunked_loss_are_reduced_with_the_last_backward(tex
     verdict = run(Counted(model, Layout.parse(text), job, streams=True))
     assert verdict.unequal == ()
     assert all(abs(stage.planned - stage.dry_run) <= SCALARS for stage in verdict.stages), verdict.stages
+
+
+@pytest.mark.parametrize(
+    "values", mark_share(3, [{"value_norm": True}, {"value_norm": True, "tied_values": True}, {"value_scale": 2.0}])
+)
+def test_a_ring_holds_the_gradients_of_unrotated_keys_until_their_deferred_product(values: dict[str, Any]) -> None:
+    """They are a view of a tensor with those of values; a norm or factor of the values reads its part earlier."""
+    model = DENSE.replace(position="none", **values)
+    layout = Layout.parse("cp2 pp2 zb1p mbs1")
+    assert list_miscounts(Drawn(ON_CPUS, model, layout, FP32.replace(global_batch=4))) == []
 
 
 NEVER_WITH_LATENT = (

@@ -225,8 +225,12 @@ class _GroupedHeads:
             self.q = "qt"
         if model.dynamic_mask is not None:
             self.ops += _make_mask(local, self.v, layer=layer)
-        list_core = _attend_twice if model.differential else _list_core
-        self.ops += list_core(local, q=self.q, k=self.k, v=self.v, layer=layer)
+        if model.differential:
+            self.ops += _attend_twice(local, q=self.q, k=self.k, v=self.v, layer=layer)
+        else:
+            written = [name for op in self.ops for name in op.writes]
+            keys_last = self.v != "v" and written.index(self.k) < written.index(self.v)
+            self.ops += _list_core(local, q=self.q, k=self.k, v=self.v, layer=layer, frees_keys_last=keys_last)
         if model.lends_kv(layer):
             # Ulysses' core keeps what it received instead; layers that are recomputed read the sent keys and values
             # again
@@ -434,11 +438,14 @@ def _norm_heads(local: Local, name: str, source: str, *, columns: int, dim: int)
     return op
 
 
-def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storage: str = "") -> list[Op]:
+def _list_core(
+    local: Local, *, q: str, k: str, v: str, layer: int, value_storage: str = "", frees_keys_last: bool = False
+) -> list[Op]:
     """List the operations of the attention core.
 
     Flash keeps q, k, v, its output and an fp32 log-sum-exp per query and head (arXiv:2205.14135). ``value_storage``:
-    the tensor that the values are a view of, if they are one.
+    the tensor that the values are a view of, if they are one. ``frees_keys_last``: in the backward the gradient of the
+    keys is read after that of the values.
     """
     model, job, part, rows, width = local.model, local.job, local.part, local.rows, local.width
     shape = local.attention(layer)
@@ -487,9 +494,11 @@ def _list_core(local: Local, *, q: str, k: str, v: str, layer: int, value_storag
         n_sequences = part.sequences * ceil_div(job.sequence, chunk) * heads // (part.cp if part.ulysses else 1)
         lse_bytes = 4 * n_sequences * ceil_div(chunk, LSE_QUERIES) * LSE_QUERIES
         core = core._replace(writes=core.writes | {"lse": lse_bytes, "seeds": 16}, keeps=(*core.keeps, "seeds"))
-    # the gradient of v is a view of that of both
+    # the gradients of k and v are views of one tensor, which is held until the last of them is freed
     if message and model.mla is None and local.facts.has_own_attention_kernels:
-        core = core._replace(gradients={k: 0, v: kv_bytes})
+        sums_keys = shape.tied_values and k == "k"  # values made from them have a gradient that is added to theirs
+        if not sums_keys:
+            core = core._replace(gradients={k: kv_bytes, v: 0} if frees_keys_last else {k: 0, v: kv_bytes})
     if model.dynamic_mask is not None:  # the mask has a gradient, as large as it
         mask = rows * job.sequence * heads * width
         core = core._replace(
