@@ -59,6 +59,24 @@ def unwrap(function: Callable[..., Any]) -> Callable[..., Any]:
     return getattr(function, "__wrapped__", function)
 
 
+def list_functions(members: Iterable[Any]) -> list[Callable[..., Any]]:
+    """Return the tests' functions among ``members``, without their decorators."""
+    functions = []
+    for member in members:
+        if callable(member) or isinstance(member, classmethod):  # a record would look for a near name
+            below = unwrap(getattr(member, "__func__", member))
+            code = getattr(below, "__code__", None)
+            if isinstance(code, CodeType) and is_ours(code.co_filename):
+                functions.append(below)
+    return functions
+
+
+@cache
+def list_methods(kind: type) -> list[Callable[..., Any]]:
+    """Return the tests' functions among the members of a class."""
+    return list_functions(vars(kind).values())
+
+
 @cache
 def find_uses(function: Callable[..., Any]) -> tuple[frozenset[str], frozenset[Callable[..., Any]]]:
     """Return the names that the code of ``function`` uses, and the tests' functions and methods among them."""
@@ -70,12 +88,7 @@ def find_uses(function: Callable[..., Any]) -> tuple[frozenset[str], frozenset[C
         for name in part.co_names:
             value = function.__globals__.get(name)
             names.add(value.__name__ if isinstance(value, ModuleType) else name)
-            members = list(vars(value).values()) if isinstance(value, type) else [value]
-            for member in members:
-                below = unwrap(getattr(member, "__func__", member))
-                code = getattr(below, "__code__", None)
-                if isinstance(code, CodeType) and is_ours(code.co_filename):
-                    used.add(below)
+            used.update(list_methods(value) if isinstance(value, type) else list_functions([value]))
     return frozenset(names), frozenset(used)
 
 

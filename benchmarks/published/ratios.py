@@ -26,6 +26,7 @@ from fivefold.planner.time.ratio_errors import (
     TABLE,
     Difference,
     KindErrors,
+    RunFacts,
     describe_run,
     estimate_ratio_errors,
     find_differences,
@@ -65,9 +66,21 @@ def pair_runs(scores: Iterable[Score], cases: Mapping[tuple[str, str], Case]) ->
     return tuple(pair for group in group_by(runs, by=lambda score: score.source) for pair in _pair(group, cases))
 
 
+def _number_facts(facts: Mapping[str, RunFacts]) -> dict[str, RunFacts]:
+    """Return the facts of each row with a number for each distinct value, as numbers compare faster than records."""
+    values: list[dict[Any, int]] = [{} for _ in RunFacts._fields]
+    return {
+        row: RunFacts._make(numbers.setdefault(value, len(numbers)) for numbers, value in zip(values, run, strict=True))
+        for row, run in facts.items()
+    }
+
+
 def _pair(scores: Sequence[Score], cases: Mapping[tuple[str, str], Case]) -> Iterator[Pair]:
+    """Yield the pairs of runs of one source that differ in one thing, in the order of that kind."""
     described = [(score, cases[score.source, score.row]) for score in scores]
-    facts = {score.row: describe_run(case.model, case.machine, case.layout, case.job) for score, case in described}
+    facts = _number_facts(
+        {score.row: describe_run(case.model, case.machine, case.layout, case.job) for score, case in described}
+    )
     for one, other in combinations(described, 2):
         kinds = find_differences(facts[one[0].row], facts[other[0].row])
         if len(kinds) != 1:

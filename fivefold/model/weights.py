@@ -254,6 +254,7 @@ def list_adapter_weights(model: ModelShape, adapter: Adapter, *, merged: bool = 
     yield from list_head_factors(model, adapter)
 
 
+@lru_cache(maxsize=64)
 def list_targets(model: ModelShape, adapter: Adapter) -> tuple[str, ...]:
     """Return the names of the linear layers that the adapter has in ``model``, each once."""
     linears = {strip_block(name_adapted(weight.name)) for weight in list_adapter_weights(model, adapter)}
