@@ -361,6 +361,7 @@ class Job(Record):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
+        """Raise a ``ValueError`` for fields that contradict each other."""
         if self.freeze and self.adapter is not None:
             raise ValueError(
                 "freeze is not supported with an adapter, because all other weights are frozen anyway; drop one"

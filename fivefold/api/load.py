@@ -71,6 +71,7 @@ def load(path: str | PathLike[str]) -> Loaded:
 
 
 def _load_json(path: Path) -> Answer:
+    """Return what a JSON file holds: rows of a sweep, a playbook, offers, a comparison, a search result or a step."""
     from fivefold.display import Rows
     from fivefold.record import read_text
     from fivefold.results.comparison import Comparison

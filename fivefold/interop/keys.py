@@ -247,6 +247,7 @@ class Values:
                 yield ParsedKey(key=name, value=shorten_value(value), means="off, as it is counted")
 
     def _iterate_unknown(self) -> Iterator[ParsedKey]:
+        """Yield the keys that no part of the reader knows, and those that are not modelled."""
         for name, value in self.given.items():
             if self.find_key(name) is None and value != {} and not self._is_marked(name):
                 yield ParsedKey(

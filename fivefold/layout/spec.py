@@ -68,6 +68,7 @@ class Layout(Record):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
+        """Raise a ``ValueError`` for degrees and keywords that contradict each other."""
         if self.world > RANKS:
             raise ValueError(f"dp·cp·tp·pp={self.world} ranks are more than {RANKS:,}; lower a degree")
         replicas = self.dp * self.cp
@@ -104,6 +105,7 @@ class Layout(Record):
         return self
 
     def _check_schedule(self) -> None:
+        """Raise a ``ValueError`` if the stages do not suit the pipeline schedule."""
         if self.pp == 1 and (self.v > 1 or self.schedule != DEFAULT_SCHEDULE):
             raise ValueError(f"{self.schedule} v{self.v} needs a pipeline; add pp2 or more, or drop it")
         if self.pipeline.is_v_shaped and self.v != 2:

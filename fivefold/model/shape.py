@@ -64,6 +64,7 @@ class MLA(Record):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
+        """Raise a ``ValueError`` for fields that contradict each other."""
         if self.indexer is not None and self.q_rank is None:
             raise ValueError("an indexer needs compressed queries: give q_rank, or no indexer")
         if self.indexer is not None and not self.indexer.has_own(0):
@@ -119,6 +120,7 @@ class MoE(Record):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
+        """Raise a ``ValueError`` for fields that contradict each other."""
         if self.shared_gate and not self.shared_experts:
             raise ValueError("shared_gate is given, but shared_experts=0: leave it out, or give shared_experts")
         if self.joined_norms and (not self.joins_mlp or self.shared_experts):
@@ -378,6 +380,7 @@ class ModelShape(Record):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
+        """Raise a ``ValueError`` for fields that contradict each other."""
         if (size := self._approximate_parameters()) > PARAMETERS:
             raise ValueError(f"about {size:.0e} parameters are more than {PARAMETERS:.0e}; make the model smaller")
         if self.heads % self.kv_heads:

@@ -78,6 +78,7 @@ class VisionTower(Record):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
+        """Raise a ``ValueError`` for fields that contradict each other."""
         if self.width % self.heads:
             raise ValueError(f"width={self.width} of the vision tower is not divisible by heads={self.heads}")
         if self.rotary and self.head_dim % 2:

@@ -349,6 +349,7 @@ def get_planner(model: Model, machine: Machine, job: Job, risk: float = FITS_RIS
 
 
 def _build_stage(index: int, rank: RankMemory) -> StageMemory:
+    """Return the memory of a stage as a record; temporary bytes are the rest of its peak."""
     rest = rank.peak_bytes - rank.parameters_bytes - rank.gradients_bytes - rank.optimizer_bytes
     return StageMemory(
         stage=index,

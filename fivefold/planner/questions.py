@@ -708,6 +708,7 @@ def _find_largest_by_bytes(count_spare_bytes: Callable[[int], int], *, limit: in
 
 
 def _answer(question: str, line: str, value: float, planner: Planner, layout: Layout) -> QuestionAnswer:
+    """Return the answer to a question with the peak memory and step time of its layout."""
     estimate = planner.estimate(layout)
     return QuestionAnswer(
         question=question,

@@ -149,6 +149,7 @@ class Watched:
         self._forwards.append(None)
 
     def _end_metered_step(self, meter: LoopMeter) -> None:
+        """Keep what the meter measured in a step, and begin the next one or stop after the last."""
         meter.updating = False
         self.measured = self._measure(meter)
         if len(self._ends) < METERED:
@@ -183,6 +184,7 @@ class Watched:
                 yield from (value for value in state.values() if isinstance(value, Tensor))
 
     def _list_live_tensors(self) -> list[Tensor]:
+        """Return the tensors that live between steps: weights, buffers, scales, gradients and moments."""
         gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
         return [
             _to_local(tensor)

@@ -122,6 +122,7 @@ def save(chart: Chart | PictureFile, path: Path) -> None:
 
 
 def _convert_chart(chart: Chart, suffix: str) -> bytes:
+    """Return a chart as the bytes of an SVG, PNG, PDF or HTML file."""
     _import_altair()
     import vl_convert
 
@@ -145,6 +146,7 @@ def _import_altair() -> Any:
 
 
 def _name_stages(steps: Step | Sequence[Step]) -> dict[str, StageMemory]:
+    """Return the stages of one step, or the fullest stage of each of several, by the name of its bar."""
     if isinstance(steps, Step):
         stages = steps.memory.stages
         return {f"stage {stage.stage}" if len(stages) > 1 else steps.layout: stage for stage in stages}

@@ -51,6 +51,7 @@ def render_page(diagnosis: Diagnosis) -> RenderableType:
 
 
 def _build_cost_table(diagnosis: Diagnosis) -> Grid:
+    """Return the table of memory, FLOPs and messages of each variant of a step."""
     rows = tuple(
         (
             cost.variant,
@@ -111,6 +112,7 @@ def merge_ranges(modules: Iterable[str]) -> Iterator[str]:
 
 
 def _build_headline(diagnosis: Diagnosis) -> Text:
+    """Return the model, its peak memory and the FLOPs of a step as a paragraph."""
     flops = diagnosis.forward_flops + diagnosis.backward_flops + diagnosis.recomputed_flops
     trained = f", {show_count(diagnosis.trainable)} trained" if diagnosis.trainable != diagnosis.parameters else ""
     recomputed = f", {show_flops(diagnosis.recomputed_flops)} recomputed" if diagnosis.recomputed_flops else ""
@@ -129,6 +131,7 @@ def _build_headline(diagnosis: Diagnosis) -> Text:
 
 
 def _make_largest_grid(at: Fullest) -> Grid:
+    """Return the table of the largest tensors at the peak."""
     rows = tuple(
         (
             f"{tensors.number} × {show_bytes(tensors.bytes)}" if tensors.number > 1 else show_bytes(tensors.bytes),
@@ -142,6 +145,7 @@ def _make_largest_grid(at: Fullest) -> Grid:
 
 
 def _build_module_table(parts: Sequence[ModuleCost]) -> Grid:
+    """Return the table of what modules cost, equal ones in one row, as deep as ``MAX_ROWS`` allows."""
     groups: dict[str, list[ModuleCost]] = defaultdict(list)
     for part in parts[1:]:
         if part.kind not in LISTS and (part.parameters or part.forward_flops or part.kept_bytes):

@@ -72,6 +72,7 @@ def _format_bullets(lines: Sequence[str]) -> list[Text]:
 
 
 def _render_memory(memory: HeldMemory) -> Iterator[AnswerSection]:
+    """Yield the sections on the memory that a device held: by category and by line of code."""
     if memory.parts:
         parts = [part._replace(look=LOOKS.get(part.name, part.look)) for part in split_bytes(memory.parts)]
         bars = Parts(parts, max(sum(memory.parts.values()), 1))
@@ -86,6 +87,7 @@ def _render_memory(memory: HeldMemory) -> Iterator[AnswerSection]:
 
 
 def _render_prediction(comparison: AgainstPrediction) -> AnswerSection:
+    """Return the section that compares the memory that was found with the predicted one."""
     step = comparison.predicted
     rows = tuple(
         (

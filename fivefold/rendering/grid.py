@@ -97,6 +97,7 @@ class Grid:
         yield self._render_cards()
 
     def _render_columns(self) -> Table:
+        """Return the table with a column for each heading; columns of numbers are never wrapped."""
         table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
         for index, heading in enumerate(self.headings):
             if heading in self.words:

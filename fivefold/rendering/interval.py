@@ -19,6 +19,7 @@ def render_intervals(step: Step) -> Text:
 
 
 def _format_lines(step: Step) -> Iterator[str]:
+    """Yield the lines of the intervals of a step, and what lies outside of the runs that taught them."""
     time, peak = step.time.interval, step.memory.interval
     if time is not None:
         yield _format_line("step time", step.time.step_seconds, time, show_seconds)

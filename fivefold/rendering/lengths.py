@@ -109,6 +109,7 @@ def _format_tokens(size: int) -> str:
 
 
 def _format_row(lengths: Lengths, curve: LengthCurve) -> tuple[str, ...]:
+    """Return a row of the table: memory and MFU at each length with one kind of recomputation."""
     points = {point.tokens: point for point in curve.points}
     cells = []
     for size in _choose_sizes(lengths):

@@ -48,6 +48,7 @@ def describe_numerics(numerics: Numerics) -> str:
 
 
 def _describe_run(numerics: Numerics) -> str:
+    """Return a line on the run: its model and tokens, and its loss next to that in fp32."""
     loss = "not finite" if numerics.loss is None else f"{numerics.loss:.5f}"
     words = [
         f"{numerics.model}, {numerics.tokens:,} tokens, weights {numerics.weights}",
@@ -61,6 +62,7 @@ def _describe_run(numerics: Numerics) -> str:
 
 
 def _build_grid(rows: Iterable[Compared]) -> Grid:
+    """Return the table of errors, each name with its worst layer."""
     by_name: dict[str, list[Compared]] = {}
     for row in rows:
         by_name.setdefault(row.name, []).append(row)

@@ -52,6 +52,7 @@ def render_page(playbook: Playbook, *, stated: Collection[str] | None = None) ->
 
 
 def _render_stage(number: int, stage: Stage) -> list[RenderableType]:
+    """Return the heading of a stage of the plan, the table of what it tried, and its reason."""
     has_sizes = any(attempt.peak_bytes is not None for attempt in stage.tried)
     rows: list[tuple[str, ...]] = []
     for attempt in stage.tried:

@@ -86,6 +86,7 @@ class TrainingLine:
             print(text, file=sys.stderr)
 
     def _format_line(self, line: Mapping[str, Any]) -> str:
+        """Return the line of a step: loss, speed and MFU of the last steps, memory and the time left."""
         recent_seconds = [seconds for _, seconds in self._recent]
         seconds = sum(recent_seconds) / len(recent_seconds)
         speed = line["tokens"] / line["step"] / seconds

@@ -88,6 +88,7 @@ def _list_settings(job: Job, stated: Collection[str] | None, batch_reason: str) 
 
 
 def _iterate_settings(job: Job) -> Iterator[ShownField]:
+    """Yield the fields of a job that an answer shows, each with whether it is the default."""
     default_job, stack = Job(), job.stack
     optimizer = find_cost(job.optimizer.kind).title
     precision = RECIPES[default_job.precision.name].with_reduce_dtype(in_fp32=stack.reduce_in_fp32)

@@ -72,6 +72,7 @@ def _format_limit(axis: Axis) -> Text:
 
 
 def _build_sizing_table(sizes: Sequence[Sizing]) -> Grid:
+    """Return the table of expert widths that hide the messages of experts, for each link."""
     headings = (
         "link",
         "expert width",

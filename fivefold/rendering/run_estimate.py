@@ -132,6 +132,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _build_figures(run: RunEstimate) -> Grid:
+    """Return the table of GPU hours, cost, energy and CO2e of a run."""
     cost = "–" if run.dollars is None else f"${run.dollars:,.0f}"
     rows = [("GPU hours", show_count(run.gpu_hours)), ("cost", cost)]
     if run.kwh is not None and run.chip_kwh is not None and run.co2_kg is not None:
@@ -152,6 +153,7 @@ def _show_thousands(amount: float, unit: str, thousand: str) -> str:
 
 
 def _build_times(run: RunEstimate) -> Grid:
+    """Return the table of the time that a run trains and loses, and why."""
     parts = {"training": run.training_seconds, **run.lost}
     reasons = {
         "checkpoints": f"{show_bytes(run.checkpoint_bytes)} each; training waits {show_seconds(run.blocked_seconds)}",
@@ -187,6 +189,7 @@ def _build_intervals(run: RunEstimate) -> Grid:
 
 
 def _list_assumptions(run: RunEstimate) -> Grid:
+    """Return the table of what the estimate assumes of the site, next to published ranges."""
     site = run.site
     values = {
         "failures": (f"{site.failures:g}", "{:g}"),

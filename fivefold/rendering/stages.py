@@ -40,6 +40,7 @@ class StageTable:
         return {name: f"{getattr(stage, f'{name}_bytes') / self.size:.2f}" for name in (*MEMORY_PARTS, "peak")}
 
     def _build_row(self, equal_stages: list[StageMemory]) -> dict[str, Text]:
+        """Return the row of consecutive stages with equal memory."""
         first, last = equal_stages[0].stage, equal_stages[-1].stage
         cause = show_cause(equal_stages[0].peak_cause) or "–"
         if first != last:

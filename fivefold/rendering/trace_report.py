@@ -115,6 +115,7 @@ def describe_ranks(ranks: Sequence[Breakdown]) -> str:
 
 
 def _build_headline(report: TraceReport, ranks: Sequence[Breakdown]) -> tuple[Text, Text]:
+    """Return which ranks were traced, and the time of a step."""
     traced_ranks = (
         f"{len(report.ranks)} of {report.world} ranks"
         if len(report.ranks) < report.world
@@ -128,6 +129,7 @@ def _build_headline(report: TraceReport, ranks: Sequence[Breakdown]) -> tuple[Te
 
 
 def _build_breakdown(ranks: Sequence[Breakdown]) -> Grid:
+    """Return the table of where the time of each rank goes."""
     headings = (
         "rank",
         "step",
@@ -144,6 +146,8 @@ def _build_breakdown(ranks: Sequence[Breakdown]) -> Grid:
 
 
 def _format_breakdown_row(breakdown: Breakdown) -> tuple[str, ...]:
+    """Return the cells of one rank: its step, and shares of it."""
+
     def share(seconds: float | None) -> str:
         return "–" if seconds is None or not breakdown.window_seconds else f"{seconds / breakdown.window_seconds:.1%}"
 
@@ -167,6 +171,7 @@ def _format_breakdown_row(breakdown: Breakdown) -> tuple[str, ...]:
 
 
 def _build_kernel_table(lines: Sequence[KernelLine], *, named: bool) -> Grid:
+    """Return the table of kernels by category, or also by name."""
     headings = ("category", *(("name",) if named else ()), "calls", "seconds", "longest")
     rows = tuple(
         (
@@ -191,6 +196,7 @@ def shorten_name(name: str) -> str:
 
 
 def _build_message_table(lines: Sequence[MessageLine]) -> Grid:
+    """Return the table of messages: calls, bytes, time and bandwidth of each group and collective."""
     has_links = any(line.link for line in lines)
     headings = (
         "group",
@@ -209,6 +215,8 @@ def _build_message_table(lines: Sequence[MessageLine]) -> Grid:
 
 
 def _format_message_row(line: MessageLine, *, linked: bool) -> tuple[str, ...]:
+    """Return the cells of one kind of message; ``linked``: with its share of the link's bandwidth."""
+
     def format_rate(value: float | None) -> str:
         return "–" if value is None else f"{value / 1e9:.3g} GB/s"
 
@@ -232,6 +240,7 @@ def _format_message_row(line: MessageLine, *, linked: bool) -> tuple[str, ...]:
 
 
 def _render_path(report: TraceReport) -> Iterator[Text | Grid]:
+    """Yield the critical path by activity, its longest pieces, and the rank that arrives last."""
     yield _build_path_grid(report.path[:12], report.path_seconds)
     named = [part for part in report.path_names if part.name]
     if named:
@@ -246,6 +255,7 @@ def _render_path(report: TraceReport) -> Iterator[Text | Grid]:
 
 
 def _build_path_grid(parts: Sequence[PathPart], total_seconds: float) -> Grid:
+    """Return the table of parts of the critical path, with their shares of it."""
     named = any(part.name for part in parts)
     rows = tuple(
         (

@@ -270,6 +270,7 @@ class Stack(Record):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
+        """Raise a ``ValueError`` for fields that contradict each other."""
         if self.compile and self.kernels == "eager":
             raise ValueError("compile=true compiles what kernels='eager' runs one by one; drop either")
         if self.fp8_attention and self.attention != "flash":

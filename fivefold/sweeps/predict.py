@@ -59,6 +59,7 @@ class Predictor:
         return [row.replace(why=row.why or result.gap_remark()) for row in rows]
 
     def _get_planner(self, setting: SweepSetting) -> Planner:
+        """Return the planner of a setting; settings in a row that share a model and a job share its counts."""
         if self._planner is None or setting is not self._setting:
             assert setting.job is not None
             counts_key = (id(setting.model), id(setting.job), setting.machine.backend)

@@ -281,6 +281,7 @@ class Loop:
             return self.evaluator.evaluate(step)
 
     def _log_step(self, step: int, done: StepResult, seconds: float, *, measured: MeasuredStep | None) -> None:
+        """Write the line of a step to the logs."""
         self.logs.write(
             step_line(
                 step,

@@ -71,6 +71,7 @@ def _name_model(query: JobQuestion) -> str:
 
 
 def _write_command(query: JobQuestion, command: str) -> str:
+    """Return the command that answers a question of the page."""
     words = [_name_model(query), query.machine]
     if isinstance(query, CompareQuestion):
         words += [*query.machines, *query.layout]
@@ -116,6 +117,7 @@ def _spell_option(schema: type[Request], name: str, value: Any) -> list[str]:
 
 
 def _write_python(query: JobQuestion, command: str) -> str:
+    """Return the Python code that answers a question of the page."""
     arguments: list[Any] = [_name_model(query), query.machine]
     function, keywords = command, dict(_list_options(query, COMMANDS[command]))
     if isinstance(query, CompareQuestion):

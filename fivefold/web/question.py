@@ -252,6 +252,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         return (*self.set, *(f"{key}={str(value).lower()}" for key, value in chosen if value not in (None, False)))
 
     def _resolve_model(self, folder: ServedFolder) -> Model:
+        """Return the model of a question, pasted, of the catalog or of a file, with the fields that were changed."""
         if self.config:
             name = "pasted" if self.model == type(self).model_fields["model"].default else self.model
             model = models.from_values(_parse_table(self.config), name=name, source="pasted config")

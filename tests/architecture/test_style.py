@@ -44,6 +44,19 @@ def test_a_file_opens_with_what_it_is(trees: Trees) -> None:
     assert [name for name, opening in openings.items() if not opening] == [], "no opening docstring"
 
 
+def test_a_private_function_of_ten_lines_says_what_it_does(trees: Trees) -> None:
+    undescribed = [
+        f"{name}:{node.lineno} {node.name}"
+        for name, tree in trees.items()
+        for node in list_nodes(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and re.match("_[a-z]", node.name)
+        and (node.end_lineno or node.lineno) - node.lineno >= 9
+        and not ast.get_docstring(node)
+    ]
+    assert undescribed == [], "begin with a sentence that says what it does"
+
+
 @pytest.mark.slow
 def test_nothing_reads_the_environment_below_requests(trees: Trees) -> None:
     """No environment variable is read below ``requests``, and no function rebinds a global."""

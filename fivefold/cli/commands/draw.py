@@ -40,6 +40,7 @@ def draw(request: DrawOptions, job: Job) -> None:
 
 
 def _draw_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
+    """Draw the picture of one step, whose model, machine and layout are the words of the command."""
     from fivefold.cli.pictures import draw_step_charts
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve

@@ -90,6 +90,7 @@ def _parse_ranks(text: str | None) -> tuple[int, ...]:
 
 
 def _render_page(dry_run: DryRun, predicted: Step | None) -> RenderableType:
+    """Return the page of a dry run next to its prediction, or its findings if it has no step."""
     from fivefold.rendering.dry_run import render_failures, render_page
 
     if dry_run.step is None:
@@ -189,6 +190,7 @@ def _save_snapshot(dry_run: DryRun, rank: int, *, path: Path, expandable: bool) 
 
 
 def _save_trace(dry_run: DryRun, ranks: tuple[int, ...], *, path: Path) -> None:
+    """Write the simulated operations of the ranks as a trace, and print where it is."""
     from fivefold.dry_run.time.trace import write_trace
 
     assert dry_run.simulation is not None

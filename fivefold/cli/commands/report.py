@@ -104,6 +104,7 @@ def _write(path: Path, title: str, parts: list[str], commands: list[str]) -> Non
 
 
 def _describe_provenance(commands: list[str]) -> Provenance:
+    """Return the commands of a report, and the versions and the system that wrote it."""
     from fivefold.rendering.report import Provenance
     from fivefold.version import __version__
 
@@ -221,6 +222,7 @@ def _report_files(paths: list[Path]) -> tuple[str, list[str], list[str]]:
 
 
 def _report_file(path: Path, answer: Any) -> tuple[str, list[str], list[str]]:
+    """Return the title, the page and the commands of what a file holds."""
     from fivefold.display import Rows
     from fivefold.rendering import report as page
     from fivefold.results import run_folder

@@ -68,6 +68,7 @@ def _submit(run: Run, file: Path, layout: Layout, machine: Machine) -> str:
 
 
 def _draw(rows: list[SweepRow], folder: Path) -> None:
+    """Draw all pictures of a sweep into a folder, and print which were drawn."""
     from fivefold.rendering import charts
     from fivefold.rendering.sweep.charts import PICTURES
 

@@ -143,6 +143,7 @@ def _explain_least_peak(peak: int, seen: ExaminedSteps, at: Fullest) -> str:
 
 
 def _build_advice(best: RecomputeTrial, seen: ExaminedSteps, *, budget_bytes: int, refused: dict[str, str]) -> Advice:
+    """Return the modules to recompute, with the peak memory and the FLOPs that the trial measured."""
     total, peak = _count_flops(seen), best.seen.peak_bytes
     extra, fits = _count_flops(best.seen) - total, peak <= budget_bytes
     return Advice(

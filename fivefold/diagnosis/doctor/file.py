@@ -61,6 +61,7 @@ def load(path: Path) -> UserFile:
 
 
 def _build_user_file(name: str, values: dict[str, Any], module_names: dict[str, Any]) -> UserFile:
+    """Return the functions of a user's file; a ``UserError`` names the one that is missing."""
     missing = "model" if values["model"] is None else "loss" if values["loss"] is values["step"] is None else ""
     if missing:
         close_names = get_close_matches(missing, [key for key, value in module_names.items() if callable(value)], n=1)

@@ -168,6 +168,8 @@ def _shard_recomputed(model: nn.Module, mesh: DeviceMesh) -> None:
 
 
 def _make_tensor_parallel(plan: Callable[[nn.Module], Plan] | None) -> Wrap:
+    """Return a function that shards a model by the styles of ``plan``, or by those of the model itself."""
+
     def wrap(model: nn.Module, mesh: DeviceMesh) -> None:
         module_styles = (
             plan(model) if plan is not None else getattr(model, "tp_plan", None) or getattr(model, "_tp_plan", None)

@@ -158,6 +158,7 @@ def _explain_data(data: Any, path: Path, ranks: _Ranks, *, top: int) -> list[Exp
 
 
 def _explain_text(text: str, path: Path, ranks: _Ranks) -> list[Explanation]:
+    """Return the explanations of a log: out of memory, a timeout, losses; stacks are kept in ``ranks``."""
     files, explanations = (str(path),), list[Explanation]()
     if stacks.is_stacks(text):
         rank = _find_rank(path, None)

@@ -207,6 +207,7 @@ def _sum_by_line(lives: Sequence[Life], sizes: dict[int, int], named: Sequence[s
 
 
 def _describe_device(device: Device, lives: Sequence[Life], place: int, memory: HeldMemory) -> str:
+    """Return a sentence on the memory that a device held, and where in the user's code."""
     held_text, name = show_bytes(memory.held_bytes), memory.device
     if memory.requested_bytes is not None:
         line = find_user_line(parse_frames(device.trace[place].get("frames")))

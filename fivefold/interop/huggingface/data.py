@@ -377,6 +377,7 @@ def _write_axolotl(fields: Mapping[str, Any], job: Job) -> dict[str, Any]:
 
 
 def _write_llamafactory(fields: Mapping[str, Any], job: Job) -> dict[str, Any]:
+    """Return the keys of LLaMA-Factory for the format of the data, its loss and its packing."""
     kind = fields["format"]
     stage = {"text": "pt", "preferences": "dpo"}.get(kind, "sft")
     values: dict[str, Any] = {"stage": stage, "do_train": True, "dataset": "data", "dataset_dir": "."}

@@ -230,6 +230,7 @@ def _read_flag(key: str, value: Any) -> tuple[str, Any]:
 
 
 def _parse_file(document: Document) -> CollectedKeys:
+    """Return the keys of one file under transformers' names, and the dialect that it was written in."""
     values, origin = dict(document.values), document.origin
     if len(values.keys() & FACTORY_V1_SIGNS) >= 2:
         raise UserError(

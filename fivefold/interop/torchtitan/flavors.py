@@ -52,6 +52,7 @@ def build_llama(name: str, sizes: tuple[int, int, int, int, int, int, bool]) -> 
 
 
 def _build_deepseek_debug() -> Model:
+    """Return torchtitan's small DeepSeek-V3 of its debug configs."""
     return Model(
         name="deepseek-v3-debug",
         layers=6,

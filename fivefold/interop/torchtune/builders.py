@@ -31,6 +31,7 @@ MAIN_BRANCH_NAMES = {
 
 
 def _build_code_llama(*, layers: int, width: int, heads: int, kv_heads: int, ffn: int) -> dict[str, Any]:
+    """Return the ``config.json`` of a Code Llama as torchtune's builder makes it."""
     return {
         "model_type": "llama",
         "num_hidden_layers": layers,
@@ -48,6 +49,7 @@ def _build_code_llama(*, layers: int, width: int, heads: int, kv_heads: int, ffn
 def _build_gemma(
     family: str, *, layers: int, width: int, heads: int, kv_heads: int, ffn: int, head_dim: int = 256
 ) -> dict[str, Any]:
+    """Return the ``config.json`` of a Gemma as torchtune's builder makes it."""
     return {
         "model_type": family,
         "num_hidden_layers": layers,

@@ -136,6 +136,7 @@ _IMAGE = {"num_channels": 3, "image_size": 224, "attention_dropout": 0.0}
 
 
 def _read_siglip(keys: VisionKeys) -> Fields:
+    """Return the fields of a SigLIP tower."""
     keys.require("attention_dropout", 0.0)
     patches = _square(keys)
     return _read_sizes(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
@@ -148,6 +149,7 @@ def _read_siglip(keys: VisionKeys) -> Fields:
 
 
 def _read_clip(keys: VisionKeys) -> Fields:
+    """Return the fields of a CLIP tower, which has a class token."""
     keys.require("attention_dropout", 0.0)
     patches = _square(keys)
     return _read_sizes(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
@@ -162,6 +164,7 @@ def _read_clip(keys: VisionKeys) -> Fields:
 
 
 def _read_pixtral(keys: VisionKeys) -> Fields:
+    """Return the fields of a Pixtral tower, which has rotary positions and gated MLPs."""
     keys.require("attention_dropout", 0.0)
     return _read_sizes(keys, depth="num_hidden_layers", heads="num_attention_heads") | {
         "channels": keys.number("num_channels"),
@@ -200,6 +203,7 @@ def _read_qwen(keys: VisionKeys, size: Fields, *, out: int, norm: str) -> Fields
 
 
 def _read_qwen2(keys: VisionKeys) -> Fields:
+    """Return the fields of Qwen2-VL's tower."""
     width = keys.number("embed_dim")
     size = {
         "patch": keys.number("patch_size"),
@@ -214,6 +218,7 @@ def _read_qwen2(keys: VisionKeys) -> Fields:
 
 
 def _read_qwen25(keys: VisionKeys) -> Fields:
+    """Return the fields of Qwen2.5-VL's tower, most of whose layers attend within windows."""
     merge = keys.number("spatial_merge_size")
     window = keys.number("window_size") // merge // keys.number("patch_size") * merge
     size = _read_sizes(keys, depth="depth", heads="num_heads") | {
@@ -387,6 +392,7 @@ def _has_projector(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_wi
 
 
 def _project_gemma3(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_width: int) -> Fields:
+    """Return Gemma 3's projector, which averages patches."""
     side = tower.number("image_size") // tower.number("patch_size")
     kernel = side // int(outer.number("mm_tokens_per_image") ** 0.5)
     if kernel < 1:  # the defaults of transformers' config, which its code cannot run either
@@ -401,6 +407,7 @@ def _project_gemma3(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_w
 
 
 def _project_llava(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_width: int) -> Fields:
+    """Return LLaVA's projector, and the layers of the tower that it reads."""
     has_class = fields.get("class_token", False)
     outer.require("vision_feature_select_strategy", "default" if has_class else "full")
     layers = tuple(
@@ -417,6 +424,7 @@ def _project_llava(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_wi
 
 
 def _project_mistral3(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_width: int) -> Fields:
+    """Return Mistral 3's projector, which merges patches after a norm."""
     outer.require("vision_feature_layer", -1)
     activation = outer.activation("projector_hidden_act")
     bias = outer.flag("multimodal_projector_bias")
@@ -431,6 +439,7 @@ def _project_mistral3(outer: VisionKeys, tower: VisionKeys, fields: Fields, text
 
 
 def _project_internvl(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_width: int) -> Fields:
+    """Return InternVL's projector, which merges patches before a norm."""
     outer.require("vision_feature_layer", -1)
     outer.require("vision_feature_select_strategy", "default")
     activation = outer.activation("projector_hidden_act")
@@ -444,6 +453,7 @@ def _project_internvl(outer: VisionKeys, tower: VisionKeys, fields: Fields, text
 
 
 def _project_llama4(outer: VisionKeys, tower: VisionKeys, fields: Fields, text_width: int) -> Fields:
+    """Return Llama 4's projector: an MLP of the tower over merged patches, and a linear layer."""
     patches = round(1 / tower.factor("pixel_shuffle_ratio") ** 2)
     tower.require("intermediate_size", patches * fields["width"])
     tower.require("projector_output_dim", tower.get("projector_input_dim"))

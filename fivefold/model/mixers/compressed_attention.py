@@ -43,6 +43,7 @@ class CompressedAttention(MixerGeometry):
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
+        """Raise a ``ValueError`` for fields that contradict each other."""
         if self.heads % self.out_groups:
             raise ValueError(f"heads={self.heads} is not divisible by out_groups={self.out_groups}: change one")
         if self.rope_dim % 2 or self.rope_dim > self.head_dim:

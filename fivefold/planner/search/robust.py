@@ -207,6 +207,7 @@ class RegretEvaluator:
 
 
 def _get_planner(scenario: Scenario, planner: Planner) -> Planner:
+    """Return the planner of a scenario, which shares the counts if the scenario's job is the same."""
     counts = planner.counts if scenario.job == planner.job else None
     return Planner(
         model=planner.model,

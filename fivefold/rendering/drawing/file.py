@@ -53,6 +53,7 @@ class PictureFile(NamedTuple):
             file.write_bytes(self._convert(path.suffix))
 
     def _convert(self, suffix: str) -> bytes:
+        """Return the drawing as the bytes of an SVG, HTML, PNG or PDF file."""
         if suffix == ".html":
             return self.to_html().encode()
         svg = self.to_svg()

@@ -108,6 +108,7 @@ def _list_intervals(levels: Sequence[Level], *, last: float) -> Iterator[tuple[f
 
 
 def _draw_overlay(top: Level, *, last: float, ceiling: float, capacity_bytes: int | None) -> Iterator[Raw]:
+    """Yield what is drawn over the area: the capacity of the chip, and the peak with its size and cause."""
     if capacity_bytes is not None:
         y_capacity = format_percent(1 - capacity_bytes / ceiling)
         yield from (

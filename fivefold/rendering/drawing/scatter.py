@@ -63,6 +63,7 @@ def draw_scatter(
 
 
 def _draw_dot(point: ScatterPoint, x: float, y: float) -> Raw:
+    """Return a point with its text and tooltip, as a link if it has one."""
     dot = build_element(
         "circle", cx=format_percent(x), cy=format_percent(y), r=5, class_=point.look, data_tip=point.tip
     )

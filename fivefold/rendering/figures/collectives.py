@@ -108,6 +108,7 @@ def draw_before_and_after(first: Buffers, last: Buffers) -> Chart:
 
 
 def _list_cells(buffers: Buffers, *, shift: float) -> list[dict[str, Any]]:
+    """Return a cell for each chunk that a rank holds, with its colours."""
     return [
         {
             "left": shift + rank,

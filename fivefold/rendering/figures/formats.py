@@ -95,6 +95,7 @@ def draw_chart(names: Sequence[str] = ()) -> Chart:
 
 
 def _draw_bits(formats: Sequence[FloatFormat]) -> Chart:
+    """Draw the sign, exponent and mantissa bits of each number format."""
     alt = _import_altair()
     parts = (("sign", 0), ("exponent", 1), ("mantissa", 2))
     cells = [
@@ -114,6 +115,7 @@ def _draw_bits(formats: Sequence[FloatFormat]) -> Chart:
 
 
 def _draw_range(formats: Sequence[FloatFormat]) -> Chart:
+    """Draw the range of each number format, and the part of it that is normal."""
     alt = _import_altair()
     rows = [
         {

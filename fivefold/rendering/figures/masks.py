@@ -43,6 +43,7 @@ def draw_chart(ranks: int = 4) -> Chart:
 
 
 def _mask(ranks: int, zigzag: bool) -> Chart:
+    """Draw which scores of a causal mask each rank computes, cut in order or in zig-zag."""
     alt = _import_altair()
     chunks = 2 * ranks
     cells: list[dict[str, Any]] = []

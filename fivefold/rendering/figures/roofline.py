@@ -82,6 +82,7 @@ def _merge_equal(step: Step) -> list[Operation]:
 
 
 def _build_value(op: Operation, *, ridge: float) -> dict[str, Any]:
+    """Return an operation as a point of the roofline, with its text."""
     flops = op.causal_flops  # the FLOPs that a kernel for causal attention computes
     intensity, rate = flops / op.moved_bytes, flops / op.forward_seconds
     seconds = op.times * op.forward_seconds

@@ -125,6 +125,7 @@ def draw_heat_map(rows: Sequence[SweepRow]) -> Chart | str:
 
 
 def _build_cell(row: SweepRow | None, *, label: str, ranks: int, bottom: float, top: float) -> dict[str, Any]:
+    """Return a cell of the heat map: the best row of one model and number of ranks, or none."""
     keywords = row.layout.split() if row else []
     degrees = [keyword for keyword in keywords if keyword.startswith(("dp", "tp", "cp", "pp", "ep", "etp"))]
     other_keywords = [keyword for keyword in keywords if keyword not in degrees and keyword != DEFAULT_SCHEDULE]
@@ -142,6 +143,7 @@ def _build_cell(row: SweepRow | None, *, label: str, ranks: int, bottom: float, 
 
 
 def _draw_heat(cells: list[dict[str, Any]], *, limits: list[float], models: list[str]) -> Chart:
+    """Draw the heat map of MFU, with the layout and the memory of each cell."""
     alt = _import_altair()
     ranks = list(dict.fromkeys(cell["ranks"] for cell in cells))
     axis = alt.Axis(grid=False, ticks=False, domain=False, labelAngle=0, labelLimit=260, labelPadding=8)

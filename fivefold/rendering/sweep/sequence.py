@@ -109,6 +109,7 @@ def _group_by_model(rows: Sequence[SweepRow], chosen: list[SweepRow]) -> list[li
 
 
 def _draw_bars(rows: list[SweepRow]) -> Chart:
+    """Draw the parts of peak memory as bars over the sequence length, a panel for each recomputation."""
     alt, (unit, name) = _import_altair(), choose_memory_unit(rows)
     cells = [
         {
@@ -148,6 +149,7 @@ def _draw_bars(rows: list[SweepRow]) -> Chart:
 
 
 def _draw_curves(rows: list[SweepRow], kinds: list[Any]) -> Chart:
+    """Draw MFU over the sequence length, a curve for each recomputation; hollow points do not fit."""
     alt = _import_altair()
     points = [
         {

@@ -92,6 +92,7 @@ def _walk(root: Path, *, skip: frozenset[str]) -> list[Path]:
 
 
 def _describe_file(path: Path, root: Path) -> CorpusFile:
+    """Return the size and time of a file of the corpus; a ``UserError`` if it cannot be read twice."""
     try:
         status = path.stat()
     except OSError as error:

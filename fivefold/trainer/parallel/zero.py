@@ -284,6 +284,8 @@ class ZeroUnit:
         sibling.is_released_by_sibling = True
 
     def _make_grad_hook(self, index: int) -> Callable[[Tensor | Cast | None], None]:
+        """Return the function that takes the gradient of weight ``index``; the first weight's ends the unit."""
+
         def collect(gradient: Tensor | Cast | None) -> None:
             # weight 0 is used first in the forward, so last in the backward: the unit is done
             if index == 0 and not self.is_released_by_sibling and not self.ends_at_input:

@@ -77,6 +77,7 @@ class Stream(Generic[Find]):
         draw: Callable[[Any, Sequence[Find]], str],
         sketch: Callable[[Sequence[Find]], str] | None,
     ) -> AsyncIterator[str]:
+        """Yield the events of an answer: sketches, progress and the page; an answer that is kept is sent at once."""
         key = query.model_dump_json()
         if key in self.kept:
             yield format_event("found", self.kept[key])

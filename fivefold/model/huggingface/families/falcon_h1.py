@@ -57,6 +57,7 @@ def _read_lists(config: Config) -> dict[str, Any]:
 
 
 def _write_falcon_h1(model: Model) -> dict[str, Any]:
+    """Return the keys of Falcon-H1: its state space layers and its multipliers."""
     net, factors = model.mamba2, model.multipliers or Multipliers()
     sizes: dict[str, Any] = {}
     if net is not None:

@@ -50,6 +50,7 @@ def _build_gemma1(config: Config) -> Model:
 
 
 def _build_gemma(config: Config, *, slides: tuple[bool, ...], **of_family: Any) -> Model:
+    """Return the model of a Gemma config; ``slides``: which layers have a sliding window by default."""
     return build_model(
         config,
         **read_windows(config, default=slides),

@@ -118,6 +118,7 @@ def _read_full_layers(config: Config, slides: list[bool]) -> tuple[int, int]:
 
 
 def _write_gemma4(model: Model) -> dict[str, Any]:
+    """Return the keys of Gemma 4: heads of full and of sliding attention, shared keys and values."""
     full, sliding = model.attention_shapes[0], model.attention_shapes[-1]
     return {
         **decoder.write_rope_by_layers(model),

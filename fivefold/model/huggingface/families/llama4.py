@@ -61,6 +61,7 @@ def _build_llama4(config: Config) -> Model:
 
 
 def _write_llama4(model: Model) -> dict[str, Any]:
+    """Return the keys of Llama 4: its experts, its chunked attention and the temperature of the others."""
     layers, temperature = range(model.layers), model.temperature
     kinds = {True: "chunked_attention", False: "full_attention"}
     return {

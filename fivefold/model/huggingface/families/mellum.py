@@ -12,6 +12,7 @@ from fivefold.model.spec import Model
 
 
 def _build_mellum(config: Config) -> Model:
+    """Return the model of a Mellum config."""
     moe = {
         "experts": config.num_experts,
         "topk": config.num_experts_per_tok,

@@ -59,6 +59,7 @@ def _build_minimax(config: Config) -> Model:
 
 
 def _write_minimax(model: Model) -> dict[str, Any]:
+    """Return the keys of MiniMax: kinds of its layers, residual factors and lightning attention's blocks."""
     net, factors = model.lightning, model.residual_factors or ResidualFactors()
     names = {ours: theirs for theirs, ours in KINDS.items()}
     factor_keys = {
