@@ -208,6 +208,7 @@ def playbook(
     >>> [stage.title for stage in plan.stages]
     ['The batch', 'Make it fit', 'Reach the batch', 'Make it fast']
     """
+    from fivefold.job import Job
     from fivefold.requests.offers import apply_prices
     from fivefold.requests.playbook import build_playbook as run
 
@@ -222,6 +223,7 @@ def playbook(
         where=where,
         assume=assume,
         risk=risk,
+        stated=list_stated({name: value for name, value in job.items() if not isinstance(value, Job)}),
     )
 
 

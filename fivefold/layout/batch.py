@@ -41,13 +41,11 @@ def find_most_ranks(ranks: Iterable[int], gpu_counts: str | None = None) -> int:
     return int(last) if last.isdecimal() and int(last) else max(ranks, default=1)
 
 
-def fill_batch(
-    job: Job, *, ranks: int, stated: Collection[str], layouts: Iterable[Layout] = (), at_least: int = 1
-) -> Job:
+def fill_batch(job: Job, *, ranks: int, stated: Collection[str], layouts: Iterable[Layout] = ()) -> Job:
     """Return ``job`` with a global batch for ``ranks`` GPUs, unless ``stated`` has one.
 
-    It has the fewest sequences that a micro-batch may have for each GPU, up to ``MAX_TOKENS``, but at least the default
-    of ``Job`` and ``at_least``, rounded up to a multiple of what each layout takes at a time.
+    It has the fewest sequences that a micro-batch may have for each GPU, at least the default of ``Job`` and at most
+    ``MAX_TOKENS``, rounded up to a multiple of what each layout takes at a time.
     """
     from fivefold.layout.spec import find_divisor_below
     from fivefold.units import ceil_div
@@ -56,6 +54,6 @@ def fill_batch(
         return job
     least = job.min_micro_batch
     turn = least * find_divisor_below(ranks, max(1, MAX_TOKENS // (job.sequence * least)))
-    batch = ceil_div(max(job.global_batch, at_least), turn) * turn
+    batch = ceil_div(job.global_batch, turn) * turn
     chunk = lcm(*(layout.dp * layout.mbs for layout in layouts))
     return job.replace(global_batch=ceil_div(batch, chunk) * chunk)

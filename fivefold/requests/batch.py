@@ -25,9 +25,9 @@ def choose_batch(
     """Return ``job`` with a global batch, unless ``stated`` has one, and the reason if it is not one per GPU.
 
     ``run_tokens``: the training tokens of a complete run, or None if the question is about a step. A run takes the
-    power of two that ``plan`` advises, if that is larger. Raises ``UserError`` if no run has that many tokens.
+    multiple of one per GPU that is nearest to the power of two that ``plan`` advises. Raises ``UserError`` if no run
+    has that many tokens.
     """
-    layouts = list(layouts)
     filled = fill_batch(job, ranks=ranks, stated=stated, layouts=layouts)
     if run_tokens is None or "global_batch" in stated or job.ramp is not None:
         return filled, ""
@@ -36,7 +36,8 @@ def choose_batch(
     from fivefold.units import show_count
 
     advised = advise_sequences(model, sequence=job.sequence, tokens=validate_tokens(run_tokens))
-    if advised <= filled.global_batch:
+    times = round(advised / filled.global_batch)
+    if times <= 1:
         return filled, ""
     reason = f"advised for {show_count(run_tokens).replace('.00', '')} tokens"
-    return fill_batch(job, ranks=ranks, stated=stated, layouts=layouts, at_least=advised), reason
+    return filled.replace(global_batch=times * filled.global_batch), reason

@@ -11,7 +11,7 @@ from fivefold.requests.search import search_layouts
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from fivefold.interop.format import ConfigPlan, WrittenConfig
     from fivefold.job import Job
@@ -34,8 +34,9 @@ def build_playbook(
     assume: Sequence[str] = (),
     write: Path | None = None,
     risk: float = FITS_RISK,
+    stated: Collection[str] = (),
 ) -> Playbook:
-    """Return the full plan; ``write``: the name of its run file."""
+    """Return the full plan; ``write``: the name of its run file; ``stated``: fields of the job that the user gave."""
     from fivefold.interop.format import ConfigPlan
     from fivefold.interop.launch import run_file
     from fivefold.job import Job as Default
@@ -51,7 +52,7 @@ def build_playbook(
     site = apply_assumptions(assume)
     constraints = Where.parse(where)
     default_job = Default()
-    is_batch_given = batch == "job" or job.global_batch != default_job.global_batch
+    is_batch_given = batch == "job" or "global_batch" in stated or job.global_batch != default_job.global_batch
     steps, job, proposal = list_stages(
         model,
         machine,

@@ -18,7 +18,15 @@ ENTRIES = (FIVEFOLD, *megatron.ENTRIES, *pytorch.ENTRIES, *other_software.ENTRIE
 
 STACKS: Mapping[str, Stack] = MappingProxyType({entry.name: entry.stack() for entry in ENTRIES})
 SOURCES: Mapping[str, Mapping[str, str]] = MappingProxyType({entry.name: entry.sources() for entry in ENTRIES})
-HUGGING_FACE_TRAINERS = ("accelerate", "axolotl", "llamafactory", "transformers", "trl")  # their stack is PyTorch's
+HUGGING_FACE_TRAINERS = (  # their stack is PyTorch's
+    "accelerate",
+    "axolotl",
+    "hf",
+    "huggingface",
+    "llamafactory",
+    "transformers",
+    "trl",
+)
 WRAPPED_STACKS = ("ddp", "fsdp2", "deepspeed")  # which they train with
 
 OTHER_NAMES = {"megatron": "megatron-core"}  # today's Megatron-LM; megatron-lm is that of 2022
@@ -32,6 +40,8 @@ def build_stack(name: str) -> Stack:
             f"unknown stack {name!r}: it trains with ddp, fsdp2 or deepspeed; use one of them, or read its config "
             "with --from FILE"
         )
+    if name.lower() in ("pytorch", "torch"):
+        raise UserError(f"unknown stack {name!r}: its data parallelism is ddp or fsdp2; use one of them")
     name = OTHER_NAMES.get(name, name)
     if name not in STACKS:
         raise make_unknown_name_error(name, list(STACKS), kind="stack")

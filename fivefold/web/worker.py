@@ -164,16 +164,17 @@ def plan(payload: dict[str, Any], report: Report) -> Any:
     """Plan a run: the data of ``fivefold plan --json``."""
     from fivefold.requests.playbook import build_playbook
 
-    question, (model, machine, job, *_) = read_question(payload, PlaybookQuestion)
+    question, resolved = read_question(payload, PlaybookQuestion)
     plan_result = build_playbook(
-        model,
-        apply_prices([machine], question.price)[0],
-        job,
+        resolved.model,
+        apply_prices([resolved.machine], question.price)[0],
+        resolved.job,
         tokens=question.tokens,
         batch=question.batch,
         where=question.where,
         assume=question.assume,
         risk=question.risk,
+        stated=resolved.stated,
     )
     return plan_result.model_dump(mode="json")
 

@@ -19,6 +19,7 @@ from fivefold.planner.playbook import plan_batch_stage
 from fivefold.record import UserError
 from fivefold.requests.batch import choose_batch
 from fivefold.update import Ramp
+from fivefold.web import worker
 from fivefold.web.folder import ServedFolder
 from fivefold.web.question import AskQuestion, ChosenQuestion, CompareQuestion, SearchQuestion
 from tests.cli.commands import run
@@ -74,8 +75,9 @@ def test_python_fills_the_batch_as_the_command_line_does() -> None:
         (8, 100e9, (), (), 512, "advised for 100 B tokens"),
         (8, 2e12, (), (), 2048, "advised for 2 T tokens"),
         (6, 100e9, (), (), 516, "advised for 100 B tokens"),  # so that each GPU has as many
-        (8, 100e9, ("dp8 mbs3",), (), 528, "advised for 100 B tokens"),
+        (8, 100e9, ("dp8 mbs3",), (), 504, "advised for 100 B tokens"),
         (1024, 100e9, (), (), 1024, ""),  # one per GPU is more
+        (500, 100e9, (), (), 500, ""),  # nearer to the advised 512 than 1000
         (8, 100e9, (), ("global_batch",), 8, ""),
         (8, None, (), (), 8, ""),
     ],
@@ -88,7 +90,25 @@ def test_a_complete_run_has_the_batch_that_plan_advises(
     assert (job.global_batch, why) == (batch, reason)
     if tokens and reason:
         _, planned = plan_batch_stage(model, Job(), tokens=tokens, is_given=False)
-        assert planned.global_batch <= batch < planned.global_batch + 3 * ranks
+        assert abs(planned.global_batch - batch) <= 3 * ranks / 2
+
+
+def test_plan_keeps_a_stated_batch_that_is_the_default_of_a_step(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """100 B tokens advise 64 sequences; ``gbs=8`` was taken as not given."""
+    quick: dict[str, Any] = {"where": "tp=1 pp=1 cp=1 ac=none order=default", "tokens": 1e11}
+    words = ["nano", "h100:8", "--where", quick["where"], "--tokens", "1e11", "--json"]
+    question = {"model": "nano", "machine": "h100:8", "where": quick["where"], "tokens": "1e11"}
+    for gbs in (None, 8):
+        asked = ff.plan("nano", "h100:8", gbs=gbs, **quick)
+        assert f"global_batch = {gbs or 64}\n" in asked.run_file
+        assert run(monkeypatch, "plan", *words, *(["--gbs", str(gbs)] if gbs else [])) == 0
+        assert json.loads(capsys.readouterr().out)["run_file"] == asked.run_file
+        payload = {"question": question | ({"gbs": gbs} if gbs else {}), "root": ".", "local": "none"}
+        assert worker.plan(payload, lambda *done: None)["run_file"] == asked.run_file
+    from_record = ff.plan("nano", "h100:8", job=Job(), **quick)
+    assert "global_batch = 64\n" in from_record.run_file
 
 
 @pytest.mark.parametrize("tokens", [0, -1, float("nan"), 1e30])

@@ -54,6 +54,10 @@ def test_an_unknown_stack_is_a_one_line_error() -> None:
         build_stack("megatron-cor")
     with pytest.raises(UserError, match="unknown stack 'axolotl': it trains with ddp, fsdp2 or deepspeed"):
         build_stack("axolotl")
+    with pytest.raises(UserError, match="unknown stack 'PyTorch': its data parallelism is ddp or fsdp2"):
+        build_stack("PyTorch")
+    with pytest.raises(UserError, match="unknown stack 'hf': it trains with ddp, fsdp2 or deepspeed"):
+        build_stack("hf")
 
 
 @pytest.mark.parametrize(

@@ -39,6 +39,7 @@ def plan(request: PlanOptions, model: Model, machine: Machine, job: Job, stated:
         assume=request.assume,
         write=write,
         risk=request.risk,
+        stated=stated,
     )
     show(plan_result.model_dump_json(indent=2) if request.as_json else page.render_page(plan_result, stated=stated))
     if not request.as_json:
