@@ -59,6 +59,8 @@ def sweep_from_likely(solver: BranchAndBound, bounds: Bounds) -> None:
     before, done = deepcopy(incumbents.rejections), solver.done
     floors = solver.floors(bounds, bounds.space.blocks)
     likely = _select_likely(solver, bounds, floors)
+    if not len(likely.size):  # such as a batch of few sequences on many ranks
+        likely = _select_likely(solver, bounds, floors, within_node=False)
     best = np.lexsort((likely.size, incumbents.score(likely.seconds, likely.size, bounds.space)))
     for rows in _list_rounds(solver, bounds, best):
         _evaluate_likely(solver, bounds, likely, rows)

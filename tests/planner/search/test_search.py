@@ -17,7 +17,7 @@ from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import can_express, list_reasons
 from fivefold.layout.where import ANY, Where
-from fivefold.machine.catalog import resolve
+from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
@@ -424,6 +424,23 @@ def test_first_layouts_that_are_tried_are_those_that_may_fit() -> None:
     work, machine = SearchWork(), make_tight_machine(4, gib=1.0)
     result = search(model=SMALL, machine=machine, job=FEW.replace(global_batch=4), top=1, work=work)
     assert (result.evaluated, work.units) <= (92, 610_000)
+
+
+def test_few_sequences_on_many_ranks_are_first_searched_beyond_a_node() -> None:
+    """With 2 sequences on 64 ranks no layout has its tp and cp within a node, and as many micro-batches as stages.
+
+    The first layout was then one that fits by any means, and none was found for large models of experts.
+    """
+    machine = with_ranks(NODE, 64)
+    assert search(model=EXPERTS, machine=machine, job=FEW.replace(global_batch=2), top=1).evaluated < 100
+
+
+@pytest.mark.long  # of 7 million layouts
+@pytest.mark.slow
+def test_a_layout_of_few_sequences_is_found_for_a_large_model() -> None:
+    machine = resolve("h100:256", local=Path("/nowhere"))
+    job = Job(sequence=4096, global_batch=4)
+    assert search(model=build_model("gpt-oss-20b"), machine=machine, job=job, top=1).best
 
 
 def test_a_search_that_ends_at_its_work_limit_does_not_claim_that_nothing_fits() -> None:
