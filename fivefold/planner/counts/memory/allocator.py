@@ -15,7 +15,7 @@ from heapq import nlargest
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.sharding import get_policy, select_trained
+from fivefold.layout.sharding import count_frozen_bytes, get_policy, is_trained, select_trained
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts, UnitGroup, get_group_degrees
@@ -173,8 +173,8 @@ def _count_concatenated(
 ) -> list[int]:
     """Return the bytes of tensors that an update concatenates and that are allocated at once.
 
-    They are a reduction bucket, with the larger of the largest weight's gradient in fp64 (for the norm) and all
-    gradients of this rank twice (as summed and as cast); and all weights.
+    They are a reduction bucket, unless the passes count it, with the larger of the largest weight's gradient in fp64
+    (for the norm) and all gradients of this rank twice (as summed and as cast); and all weights.
     """
     recipe, joined = counts.job.precision, counts.job.stack.flat_copies
     sizes = []
@@ -182,7 +182,7 @@ def _count_concatenated(
         norm_copies = [8 * min(rank.updated_numel, max(_list_numels(counts, layout, runs)))]
         gradient_copies = [rank.updated_numel * recipe.summed_bytes, rank.updated_numel * recipe.updated_bytes]
         sizes += max(norm_copies, gradient_copies, key=sum) + [constants.bucket_elements * recipe.summed_bytes] * (
-            layout.dp > 1
+            layout.dp > 1 and not counts.job.stack.reduce_bucket
         )
     if "weights" in joined:
         sizes.append(rank.parameters_bytes - rank.updated_numel * recipe.updated_bytes)
@@ -203,6 +203,22 @@ def _list_largest(counts: Counts, layout: Layout, runs: Iterable[UnitGroup], *, 
     for run in runs:
         state = counts.states(layout, run.name)
         sizes += counts.largest_tensors(get_group_degrees(part, run), run.name)
-        sizes += [] if keeps.weights_stay else [state.gathered, state.gather_buffers]
+        if counts.job.stack.zero3_gather == "weights" and not keeps.weights_stay:
+            sizes += _list_gathered_weights(counts, layout, run)
+        elif not keeps.weights_stay:
+            sizes += [state.gathered, state.gather_buffers]
         sizes += [] if keeps.gradients_stay else [state.sums]
     return nlargest(n, sizes)
+
+
+def _list_gathered_weights(counts: Counts, layout: Layout, run: UnitGroup) -> Iterator[int]:
+    """Yield the bytes of every weight of a unit where each is gathered by itself, from its shard, into its own tensor.
+
+    Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/partition_parameters.py, all_gather_coalesced.
+    """
+    for unit, *_ in counts.list_local_parts(layout, run.name):
+        for weight in unit.weights:
+            if is_trained(weight, counts.job):
+                yield weight.numel * counts.job.precision.high_precision_bytes
+            else:
+                yield count_frozen_bytes(unit._replace(weights=(weight,)), shards=1, job=counts.job).gathered

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from fivefold.adapter import Adapter
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
@@ -139,3 +140,13 @@ def test_freed_logits_of_a_rank_with_one_micro_batch_in_flight_are_reused() -> N
 )
 def test_a_communicator_for_all_ranks_and_each_axis(text: str, groups: int) -> None:
     assert count_communicators(Layout.parse(text)) == groups
+
+
+def test_weights_that_are_gathered_one_by_one_are_tensors_of_their_own() -> None:
+    """DeepSpeed gathers a weight into a tensor of its size, from its shard, and its bucket is part of the backward."""
+    job = Job(sequence=2048, global_batch=16, stack=named_stack("deepspeed"), adapter=Adapter(rank=16, base="nf4"))
+    counts, layout = Counts(build_model("llama3-8b"), job), Layout.parse("dp2 zero3 mbs1 ac=full")
+    ranks = count_rank_memory(counts, layout)
+    table = segment(2 * 128_256 * 4096)  # the head, the embedding, and logits in fp32 of 2048 tokens
+    beyond_peak = estimate_allocator_totals(counts, layout, ranks).reserved_bytes - segment(ranks[0].peak_bytes)
+    assert 2 * table <= beyond_peak <= 2 * table + segment(ranks[0].updated_numel * 8)
