@@ -85,10 +85,14 @@ class ResolvedRequest(NamedTuple):
 
 
 class Mistake(NamedTuple):
-    """Why a question has no answer, in one line, and the field to correct; empty if there is no reason, or no field."""
+    """Why a question has no answer, in one line, and the field to correct; empty if there is no reason, or no field.
+
+    ``entry``: the number of the wrong entry of a field that is a list.
+    """
 
     message: str = ""
     field: str = ""
+    entry: int = 0
 
 
 NO_MISTAKE = Mistake()
@@ -196,24 +200,29 @@ class JobQuestion(MachineRequest, defer_build=False):
         It is the field without which the question can be resolved, or the first without which the reason is another.
         """
 
-        def resolve_without(*names: str) -> str:
-            defaults = {name: field.default for name, field in type(self).model_fields.items() if name in names}
+        def resolve_with(**changes: object) -> str:
             try:
-                question = self.replace(**defaults)
+                question = self.replace(**changes)
                 resolved = question.resolve(folder=folder, local=local)
                 question.validate_texts(resolved.machine)
             except UserError as error:
                 return str(error)
             return ""
 
-        message = resolve_without()
+        message = resolve_with()
         if not message:
             return NO_MISTAKE
-        others = {name: resolve_without(name) for name, _ in self.list_changed_fields()}
+        defaults = {name: field.default for name, field in type(self).model_fields.items()}
+        others = {name: resolve_with(**{name: defaults[name]}) for name, _ in self.list_changed_fields()}
         fields = sorted(
             (name for name, other in others.items() if other != message), key=lambda name: bool(others[name])
         )
-        return Mistake(message, next(iter(fields), ""))
+        if not fields:
+            return Mistake(message)
+        entries = getattr(self, fields[0])
+        rests = [(*entries[:n], *entries[n + 1 :]) for n in range(len(entries))] if isinstance(entries, tuple) else []
+        entry = next((n for n, rest in enumerate(rests) if resolve_with(**{fields[0]: rest}) != message), 0)
+        return Mistake(message, fields[0], entry)
 
     @property
     def machine_names(self) -> tuple[str, ...]:

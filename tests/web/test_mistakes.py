@@ -48,9 +48,21 @@ FIELDS = {  # addresses of questions that are not valid, and the control to corr
 def test_a_question_that_is_not_valid_keeps_its_controls(client: TestClient, address: str) -> None:
     answer = client.get(address)
     assert 'id="asking"' in answer.text
-    (field,) = re.findall(r'<p class="mistake" role="alert" data-field="(\w+)">', answer.text)
+    (field,) = re.findall(r'<p class="mistake" role="alert" data-field="(\w+)" data-entry="\d+">', answer.text)
     assert field == FIELDS[address]
     assert "figure" not in answer.text.partition('id="answer"')[2]
+
+
+@pytest.mark.parametrize(
+    ("address", "entry"),
+    [
+        ("layout=zz&layout=dp8", 0),
+        ("layout=dp8&layout=zz&layout=tp8", 1),
+        ("layout=dp8&machines=a100:8&machines=h9:2", 1),
+    ],
+)
+def test_the_wrong_entry_of_a_list_is_named(client: TestClient, address: str, entry: int) -> None:
+    assert f'data-entry="{entry}">' in client.get(f"/compare?{address}").text
 
 
 def test_a_question_without_an_answer_names_no_control(client: TestClient) -> None:
@@ -91,6 +103,18 @@ def test_the_reason_stands_beside_its_control_until_that_is_corrected(page: Any)
     playwright.expect(page.locator("dl.figures")).to_be_visible()
     playwright.expect(note).to_have_count(0)
     assert model.get_attribute("aria-invalid") is None
+
+
+@NEEDS_CHROMIUM
+def test_the_reason_stands_beside_the_wrong_entry_of_a_list(page: Any) -> None:
+    page.goto("/compare?model=nano&machine=h100:2&layout=dp2&layout=zz&gbs=8&seq=512")
+    wrong = page.locator("[name=layout]").nth(1)
+    playwright.expect(wrong).to_have_attribute("aria-invalid", "true")
+    playwright.expect(page.locator("[name=layout][aria-invalid]")).to_have_count(1)
+    wrong.fill("tp2")
+    wrong.blur()
+    playwright.expect(page.locator("#answer table").first).to_be_visible()
+    playwright.expect(page.locator("[name=layout][aria-invalid]")).to_have_count(0)
 
 
 @NEEDS_CHROMIUM

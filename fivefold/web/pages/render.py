@@ -148,6 +148,7 @@ def render_page(
         about=query.to_shared(),
         mistake=mistake.message,
         field=mistake.field,
+        entry=mistake.entry,
         code=code,
         styles=styles,
         **values,

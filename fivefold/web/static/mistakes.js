@@ -14,7 +14,8 @@ export function markMistake() {
     old.remove();
   }
   const mistake = document.querySelector("#answer > .mistake[data-field]");
-  const control = mistake && [...(form?.elements ?? [])].find((field) => field.name === mistake.dataset.field);
+  const controls = [...(form?.elements ?? [])].filter((field) => field.name === mistake?.dataset.field);
+  const control = controls[mistake?.dataset.entry] ?? controls[0]; // a list has a control for each entry
   if (!control) return;
   const value = new URL(location.href).searchParams.get(control.name); // which the server has left out
   if (value !== null && ["text", "textarea"].includes(control.type) && !control.closest("[data-grow]")) control.value = value;
