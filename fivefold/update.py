@@ -33,6 +33,7 @@ SPELLINGS = {
     "lr": "learning_rate.peak", "min_lr": "learning_rate.floor", "warmup": "learning_rate.warmup_steps",
     "lr_scheduler_type": "learning_rate.kind", "beta": "optimizer.betas", "eps": "optimizer.epsilon",
     "clip_grad": "optimizer.clip", "max_grad_norm": "optimizer.clip",
+    "gbs": "global_batch", "batch_size": "global_batch", "seq": "sequence", "max_length": "sequence",
 }  # fmt: skip
 NOT_SUPPORTED = {
     **dict.fromkeys(("lora", "dora", "adapter", "peft", "quantiz", "load_in_", "bnb"), ADAPTERS_ARE_A_FIELD),
@@ -40,6 +41,7 @@ NOT_SUPPORTED = {
         ("gradient_accumulation", "grad_accum"),
         "gradients are accumulated over global_batch / (dp · mbs) micro-batches: set --gbs, and mbs in the layout",
     ),
+    "checkpointing": "recomputation is ac in the layout, such as 'dp8 ac=full'",
     **dict.fromkeys(("micro_batch", "mbs", "per_device"), "the micro-batch is mbs in the layout, such as 'dp8 mbs2'"),
 }
 

@@ -57,6 +57,8 @@ def signals() -> object:
         ((*PREDICT, "--set", "gradient_accumulation=4"), r"--set .*: no such field: gradients are .*: set --gbs, .*"),
         ((*PREDICT, "--set", "optimizer=muon"), r"--set optimizer must be a table .*, such as optimizer.kind=muon"),
         ((*PREDICT, "--set", "lr=1e-4"), r"--set lr: no such field; did you mean 'learning_rate.peak'\?"),
+        ((*PREDICT, "--set", "gbs=64"), r"--set gbs: no such field; did you mean 'global_batch'\?"),
+        ((*PREDICT, "--set", "gradient_checkpointing=true"), r"--set .*: no such field: recomputation is ac in .*"),
         ((*PREDICT, "--set", "warmup_step=9"), r"--set warmup_step: .* did you mean 'learning_rate.warmup_steps'\?"),
         (("predict", "nano", "h100-8", "dp8"), r"unknown machine 'h100-8'; for 8 GPUs write h100:8. .*"),
         (("plan", "nano", "h100:8", "--tokens", "15", "trillion"), r"'trillion': one argument too many; quote .*"),

@@ -6,6 +6,7 @@ from math import ceil
 
 from fivefold.job import Job
 from fivefold.results.run_estimate import RunEstimate
+from fivefold.units import show_seconds
 
 WARMUP = 2000  # steps of Llama 2 (arXiv:2307.09288 §2.2); of short runs a fiftieth
 
@@ -23,9 +24,10 @@ def write_run_file(content: str, job: Job, *, run: RunEstimate, command: str) ->
     Checkpoints are as frequent as loses the least time.
     """
     every = min(job.steps, max(1, round(run.interval_seconds / run.step_seconds)))
+    duration = f"{run.seconds / 86400:.1f} days" if run.seconds >= 2 * 86400 else show_seconds(run.seconds)
     head = [
         f"# {command}",
-        f"# {run.seconds / 86400:.1f} days on {run.ranks} GPUs, {run.step_seconds:.3g} s a step",
+        f"# {duration} on {run.ranks} GPUs, {run.step_seconds:.3g} s a step",
     ]
     tail = [
         "",

@@ -31,7 +31,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.run import Run
 from fivefold.trainer.supported import check_supported
-from fivefold.units import GIB, show_bytes
+from fivefold.units import GIB, show_bytes, show_seconds
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
 LLAMA, JOB = build_model("llama3-8b"), Job(sequence=8192, global_batch=64)
@@ -154,6 +154,8 @@ def test_a_run_file_is_read_back_as_the_job(fields: dict[str, Any]) -> None:
     run = predict_full_run(step=step, model=build_model("nano"), machine=NODE, job=job, tokens=1e9, site=Site())
     plan = ConfigPlan(build_model("nano"), Layout.parse(step.layout), job, 8, "h100:8")
     content = write_run_file(run_file.format_run_file(plan, model="nano"), job, run=run, command="plan")
+    duration = next(line for line in content.splitlines() if " on 8 GPUs, " in line)
+    assert duration.startswith(f"# {show_seconds(run.seconds)} on 8 GPUs, ")  # less than two days
     read = Run.read(tomllib.loads(content), origin="test")
     assert read.job == job
     assert (read.model, read.machine, read.layout, str(read.folder)) == ("nano", "h100:8", step.layout, "runs/nano")
