@@ -86,7 +86,7 @@ def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Ite
 
 
 def _describe_attention(machine: Machine, job: Job) -> Iterator[str]:
-    """Yield a warning if attention is FlashAttention's on a chip that does not run it."""
+    """Yield a warning if attention is FlashAttention's on a chip that does not run it, or in fp8 next to 16 bits."""
     generation, kind = machine.chip.generation, job.stack.attention
     if job.stack.attention_facts.materializes_scores or (generation, kind) == ("turing", "flash1"):
         return
@@ -95,6 +95,11 @@ def _describe_attention(machine: Machine, job: Job) -> Iterator[str]:
         yield (
             f"{machine.chip.name} runs no {kernels} Ampere; attention is predicted as if it ran, and PyTorch's "
             "memory-efficient attention, which keeps as little, may be slower"
+        )
+    if job.stack.fp8_attention and not job.precision.is_low_precision:
+        yield (
+            f"fp8_attention=true changes nothing: precision {job.precision.name} multiplies in 16 bits or more; it "
+            "takes effect with matmuls in fp8 or fp4, such as --precision fp8"
         )
 
 

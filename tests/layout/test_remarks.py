@@ -117,6 +117,14 @@ def test_a_remark_compares_step_times_with_and_without_fused_scans(model: str, l
     assert not any("PyTorch's operations" in line for line in dense.list_remarks(plan.replace(ep=1)))
 
 
+def test_a_remark_says_that_attention_in_fp8_changes_nothing_next_to_matmuls_in_16_bits() -> None:
+    model, chips = build_model("llama3-8b"), resolve("b200:8", local=Path("/nowhere"))
+    for precision, is_said in (("bf16", True), ("fp8", False)):
+        job = JOB.replace(stack=build_stack("megatron-core"), precision=RECIPES[precision]).replace(fp8_attention=True)
+        lines = [line for line in list_remarks(model, chips, job, Layout(dp=8)) if "fp8_attention" in line]
+        assert [f"precision {precision} multiplies in 16 bits" in line for line in lines] == [True] * is_said
+
+
 @pytest.mark.parametrize(
     ("model", "stack", "reason"),
     [
