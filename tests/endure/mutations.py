@@ -282,7 +282,7 @@ QUESTIONS = [
           ("nodes are not counted", "* int(nodes or 1)", "")),
     *edit("web/question.py", "web/test_mistakes.py::test_a_question_that_is_not_valid_keeps_its_controls",
           ("constraints are checked by the process", "        Where.parse(self.where)\n", ""),
-          ("no control is to be corrected", 'Mistake(message, next(iter(fields), ""))', "Mistake(message)")),
+          ("no control is to be corrected", "Mistake(message, fields[0], entry)", "Mistake(message)")),
     *edit("web/files.py", "web/test_files.py::test_folders_within_a_named_folder_are_no_files",
           ("folders below are files", "if file.is_file()]", "]")),
 ]  # fmt: skip

@@ -237,8 +237,8 @@ def test_pairs_of_changes_link_to_their_plans(client: TestClient) -> None:
     asked = {"model": "llama3-70b", "machine": "h100:64", "layout": "dp2 tp8 pp4 zero1 mbs1", "seq": 8192, "gbs": 512}
     text = client.get("/plan/changes", params=asked).text
     singles, pairs = text.split("<h3>Two changes together")
-    assert "mbs2%20ac=norm%2Bact" in pairs
-    assert re.search(r'<a href="[^"]*">ac=norm\+act and mbs2</a>', pairs)
+    assert "mbs1%20ac=norm%2Bact" in pairs
+    assert re.search(r'<a href="[^"]*">dp4 tp4 and ac=norm\+act</a>', pairs)
     assert re.search(r'<a href="[^"]*">mbs2</a>', singles)
     assert re.search(r"<t[dh][^>]*>fp8</t[dh]>", singles)  # a change of the job is no other layout
 
