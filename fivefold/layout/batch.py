@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
 
 MAX_TOKENS = 2**24  # of a step: the largest batch of Llama 3 405B (arXiv:2407.21783 §3.4.1)
-DEADLINE_COUNTS = "1-16384"  # up to the GPUs of that run
+MAX_TRIED_GPUS = 16_384  # of a machine that is named without a number: the GPUs of that run
+DEADLINE_COUNTS = f"1-{MAX_TRIED_GPUS}"
 
 
 def choose_gpu_counts(gpu_counts: str | None, deadline: str | None, machines: Iterable[object]) -> str | None:

@@ -13,6 +13,7 @@ from math import ceil, inf, log2
 
 from fivefold.adapter import Adapter
 from fivefold.job import Job
+from fivefold.layout.batch import MAX_TRIED_GPUS
 from fivefold.layout.remarks import describe_positions
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import count_image_tokens, is_legal, refuse, validate_job
@@ -53,7 +54,6 @@ FASTER_MODEL_UNITS = 3 * EXACT_UNITS // 25  # of work to make the layout of the 
 NUMBERS_UNITS = 14 * EXACT_UNITS // 5  # of work to try all numbers of ranks, and for the fastest layout of the fewest
 GPUS_UNITS = EXACT_UNITS // 2  # of work to find the fastest layout of the fewest ranks
 MAX_PAIRS = 3  # pairs of changes that are returned
-MAX_TRIED_GPUS = 16_384  # of a machine that is named without a number
 MAX_SEQUENCE = 2**24  # tokens of the longest sequence that is tried
 FIRST_SEQUENCE = 2**12  # tokens of the first sequence that is tried
 MAX_GROWTH = 64  # of the largest size that fits, to the next one that is tried

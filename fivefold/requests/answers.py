@@ -9,6 +9,7 @@ from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fivefold.layout.batch import MAX_TRIED_GPUS
 from fivefold.record import UsageWarning, UserError
 from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, AskRequest, Question
 from fivefold.requests.words import parse_tokens
@@ -77,7 +78,7 @@ def find_answers(
 
     budget = WorkBudget()
     if question == "gpus":
-        largest_machine = machine if counted else with_ranks(machine, questions.MAX_TRIED_GPUS)
+        largest_machine = machine if counted else with_ranks(machine, MAX_TRIED_GPUS)
         return [questions.find_fewest_gpus(model=model, machine=largest_machine, job=job, risk=risk, report=report)]
     if question == "model":
         return [questions.find_largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
