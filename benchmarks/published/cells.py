@@ -10,7 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from benchmarks.published.case import machine
 from fivefold.job import Recipe, get_recipe
@@ -169,6 +169,21 @@ def head_dim(row: Row) -> int:
     if width % heads:
         raise UserError(f"hidden {width} is not divisible by heads {heads}")
     return width // heads
+
+
+def build_llama(row: Row, *, name: str, **others: Any) -> Model:
+    """Build a model of Llama's shape by the columns that a row prints; ``others``: further fields of the model."""
+    return Model(
+        name=name,
+        layers=read_required_integer(row, "layers"),
+        width=read_required_integer(row, "hidden"),
+        heads=read_required_integer(row, "heads"),
+        kv_heads=read_required_integer(row, "kv_heads"),
+        head_dim=head_dim(row),
+        ffn=read_required_integer(row, "ffn"),
+        vocab=read_required_integer(row, "vocab"),
+        **others,
+    )
 
 
 class ScheduleChoice(NamedTuple):

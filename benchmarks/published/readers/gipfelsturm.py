@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, head_dim, number, read_machine, read_recomputation, read_required_integer
+from benchmarks.published.cells import Row, build_llama, number, read_machine, read_recomputation
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops, seconds_of_tokens
 from fivefold.job import Job
 from fivefold.model.spec import Model
@@ -18,16 +18,7 @@ from fivefold.stack.catalog import build_stack
 
 
 def _model(row: Row) -> Model:
-    return Model(
-        name=row["model"],
-        layers=read_required_integer(row, "layers"),
-        width=read_required_integer(row, "hidden"),
-        heads=read_required_integer(row, "heads"),
-        kv_heads=read_required_integer(row, "kv_heads"),
-        head_dim=head_dim(row),
-        ffn=read_required_integer(row, "ffn"),
-        vocab=read_required_integer(row, "vocab"),
-    )
+    return build_llama(row, name=row["model"])
 
 
 def _case(row: Row) -> Case:

@@ -13,13 +13,12 @@ from collections.abc import Iterator
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import (
     Row,
-    head_dim,
+    build_llama,
     integer,
     number,
     number_format,
     read_machine,
     read_recomputation,
-    read_required_integer,
     sharding,
 )
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens, split_into_nodes
@@ -59,17 +58,7 @@ def _rule(row: Row) -> str:
 
 
 def _model(row: Row) -> Model:
-    return Model(
-        name=row["model"],
-        layers=read_required_integer(row, "layers"),
-        width=read_required_integer(row, "hidden"),
-        heads=read_required_integer(row, "heads"),
-        kv_heads=read_required_integer(row, "kv_heads"),
-        head_dim=head_dim(row),
-        ffn=read_required_integer(row, "ffn"),
-        vocab=read_required_integer(row, "vocab"),
-        rope_theta=500_000.0,
-    )
+    return build_llama(row, name=row["model"], rope_theta=500_000.0)
 
 
 def _machine(row: Row) -> Machine:

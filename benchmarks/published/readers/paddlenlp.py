@@ -12,11 +12,10 @@ from collections.abc import Iterator
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import (
     Row,
-    head_dim,
+    build_llama,
     number,
     read_machine,
     read_recomputation,
-    read_required_integer,
     sharding,
 )
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
@@ -31,17 +30,7 @@ ALIBI = "its positions are slopes of attention (ALiBi): no part of our models"
 
 def model_of(row: Row) -> Model:
     """Return a model of Llama's shape by the fields that the row prints; Qwen's q, k and v have biases."""
-    return Model(
-        name=row["model"].lower(),
-        layers=read_required_integer(row, "layers"),
-        width=read_required_integer(row, "hidden"),
-        heads=read_required_integer(row, "heads"),
-        kv_heads=read_required_integer(row, "kv_heads"),
-        head_dim=head_dim(row),
-        ffn=read_required_integer(row, "ffn"),
-        vocab=read_required_integer(row, "vocab"),
-        qkv_bias=row["model"].startswith("Qwen"),
-    )
+    return build_llama(row, name=row["model"].lower(), qkv_bias=row["model"].startswith("Qwen"))
 
 
 def layout_of(row: Row) -> Layout:

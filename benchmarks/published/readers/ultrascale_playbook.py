@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
-from benchmarks.published.cells import Row, head_dim, number, read_machine, read_required_integer, sharding
+from benchmarks.published.cells import Row, build_llama, number, read_machine, sharding
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -25,17 +25,7 @@ PEAK_FLOPS = 989e12
 
 def model_of(row: Row) -> Model:
     """Return the model of the printed fields."""
-    return Model(
-        name=f"nanotron-{row['model'].lower()}",
-        layers=read_required_integer(row, "layers"),
-        width=read_required_integer(row, "hidden"),
-        heads=read_required_integer(row, "heads"),
-        kv_heads=read_required_integer(row, "kv_heads"),
-        head_dim=head_dim(row),
-        ffn=read_required_integer(row, "ffn"),
-        vocab=read_required_integer(row, "vocab"),
-        tied_embeddings=row["tied_embeddings"] == "y",
-    )
+    return build_llama(row, name=f"nanotron-{row['model'].lower()}", tied_embeddings=row["tied_embeddings"] == "y")
 
 
 def stages_of(model: Model, pp: int) -> tuple[int, ...]:
