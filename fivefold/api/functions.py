@@ -738,4 +738,4 @@ def _resolve_machine(what: str | Machine) -> Machine:
 def _resolve_layout(what: str | Layout, machine: Machine | None = None) -> Layout:
     from fivefold.layout.spec import Layout
 
-    return Layout.parse(what, ranks=machine.ranks if machine else None) if isinstance(what, str) else what
+    return Layout.parse(what, machine=machine) if isinstance(what, str) else what

@@ -53,7 +53,7 @@ def resolve_words(words: dict[str, str | None]) -> dict[str, Any]:
     }
     if "layout" in words:
         machine, text = records.get("machine"), words["layout"]
-        records["layout"] = None if text is None else Layout.parse(text, ranks=machine and machine.ranks)
+        records["layout"] = None if text is None else Layout.parse(text, machine=machine)
     return records
 
 

@@ -16,7 +16,7 @@ from functools import cache, cached_property
 from itertools import accumulate, groupby
 from math import isqrt, prod
 from operator import mul
-from typing import Self, get_args
+from typing import TYPE_CHECKING, Self, get_args
 
 from pydantic import Field, model_validator
 
@@ -35,9 +35,13 @@ from fivefold.layout.schedule.pipeline_schedule import (
 )
 from fivefold.record import Record, UsageWarning, UserError, make_unknown_name_error
 
+if TYPE_CHECKING:
+    from fivefold.machine.spec import Machine
+
 # Groups of operations that can be recomputed in the backward, by the part of the name before the dot, or the full name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
 CHEAP = frozenset({"norm", "act", "rope", "up"})  # their outputs are recomputed even if another operation saves them
+NODE = "node"  # the shard group of hsdp without a number: the ranks of a node
 STAGES = 2**12  # more stages than any model has layers and ends
 
 
@@ -190,11 +194,11 @@ class Layout(Record):
         return int(self.ac.partition("@")[2] or self.pp)
 
     @classmethod
-    def parse(cls, text: str, *, ranks: int | None = None) -> Layout:
+    def parse(cls, text: str, *, machine: Machine | None = None) -> Layout:
         """Parse text such as ``dp2 zero1 mbs4``; a ``UserError`` names the invalid token.
 
-        ``ranks``: those of the machine. Without dp, as many data-parallel ranks as use all of them are filled in; a
-        ``UsageWarning`` says so.
+        On ``machine``, a layout without dp has as many data-parallel ranks as use all GPUs, and ``hsdp`` without a
+        number shards within a node; a ``UsageWarning`` says so.
         """
         if not text.strip():
             raise UserError(f"layout {text!r} is empty; write for example 'dp8 zero1', or dp1 for a single GPU")
@@ -209,7 +213,7 @@ class Layout(Record):
                     )
                 fields[key] = value
         if "dp" not in fields:
-            fields |= _fill_data_parallel(text, fields, ranks)
+            fields |= _fill_data_parallel(text, fields, machine)
         v = fields.get("v", 1)
         if "schedule" not in fields and isinstance(v, int) and v > 1:
             fields["schedule"] = get_1f1b_name(v)
@@ -218,7 +222,11 @@ class Layout(Record):
         )
         if schedule is not None and schedule.is_v_shaped:
             fields.setdefault("v", schedule.stages_per_rank)
-        return cls.read(fields, origin=f"layout {text!r}")
+        is_hybrid = fields.get("shard_group") == NODE
+        if is_hybrid:
+            del fields["shard_group"]
+        layout = cls.read(fields, origin=f"layout {text!r}")
+        return _shard_within_node(text, layout, machine) if is_hybrid else layout
 
     def __str__(self) -> str:
         tokens = [f"dp{self.dp}"]
@@ -226,7 +234,7 @@ class Layout(Record):
             inner = self.tp_inner
             tokens.append(f"tp{self.tp // inner}x{inner}" if inner > 1 else f"tp{self.tp}")
         tokens += [f"{axis}{getattr(self, axis)}" for axis in ("cp", "pp", "ep", "etp", "v") if getattr(self, axis) > 1]
-        tokens.append(f"zero{self.zero}" + (f"/{self.shard_group}" if self.shard_group else ""))
+        tokens.append(_spell_zero(self))
         if self.pp > 1:
             tokens.append(self.schedule)
         tokens.append(f"mbs{self.mbs}")
@@ -298,6 +306,7 @@ _JOINED_TOKENS = re.compile(  # as in tp8/pp4
 )
 _VIRTUAL_STAGES = re.compile(r"vp{1,2}=?(\d+)")  # Megatron's size of the virtual pipeline
 _STAGE = re.compile(r"zero[-_](\d.*)")  # as in ZeRO-3
+_SPELLED_STAGE = re.compile(rf"{_WORD_BEGIN}zero[\s_-]*stage[\s_=-]*(?=\d)")  # as in ZeRO stage 3
 _MICRO_BATCH = re.compile(r"(?:mb|bs|micro[-_]?batch(?:[-_]?size)?)=?(\d+)")
 _RECOMPUTATION = re.compile(r"ckpt|recompute|recomputation|((gradient|activation)[-_]?)?checkpoint(ing)?")
 _SEQUENCE_PARALLEL = re.compile(r"(--)?(seq|sequence)([-_]?parallel(ism)?)?(=(true|1|on))?")
@@ -322,13 +331,13 @@ _FORMS = (
 )
 
 
-def _fill_data_parallel(text: str, fields: Mapping[str, object], ranks: int | None) -> dict[str, int]:
+def _fill_data_parallel(text: str, fields: Mapping[str, object], machine: Machine | None) -> dict[str, int]:
     """Return the degree dp of a layout that does not state it: all ranks of the machine are used, if they divide."""
     degrees = prod(degree for axis in ("tp", "cp", "pp") if isinstance(degree := fields.get(axis, 1), int))
-    if ranks and ranks % degrees == 0:
-        degree = ranks // degrees
+    if machine is not None and machine.ranks % degrees == 0:
+        degree = machine.ranks // degrees
         if degree > 1:
-            message = f"layout {text!r}: dp{degree} is filled in, for all {ranks} ranks"
+            message = f"layout {text!r}: dp{degree} is filled in, for all {machine.ranks} ranks"
             warnings.warn(message, UsageWarning, stacklevel=3)
         return {"dp": degree}
     sharding = _DATA_PARALLEL.search(" ".join(split_tokens(text)))
@@ -341,9 +350,39 @@ def _fill_data_parallel(text: str, fields: Mapping[str, object], ranks: int | No
     )
 
 
+def _shard_within_node(text: str, layout: Layout, machine: Machine | None) -> Layout:
+    """Return the layout with a shard group of the ranks of dp and cp that are in one node, as HSDP is usually run."""
+    if machine is None:
+        raise UserError(
+            "layout token 'hsdp' needs the number of ranks that share one copy of the states; "
+            "write hsdp/8 for nodes of 8 GPUs, or fsdp to shard over all ranks of dp and cp"
+        )
+    replicas = layout.dp * layout.cp
+    group = prod(
+        max(1, min(getattr(layout, axis), machine.ranks_per_node // layout.strides[axis])) for axis in ("dp", "cp")
+    )
+    if replicas % group or (group == 1 and replicas > 1):
+        groups = list_divisors(replicas)[1:]
+        nearest = max((size for size in groups if size <= group), default=groups[0])
+        raise UserError(
+            f"layout {text!r}: a node of {machine.ranks_per_node} GPUs has {group} of the dp·cp={replicas} ranks, "
+            f"over which hsdp cannot shard; write hsdp/{nearest}, or fsdp to shard over all"
+        )
+    layout = layout if group == replicas else layout.replace(shard_group=group)
+    place = f"{group} ranks of dp and cp in one node" + (", which are all" if group == replicas else "")
+    warnings.warn(f"layout {text!r}: hsdp shards over the {place}: {_spell_zero(layout)}", UsageWarning, stacklevel=3)
+    return layout
+
+
+def _spell_zero(layout: Layout) -> str:
+    """Return the keyword of the ZeRO stage and its shard group: ``zero3/8``."""
+    return f"zero{layout.zero}" + (f"/{layout.shard_group}" if layout.shard_group else "")
+
+
 def split_tokens(text: str) -> list[str]:
     """Split the text of a layout into its tokens, in lower case: at spaces, commas and ``tp8/pp4``, not ``tp 8``."""
-    text = _SPACED_DEGREE.sub(r"\1", text.lower().replace(",", " "))
+    text = _SPELLED_STAGE.sub("zero", text.lower().replace(",", " "))
+    text = _SPACED_DEGREE.sub(r"\1", text)
     return _JOINED_TOKENS.sub(r"\1 ", text).split()
 
 
@@ -356,10 +395,7 @@ def spell_token(token: str) -> str:
         return f"{match[1]}{match[2]}"
     if match := _DATA_PARALLEL.fullmatch(token):
         if token == "hsdp":
-            raise UserError(
-                "layout token 'hsdp' needs the number of ranks that share one copy of the states; "
-                "write hsdp/8 for nodes of 8 GPUs, or fsdp to shard over all ranks of dp and cp"
-            )
+            return token  # its shard group depends on the machine
         return _ZERO_STAGES[match[1]] + (match[2] or "")
     if match := _VIRTUAL_STAGES.fullmatch(token):
         return f"v{match[1]}"
@@ -382,6 +418,8 @@ def read_token(token: str) -> Mapping[str, object]:
         if match[1] not in ("0", "1", "2", "3"):
             raise UserError(f"layout token {token!r}: ZeRO has stages 0 to 3")
         return {"zero": int(match[1])} | ({"shard_group": _parse_degree(token, match[2])} if match[2] else {})
+    if printed == "hsdp":
+        return {"zero": 3, "shard_group": NODE}
     if printed in SCHEDULES:
         return {"schedule": printed}
     if printed in ("sp", "nosp"):

@@ -78,7 +78,7 @@ def _list_combinations(
         raise UserError(f"compare needs a {missing}; write for example: {example}{best if len(names) > 1 else ''}")
     models = [resolve(name) for name in (words[0], *more_models)]
     machines = [resolve_machine(name) for name in names]
-    layouts = [(machine, Layout.parse(text, ranks=machine.ranks)) for machine, text in product(machines, texts)]
+    layouts = [(machine, Layout.parse(text, machine=machine)) for machine, text in product(machines, texts)]
     most_ranks = find_most_ranks(machine.ranks for machine in machines)
     job = fill_batch(job, ranks=most_ranks, stated=stated, layouts=[layout for _, layout in layouts])
     return [
@@ -118,7 +118,7 @@ def _list_file_cases(
         layout = (
             find_fastest(model, machine, run.job, risk=risk)
             if run.layout == "auto"
-            else Layout.parse(run.layout, ranks=machine.ranks)
+            else Layout.parse(run.layout, machine=machine)
         )
         run_cases.append(ComparedCase(model, machine, layout, run.job))
     return run_cases

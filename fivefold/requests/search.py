@@ -60,9 +60,7 @@ def walk(
     if by == "robust":
         raise UserError("`--keep` compares changes by time or memory only; drop --by robust, or --keep")
     objective: By = "memory" if by == "memory" else "time"
-    return run(
-        get_planner(model, machine, job, risk), Layout.parse(start, ranks=machine.ranks), by=objective, where=where
-    )
+    return run(get_planner(model, machine, job, risk), Layout.parse(start, machine=machine), by=objective, where=where)
 
 
 def search_layouts(

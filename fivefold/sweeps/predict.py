@@ -38,7 +38,7 @@ class Predictor:
         search_request = parse_best(request)
         try:
             if search_request is None:
-                layout = Layout.parse(request, ranks=machine.ranks)
+                layout = Layout.parse(request, machine=machine)
                 step = predict(
                     model=setting.model, machine=machine, layout=layout, job=job, using=self._get_planner(setting)
                 )
@@ -118,7 +118,7 @@ def _describe_shortage(needs: int, has: int, risk: float) -> str:
 def _make_invalid_row(setting: SweepSetting, request: str, why: str, *, status: Status = "invalid") -> SweepRow:
     """Return a row without numbers for an invalid layout, which is in canonical form if it can be parsed."""
     try:
-        columns = list_layout_columns(Layout.parse(request))
+        columns = list_layout_columns(Layout.parse(request, machine=setting.machine))
     except UserError:
         words = [word for word in request.split() if word.startswith("ac=")]
         columns = {"layout": request, "recomputation": words[0][3:] if words else "none"}

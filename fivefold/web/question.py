@@ -396,7 +396,7 @@ def parse_with_remarks(text: str, machine: Machine) -> tuple[Layout, tuple[str, 
     """Parse a layout as ``parse_layout`` does, and say what the machine filled in."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UsageWarning)
-        layout = Layout.parse(text, ranks=machine.ranks)
+        layout = Layout.parse(text, machine=machine)
     return layout, tuple(str(warning.message) for warning in caught)
 
 

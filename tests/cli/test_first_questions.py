@@ -11,6 +11,7 @@ import pytest
 import fivefold as ff
 from fivefold.layout.spec import Layout
 from fivefold.record import UsageWarning
+from fivefold.requests.machines import load_machine
 from tests.cli.commands import run
 
 LARGE = ("llama3-8b", "h100:8", "dp8 zero1 mbs1", "--seq", "8k", "--gbs", "64")
@@ -80,6 +81,31 @@ def test_a_data_parallel_keyword_needs_a_number_of_ranks(layout: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("text", "machine", "layout", "shared_by"),
+    [
+        ("dp16 hsdp", "h100:16", "dp16 zero3/8 mbs1", "8 ranks of dp and cp in one node: zero3/8"),
+        ("dp8 tp2 HSDP", "h100:16", "dp8 tp2 zero3/4 mbs1", "4 ranks of dp and cp in one node: zero3/4"),
+        ("dp4 cp4 hsdp", "h100:16", "dp4 cp4 zero3/8 mbs1", "8 ranks of dp and cp in one node: zero3/8"),
+        ("dp8 hsdp", "h100:8", "dp8 zero3 mbs1", "8 ranks of dp and cp in one node, which are all: zero3"),
+        ("dp144 hsdp", "gb200:144", "dp144 zero3/72 mbs1", "72 ranks of dp and cp in one node: zero3/72"),
+        ("dp4 pp4 hsdp order=tp-cp-pp-dp", "h100:16", "dp4 pp4 zero3/2 1f1b mbs1 order=tp-cp-pp-dp", "2 ranks of dp"),
+    ],
+)
+def test_hsdp_without_a_number_shards_within_a_node(text: str, machine: str, layout: str, shared_by: str) -> None:
+    with pytest.warns(UsageWarning, match=f"hsdp shards over the {shared_by}"):
+        assert str(Layout.parse(text, machine=load_machine(machine))) == layout
+    with pytest.raises(ff.UserError, match="needs the number of ranks that share one copy of the states; write hsdp/8"):
+        Layout.parse(text)
+
+
+def test_hsdp_without_a_number_is_an_error_where_a_node_has_no_group() -> None:
+    with pytest.raises(ff.UserError, match=r"a node of 8 GPUs has 1 of the dp·cp=4 ranks, .*; write hsdp/2, or fsdp"):
+        Layout.parse("dp4 tp8 hsdp", machine=load_machine("h100:32"))
+    with pytest.raises(ff.UserError, match=r"a node of 8 GPUs has 8 of the dp·cp=12 ranks, .*; write hsdp/6, or fsdp"):
+        Layout.parse("dp12 hsdp", machine=load_machine("h100:16"))
+
+
+@pytest.mark.parametrize(
     ("text", "layout"),
     [("fsdp", "dp8 zero3 mbs1"), ("zero3 mbs2", "dp8 zero3 mbs2"), ("tp2 ddp", "dp4 tp2 zero0 mbs1")],
 )
@@ -103,27 +129,27 @@ def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree(
     with pytest.warns(UsageWarning, match=r"dp. is filled in, for all 8 ranks"):
         compared = ff.compare("nano", "h100:8", text, "dp8 zero1", gbs=64, seq=512)
     assert [step.layout for variant in compared.variants if (step := variant.step)] == [layout, "dp8 zero1 mbs1"]
-    assert str(Layout.parse("tp8 zero1", ranks=8)) == "dp1 tp8 zero1 mbs1"
+    assert str(Layout.parse("tp8 zero1", machine=load_machine("h100:8"))) == "dp1 tp8 zero1 mbs1"
 
 
 def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree_next_to_other_axes() -> None:
     with pytest.warns(UsageWarning, match="dp8 is filled in, for all 512 ranks"):
-        assert str(Layout.parse("tp8 pp8 zero1", ranks=512)) == "dp8 tp8 pp8 zero1 1f1b mbs1"
-    assert str(Layout.parse("tp3", ranks=8)) == "dp1 tp3 zero0 mbs1"
-    assert str(Layout.parse("dp1 tp4", ranks=8)) == "dp1 tp4 zero0 mbs1"
+        assert str(Layout.parse("tp8 pp8 zero1", machine=load_machine("h100:512"))) == "dp8 tp8 pp8 zero1 1f1b mbs1"
+    assert str(Layout.parse("tp3", machine=load_machine("h100:8"))) == "dp1 tp3 zero0 mbs1"
+    assert str(Layout.parse("dp1 tp4", machine=load_machine("h100:8"))) == "dp1 tp4 zero0 mbs1"
     with pytest.warns(UsageWarning, match="dp8 is filled in, for all 8 ranks"):
-        assert str(Layout.parse("mbs4", ranks=8)) == "dp8 zero0 mbs4"
+        assert str(Layout.parse("mbs4", machine=load_machine("h100:8"))) == "dp8 zero0 mbs4"
     with pytest.warns(UsageWarning, match="dp4 is filled in, for all 64 ranks"):
-        assert str(Layout.parse("cp2 tp8", ranks=64)) == "dp4 tp8 cp2 zero0 mbs1"
-    assert str(Layout.parse("cp8 fsdp", ranks=8)) == "dp1 cp8 zero3 mbs1"
+        assert str(Layout.parse("cp2 tp8", machine=load_machine("h100:64"))) == "dp4 tp8 cp2 zero0 mbs1"
+    assert str(Layout.parse("cp8 fsdp", machine=load_machine("h100:8"))) == "dp1 cp8 zero3 mbs1"
     assert str(Layout.parse("tp4")) == "dp1 tp4 zero0 mbs1"
 
 
 def test_the_ranks_of_the_machine_fill_in_the_data_parallel_degree_of_experts() -> None:
     with pytest.warns(UsageWarning, match="dp8 is filled in, for all 8 ranks"):
-        assert str(Layout.parse("ep8 zero3 mbs1", ranks=8)) == "dp8 ep8 zero3 mbs1"
+        assert str(Layout.parse("ep8 zero3 mbs1", machine=load_machine("h100:8"))) == "dp8 ep8 zero3 mbs1"
     with pytest.warns(UsageWarning), pytest.raises(ff.UserError, match="ep=3 does not divide"):
-        Layout.parse("ep3", ranks=8)
+        Layout.parse("ep3", machine=load_machine("h100:8"))
 
 
 def test_answers_in_python_print_as_the_table_of_the_terminal(

@@ -83,8 +83,8 @@ def is_same(text: str, value: Any) -> bool:
 def parse_layout(text: str, machine: str) -> Layout | None:
     """Return the layout that ``text`` is on a machine, whose ranks a layout without dp uses; None if it is none."""
     try:
-        ranks = resolve(machine, local=Path("/nowhere")).ranks
+        resolved = resolve(machine, local=Path("/nowhere"))
         with catch_warnings(action="ignore"):
-            return Layout.parse(text, ranks=ranks)
+            return Layout.parse(text, machine=resolved)
     except UserError:
         return None

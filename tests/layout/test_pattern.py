@@ -32,6 +32,7 @@ def test_pattern_without_wildcards_is_unchanged() -> None:
         "dp* tp2 zero3",
         "dp* tp2 zero3/4",
     ]
+    assert expand_alternatives("tp{1,2} hsdp") == ["dp* tp1 hsdp", "dp* tp2 hsdp"]
     assert expand_alternatives("{ddp,zero3 mbs2}") == ["dp* zero0", "dp* zero3 mbs2"]
     assert expand_alternatives("TP 8/PP {2,4} ZeRO 1") == ["dp* tp8 pp2 zero1", "dp* tp8 pp4 zero1"]
     assert expand_alternatives("fsdp cp2") == ["dp* zero3 cp2"]

@@ -99,9 +99,7 @@ def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -
     model = resolve(of)
     for _ in range(PICKS):  # what was measured may make another layout the fastest
         chosen = (
-            find_fastest(model, machine, job)
-            if name in (None, "auto")
-            else Layout.parse(str(name), ranks=machine.ranks)
+            find_fastest(model, machine, job) if name in (None, "auto") else Layout.parse(str(name), machine=machine)
         )
         refuse(chosen, model=model, job=job)
         check_supported(chosen, job, model=model)

@@ -55,7 +55,7 @@ def _draw_step(picture: Picture, words: Sequence[str], job: Job) -> Any:
         )
     model = resolve(words[0])
     machine = load_machine(words[1])
-    layout = Layout.parse(words[2], ranks=machine.ranks)
+    layout = Layout.parse(words[2], machine=machine)
     plans = get_planner(model, machine, job)
     step = plans.step(layout)
     if picture == "memory-parts":

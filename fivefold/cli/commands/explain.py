@@ -53,5 +53,5 @@ def _compare_with_prediction(
 
     model = resolve(words[0])
     machine = load_machine(words[1])
-    layout = Layout.parse(words[2], ranks=machine.ranks)
+    layout = Layout.parse(words[2], machine=machine)
     return compare_largest(explanations, model=model, machine=machine, layout=layout, job=job)

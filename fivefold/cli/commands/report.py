@@ -163,7 +163,7 @@ def _report_question(
         raise UserError("a report needs a run's folder, files that a command wrote, or MODEL MACHINE [LAYOUT]")
     model, machine = resolve(what[0]), load_machine(what[1])
     if len(what) == 3:
-        layout = Layout.parse(what[2], ranks=machine.ranks)
+        layout = Layout.parse(what[2], machine=machine)
         job = fill_batch(job, ranks=machine.ranks, stated=stated, layouts=[layout])
         step = predict(model=model, machine=machine, layout=layout, job=job)
         parts = page.report_step(step, draw_step(get_planner(model, machine, job), layout, step))

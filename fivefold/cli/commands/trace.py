@@ -69,7 +69,7 @@ def _predict(
         return None, None, links
     model, machine, text = against
     predicted_machine = load_machine(machine)
-    layout = Layout.parse(text, ranks=predicted_machine.ranks)
+    layout = Layout.parse(text, machine=predicted_machine)
     return (
         predict(model=resolve(model), machine=predicted_machine, layout=layout, job=job),
         layout,

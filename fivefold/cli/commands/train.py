@@ -47,7 +47,7 @@ def train(request: TrainOptions) -> None:
         if not (slurm or force):
             _check_states_fit(settings, model=model)
     machine = calibrate_if_needed(partial(_resolve_machine, settings), allowed=not (request.no_calibrate or slurm))
-    layout = Layout.parse(_resolve_layout(settings, machine), ranks=machine.ranks)
+    layout = Layout.parse(_resolve_layout(settings, machine), machine=machine)
     machine = _resolve_machine(settings) if settings.measure else machine  # includes the measurements just made
     refuse(layout, model=model, job=settings.job, machine=machine)
     _check_supported(layout, settings, model=model)

@@ -67,7 +67,7 @@ def _plan(request: WriteOptions, job: Job) -> ConfigPlan:
             raise UserError(f"layout {what!r} needs a model; add --model NAME")
         return ConfigPlan(
             resolve(model),
-            Layout.parse(what, ranks=loaded_machine.ranks if loaded_machine else None),
+            Layout.parse(what, machine=loaded_machine),
             job,
             nodes,
             gpus or "",
