@@ -244,7 +244,8 @@ class Values:
             elif key.kind == "idle":
                 yield ParsedKey(key=name, value=shorten_value(value), means="no effect on a training step")
             elif key.kind in ("foreign", "near") and key.is_off(value):
-                yield ParsedKey(key=name, value=shorten_value(value), means="off, as it is counted")
+                means = "as it is counted" if value else "off, as it is counted"
+                yield ParsedKey(key=name, value=shorten_value(value), means=means)
 
     def _iterate_unknown(self) -> Iterator[ParsedKey]:
         """Yield the keys that no part of the reader knows, and those that are not modelled."""

@@ -16,9 +16,10 @@ from transformers import get_scheduler
 
 from fivefold.adapter import EXPERT_TARGETS, Adapter
 from fivefold.interop.format import ConfigPlan, Overrides
+from fivefold.interop.huggingface import dialects
 from fivefold.interop.huggingface.adapters import write_adapter
 from fivefold.interop.huggingface.keys import DERIVED_FROM_WIDTH, FILLED_BY_TRAINER
-from fivefold.interop.huggingface.parse import find_shipped
+from fivefold.interop.huggingface.shipped import find_shipped
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
@@ -266,7 +267,7 @@ def test_auto_in_the_section_of_zero_is_the_default_of_deepspeed(tmp_path: Path)
 @pytest.mark.parametrize("name", ["zero3_bf16_cpuoffload_all.json"])
 def test_a_shipped_config_is_the_one_of_the_repository(name: str) -> None:
     published = Path(__file__).parent / "published" / "axolotl" / "deepspeed_configs" / name
-    assert find_shipped(f"deepspeed_configs/{name}") == json.loads(published.read_text())
+    assert find_shipped(f"deepspeed_configs/{name}", dialects.AXOLOTL) == json.loads(published.read_text())
 
 
 def test_a_recipe_may_name_the_deepspeed_configs_that_axolotl_ships(tmp_path: Path) -> None:
@@ -295,6 +296,26 @@ def test_a_recipe_may_name_the_deepspeed_configs_that_axolotl_ships(tmp_path: Pa
     for name in ("deepspeed_configs/zero9.json", "zero1.json"):
         with pytest.raises(UserError, match=r"which does not exist; put it next to this file"):
             read_files({"c.yaml": recipe.format(name)}, tmp_path, ranks=8)
+
+
+def test_a_recipe_may_name_the_deepspeed_configs_that_llama_factory_ships(tmp_path: Path) -> None:
+    recipe = (
+        "model_name_or_path: llama3-8b\nstage: sft\nfinetuning_type: full\nbf16: true\n"
+        "per_device_train_batch_size: 1\ndeepspeed: {}\n"
+    )
+    about = {
+        "ds_z0_config.json": ("dp8 zero0 mbs1 ac=full", ()),
+        "ds_z2_offload_config.json": ("dp8 zero2 mbs1 ac=full", ("optimizer",)),
+        "ds_z3_config.json": ("dp8 zero3 mbs1 ac=full", ()),
+    }
+    for name, (layout, offload) in about.items():
+        result = read_files({"c.yaml": recipe.format(f"examples/deepspeed/{name}")}, tmp_path, ranks=8)
+        assert result.job is not None
+        assert (str(result.layout), result.job.offload) == (layout, offload)
+        (note,) = [key for key in result.approximated if key.key == "deepspeed"]
+        assert note.means == "not next to the config: read as llamafactory 0.9.5 ships it"
+    with pytest.raises(UserError, match=r"which does not exist; put it next to this file"):
+        read_files({"c.yaml": recipe.format("deepspeed_configs/zero3.json")}, tmp_path, ranks=8)
 
 
 @pytest.mark.parametrize("key", ["prescale_gradients"])
@@ -376,8 +397,9 @@ def test_adapters_are_read_and_missing_files_are_reported(tmp_path: Path) -> Non
     assert result.not_understood == ()
     assert result.job is not None
     assert result.job.adapter == Adapter(rank=8)
-    with pytest.raises(UserError, match=r"names examples/deepspeed/ds_z3_config.json, which does not exist"):
-        read_files({"other.yaml": FACTORY}, tmp_path)
+    missing = FACTORY.replace("ds_z3_config", "ds_z9_config")
+    with pytest.raises(UserError, match=r"names examples/deepspeed/ds_z9_config.json, which does not exist"):
+        read_files({"other.yaml": missing}, tmp_path)
 
 
 # axolotl-ai-cloud/axolotl: examples/llama-3/qlora.yml

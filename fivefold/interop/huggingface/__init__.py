@@ -2,6 +2,7 @@
 
 keys · parse · to_job · emit   the four modules of a format, described in ``../format.py``
 dialects                       names that Axolotl and LLaMA-Factory use
+shipped                        DeepSpeed configs that both ship and recipes name
 effects · harmless             keys that change the step and are not counted; keys without effect
 adapters                       PEFT adapters and quantized bases, of TRL, Axolotl and LLaMA-Factory
 freeze                         frozen parts, of Axolotl and LLaMA-Factory

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fivefold.interop.files import read_document as load
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.huggingface.data import SIGMOID
-from fivefold.interop.huggingface.dialects import AXOLOTL, DIALECTS, SEQUENCE, Dialect
+from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, Dialect
 from fivefold.interop.huggingface.keys import (
     DERIVED_FROM_WIDTH,
     FILLED_BY_TRAINER,
@@ -23,56 +23,12 @@ from fivefold.interop.huggingface.keys import (
     TRL_SIGNS,
     VERSIONS,
 )
+from fivefold.interop.huggingface.shipped import find_shipped
 from fivefold.interop.keys import Values, flatten
 from fivefold.interop.shell.launch import parse_keys
 from fivefold.record import UserError
 from fivefold.results.reading import ParsedKey
 
-AXOLOTL_FOLDER = "deepspeed_configs"
-_AXOLOTL_COMMON = {
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "wall_clock_breakdown": False,
-}
-_AXOLOTL_AUTO = {**_AXOLOTL_COMMON, "bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
-_BF16 = {**_AXOLOTL_COMMON, "bf16": {"enabled": True}}
-_AXOLOTL_COMPILE = {"compile": {"disable": False, "backend": "inductor"}}
-_AXOLOTL_UNTESTED = {"zero_force_ds_cpu_optimizer": False, "zero_allow_untested_optimizer": True}
-_CPU, _PINNED = {"device": "cpu"}, {"device": "cpu", "pin_memory": True}
-_ZERO1 = {"stage": 1, "overlap_comm": True}
-_ZERO2 = {"stage": 2, "offload_optimizer": _CPU, "contiguous_gradients": True, "overlap_comm": True}
-_ZERO3 = {
-    "stage": 3,
-    "overlap_comm": True,
-    "contiguous_gradients": True,
-    "sub_group_size": 0,
-    "reduce_bucket_size": "auto",
-    "stage3_prefetch_bucket_size": "auto",
-    "stage3_param_persistence_threshold": "auto",
-    "max_live_parameters": 0,
-    "max_reuse_distance": 0,
-    "gather_16bit_weights_on_model_save": True,
-}
-AXOLOTL_CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "zero1.json": {**_AXOLOTL_AUTO, "zero_optimization": _ZERO1},
-    "zero1_torch_compile.json": {**_AXOLOTL_AUTO, **_AXOLOTL_COMPILE, "zero_optimization": _ZERO1},
-    "zero2.json": {**_AXOLOTL_AUTO, "zero_optimization": _ZERO2},
-    "zero2_torch_compile.json": {**_AXOLOTL_AUTO, **_AXOLOTL_COMPILE, "zero_optimization": _ZERO2},
-    "zero3.json": {**_AXOLOTL_AUTO, "zero_optimization": _ZERO3},
-    "zero3_bf16.json": {**_BF16, "zero_optimization": _ZERO3},
-    "zero3_bf16_cpuoffload_params.json": {
-        **_BF16,
-        **_AXOLOTL_UNTESTED,
-        "zero_optimization": {**_ZERO3, "offload_param": _PINNED},
-    },
-    "zero3_bf16_cpuoffload_all.json": {
-        **_BF16,
-        **_AXOLOTL_UNTESTED,
-        "zero_optimization": {**_ZERO3, "offload_optimizer": _PINNED, "offload_param": _PINNED},
-    },
-}
 ARGUMENT_SIGNS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "bf16"})
 
 # Keys of LLaMA-Factory's new trainer (src/llamafactory/v1), which are not read
@@ -182,12 +138,13 @@ def collect_keys(document: Document) -> CollectedKeys:
     for key in ("deepspeed", "accelerate.deepspeed_config.deepspeed_config_file"):
         file = given.get(key)
         if isinstance(file, str) and file.endswith(".json"):
-            shipped = find_shipped(file) if collected.dialect is AXOLOTL else None
-            if shipped is None or find_config_file(file, document):
+            dialect = collected.dialect
+            shipped = find_shipped(file, dialect) if dialect else None
+            if dialect is None or shipped is None or find_config_file(file, document):
                 given |= _read_deepspeed(_load(file, document).values, document.origin)
             else:
                 given |= _read_deepspeed(shipped, document.origin)
-                means = f"not next to the config: read as axolotl {AXOLOTL.version} ships it"
+                means = f"not next to the config: read as {dialect.name} {dialect.version} ships it"
                 assumed.append(ParsedKey(key=key, value=file, means=means))
     ranks = given.get("accelerate.num_processes")
     given |= {_normalize_argument(key): value for key, value in document.given.items()}
@@ -338,13 +295,3 @@ def find_strategy(given: dict[str, Any]) -> str:
     if kind == "DEEPSPEED" or given.get("deepspeed") or any(key.startswith("deepspeed.") for key in given):
         return "deepspeed"
     return "fsdp" if kind == "FSDP" or given.get("fsdp") else "ddp"
-
-
-def find_shipped(name: str) -> Mapping[str, Any] | None:
-    """Return the DeepSpeed config that Axolotl ships as ``name`` (``deepspeed_configs/zero2.json``); None: it has none.
-
-    Axolotl's recipes name these files without their content. Scalars of fp16's loss scale, which cost nothing, are left
-    out. Source: axolotl 0.19.0, ``deepspeed_configs/*.json``.
-    """
-    folder, _, file = name.replace("\\", "/").removeprefix("./").rpartition("/")
-    return AXOLOTL_CONFIGS.get(file) if folder == AXOLOTL_FOLDER else None
