@@ -258,6 +258,9 @@ RECIPES: dict[str, Recipe] = {
 # Recipes that also send fp8: gathers as in torchao's FSDP2 (pytorch/ao: torchao/float8), dispatches as in DeepSeek-V3.
 RECIPES["fp8-wire"] = RECIPES["fp8"].replace(name="fp8-wire", gathers="fp8")
 RECIPES["fp8-tiles-wire"] = RECIPES["fp8-tiles"].replace(name="fp8-tiles-wire", gathers="fp8", dispatches="fp8")
+# Recipes that also hold the weights in fp8: --fp8-param-gather of Megatron-Core, over Transformer Engine's tensors.
+for _name in ("fp8", "fp8-tiles"):
+    RECIPES[f"{_name}-param"] = RECIPES[_name].replace(name=f"{_name}-param", weights_bytes=1, gathers="fp8")
 
 
 def _build_stack(asked: object, changes: dict[str, Any]) -> Stack | dict[str, Any]:

@@ -127,9 +127,13 @@ CORE_CONFIGS = {
         (
             "fp32",
             "fp16",
-            *(f"{name}{end}" for name in ("bf16", "fp8", "fp8-tiles", "mxfp8", "nvfp4") for end in ("", "-grad16")),
+            *(
+                f"{name}{end}"
+                for name in ("bf16", "fp8", "fp8-param", "fp8-tiles", "fp8-tiles-param", "mxfp8", "nvfp4")
+                for end in ("", "-grad16")
+            ),
         ),
-        f"{CORE_ARGUMENTS}, --fp16, --bf16, --fp8-recipe, --fp4-format, --grad-reduce-in-bf16",
+        f"{CORE_ARGUMENTS}, --fp16, --bf16, --fp8-recipe, --fp8-param-gather, --fp4-format, --grad-reduce-in-bf16",
     ),
 }
 FUSED_DISPATCHER = {

@@ -135,7 +135,11 @@ STACK: Table = {
     **approximate_keys("timers that wait for the device", "timing_log_level", default=0),
     **approximate_keys("norms of Apex that keep less", "memory_efficient_layer_norm", default=False),
     **approximate_keys("a fused kernel of rotary positions", "fused_single_qkv_rope", default=False),
-    **unmodelled_keys("the allocator is emptied between steps", "empty_unused_memory_level", default=0),
+    **approximate_keys(
+        "the allocator gives unused memory back before the update, and takes it again: not counted",
+        "empty_unused_memory_level",
+        default=0,
+    ),
     **approximate_keys("another kernel of norms", "no_persist_layer_norm", default=False),
     **approximate_keys("another kernel of the loss", "cross_entropy_fusion_impl", default="native"),
     **approximate_keys("another kernel of activations", "use_te_activation_func", default=False),

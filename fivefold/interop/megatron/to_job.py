@@ -19,7 +19,7 @@ from fivefold.interop.format import (
 )
 from fivefold.interop.keys import Values
 from fivefold.interop.megatron.keys import ACTIVATIONS
-from fivefold.job import Recipe, get_recipe
+from fivefold.job import RECIPES, Recipe, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import get_1f1b_name
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
@@ -492,13 +492,10 @@ def read_precision(values: Values) -> Recipe:
             values.mark_not_modelled("fp8_recipe", "is not among the recipes here; read as tensorwise")
         precision_recipe = get_recipe(FP8.get(fp8_recipe, "fp8"))
         if values["fp8_param_gather"]:
-            gathers = "fp8" if precision_recipe.scaling in ("tensorwise", "tiles") else "weights"
-            if gathers == "weights":
+            if (held_in_fp8 := RECIPES.get(f"{precision_recipe.name}-param")) is None:
                 values.mark_not_modelled("fp8_param_gather", "is counted only for scales by tensor and by tiles")
             else:
-                precision_recipe = precision_recipe.replace(
-                    name=f"{precision_recipe.name}-param", weights_bytes=1, gathers="fp8"
-                )
+                precision_recipe = held_in_fp8
     if values["grad_reduce_in_bf16"]:
         precision_recipe = precision_recipe.with_reduce_dtype(in_fp32=False)
     return _apply_state_dtypes(values, precision_recipe)
