@@ -90,9 +90,11 @@ class MoE(Record):
     shared_ffn: Ffn | None = None  # width of one shared expert; None: equal to ``ffn``
     shared_gate: bool = False  # the shared experts' output is multiplied by the sigmoid of a projection to one number
     dense_layers: int = Field(0, ge=0, le=2**12)  # number of first layers, which have a dense MLP
-    # function of the router's logits; sparsemixer: experts are drawn in training (arXiv:2409.12136), predicted only;
-    # sqrtsoftplus: √softplus (DeepSeek-V4), predicted only
+    # function of the router's logits; sparsemixer: two experts, drawn in training by their softmax among those near the
+    # highest logit (arXiv:2409.12136); sqrtsoftplus: √softplus (DeepSeek-V4), predicted only
     score: Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
+    # sparsemixer: experts whose logit is further below the highest than twice this share of it are not drawn
+    jitter: float = Field(0.01, ge=0, le=1e3)
     balance: Literal["none", "aux", "free"] = "aux"  # load balancing: auxiliary loss, or a bias without a loss
     biased: Literal["scores", "logits"] = "scores"  # what the bias is added to when experts are chosen
     aux_coefficient: float = Field(0.01, ge=0, le=1e30)  # weight of the auxiliary loss
@@ -127,6 +129,8 @@ class MoE(Record):
             raise ValueError("joined_norms needs joins_mlp and no shared_experts: leave it out, or change them")
         if self.identity_experts and (self.groups > 1 or self.capacity is not None or self.expert_bias):
             raise ValueError("identity_experts is not supported with groups, capacity or expert_bias: leave one out")
+        if self.score == "sparsemixer":
+            self._check_sparsemixer()
         if self.topk > self.experts:
             raise ValueError(f"topk={self.topk} is more than experts={self.experts}: lower it")
         if self.router_weight_on == "inputs" and self.expert_bias:
@@ -142,6 +146,17 @@ class MoE(Record):
                 f"topk={self.topk} is more than the {within} experts of topk_groups={self.topk_groups}: change one"
             )
         return self
+
+    def _check_sparsemixer(self) -> None:
+        """Raise a ``ValueError`` for fields that contradict drawn experts."""
+        if self.topk != 2:
+            raise ValueError(f"topk={self.topk}, but score='sparsemixer' chooses two experts: use topk=2")
+        if self.normalized:
+            raise ValueError("score='sparsemixer' does not rescale its weights: use normalized=false")
+        if self.balance == "free" or self.groups > 1 or self.identity_experts:
+            raise ValueError(
+                "score='sparsemixer' is not supported with balance='free', groups or identity_experts: leave one out"
+            )
 
     @property
     def shared_width(self) -> int:
@@ -790,6 +805,11 @@ class ModelShape(Record):
     def shared_experts_width(self) -> int:
         """Return the width of all shared experts of a layer together, 0 if the model has none."""
         return self.moe.shared_width if self.moe else 0
+
+    @property
+    def draws_experts(self) -> bool:
+        """Tell whether routers draw experts at random in training (SparseMixer)."""
+        return self.moe is not None and self.moe.score == "sparsemixer"
 
     @property
     def dropout_rates(self) -> DropoutRates:

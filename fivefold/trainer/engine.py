@@ -92,7 +92,8 @@ class Engine:
         self.tokens = torch.empty(0, dtype=torch.long)
         self.dp, self.step_number = built.ranks["dp"].rank, 0  # ``number``: of the step, from 0
         self.keys = torch.zeros(0, layout.mbs, dtype=torch.long, device=built.ranks.device)
-        if any(model.dropout_rates) or (job.adapter is not None and job.adapter.dropout):  # keys of a step's sequences
+        drops = any(model.dropout_rates) or (job.adapter is not None and job.adapter.dropout > 0)
+        if drops or model.draws_experts:  # keys of a step's sequences
             self.keys = self.keys.new_zeros(layout.micro_batches(job), layout.mbs)
         self.has_active_dropout = False  # whether dropout is active, as it is in training
         self.meter: StepObserver | None = None

@@ -274,7 +274,5 @@ def _list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
         yield f"experts with {kind} yet", estimated
     if moe.score == "sqrtsoftplus" or moe.hashed_layers or moe.clamp is not None:
         yield "moe.score='sqrtsoftplus', moe.hashed_layers or moe.clamp yet", estimated
-    if moe.score == "sparsemixer":
-        yield "SparseMixer yet", "use score 'softmax'"
     if moe.router_weight_on == "inputs" and (model.mlp != "gated" or model.activation not in INPUT_WEIGHTED):
         yield f"router_weight_on='inputs' for {kind} experts yet", estimated

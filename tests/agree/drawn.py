@@ -105,6 +105,7 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "biased experts": lambda model: model.moe is not None and model.moe.expert_bias,
     "clamped experts": lambda model: model.activation == "clamped_swiglu",
     "weighed inputs": lambda model: model.moe is not None and model.moe.router_weight_on == "inputs",
+    "drawn experts": lambda model: model.draws_experts,
     "pattern of experts": lambda model: model.moe is not None and bool(model.moe.pattern),
     "mtp": lambda model: model.mtp is not None,
     "learned positions": lambda model: model.position == "learned",
@@ -247,6 +248,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
     if not frame.adapted:
         model = _add_inputs_of_layers(random.Random(f"{number} inputs"), model, layout=layout, job=job)
         model = _add_pairs_of_heads(random.Random(f"{number} pairs"), model, layout=layout, job=job)
+        model = _add_drawn_experts(random.Random(f"{number} routers"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
 
@@ -291,6 +293,17 @@ def _add_pairs_of_heads(chance: random.Random, model: Model, *, layout: Layout, 
     }
     changed = _replace_if_legal(model, fields, layout=layout, job=job)
     return model if changed is None or chance.random() > 0.3 else changed
+
+
+def _add_drawn_experts(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some of the models with experts that training draws, without what that excludes, where that is legal."""
+    if model.moe is None or chance.random() > 0.3:
+        return model
+    excluded: dict[str, Any] = {"topk": 2, "normalized": False, "groups": 1, "topk_groups": 1}
+    balance = chance.choice(("none", "aux"))
+    moe = model.moe.replace(**excluded, balance=balance)
+    moe = moe.replace(score="sparsemixer", jitter=chance.choice((0.05, 0.5, 2.0)))
+    return _replace_if_legal(model, {"moe": moe}, layout=layout, job=job) or model
 
 
 def _replace_if_legal(model: Model, fields: dict[str, Any], *, layout: Layout, job: Job) -> Model | None:

@@ -184,6 +184,7 @@ class Config(Record):
     topk_of_layers: Experts | tuple[Experts, ...] | None = None  # experts per token of all layers, or of each
     moe_intermediate_size: Ffn | None = None
     router_aux_loss_coef: Scalar = 0.0
+    router_jitter_noise: Annotated[float, Field(ge=0, le=1e3)] = 0.0  # threshold of drawn experts
     aux_loss_alpha: Scalar | None = None
     norm_topk_prob: bool = True
     weight_norm: Positive | None = 1.0  # of the chosen experts' weights, which are divided by it; None: they are not

@@ -232,6 +232,7 @@ def _list_expert_fields(model: Model, moe: MoE) -> dict[str, Any]:
         "mlp_layer_types": ["sparse" if routes else "dense" for routes in routed],
         "router_aux_loss_coef": moe.aux_coefficient,
         "aux_loss_alpha": moe.aux_coefficient,
+        "router_jitter_noise": moe.jitter,
         "norm_topk_prob": moe.normalized,
         "routed_scaling_factor": moe.scaling,
         "scoring_func": moe.score,

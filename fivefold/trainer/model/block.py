@@ -60,7 +60,7 @@ class Block(nn.Module):
         self.multipliers = (model.multipliers or Multipliers()) if joins else None
         self.norm1_post = build_norm(model, model.width) if mixes and self.kind == "sandwich" else None
         self.norm2 = build_norm(model, model.width) if feeds and self.kind != "parallel_shared" else None
-        self.moe = Moe(model) if routes else None
+        self.moe = Moe(model, layer=layer) if routes else None
         sparsity = model.gate_sparsity[layer] if model.has_sparse_gates(layer) else 0.0
         has_mlp = feeds and not routes
         self.mlp = Mlp(model, ffn=model.get_ffn(layer), name="mlp", sparsity=sparsity) if has_mlp else None

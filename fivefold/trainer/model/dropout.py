@@ -26,6 +26,7 @@ LARGEST = 2**20  # elements whose bits are computed at once
 EMBEDDING = 0
 PROBABILITIES, ATTENTION, FEED_FORWARD = range(3)  # places in a layer
 ADAPTERS = 2**40  # the first place of adapters' inputs, beyond those of layers
+ROUTERS = 2**41  # the first place of routers that draw experts
 
 
 def mix(x: Tensor) -> Tensor:
@@ -137,12 +138,16 @@ def apply_dropout(x: Tensor, keys: Tensor, rate: float) -> Tensor:
     return out
 
 
-class PlacedDropout(nn.Module):
-    """Dropout at a ``place``: keys of the rows of sequences. Context parallelism sets ``positions``."""
+class PlacedNoise(nn.Module):
+    """Random numbers at a ``place``: keys of the rows of sequences.
 
-    def __init__(self, rate: float, *, place: int) -> None:
+    Context parallelism sets ``positions``. ``row_part``: which of how many equal parts of the rows of all sequences
+    this rank has; tensor parallelism sets it.
+    """
+
+    def __init__(self, *, place: int) -> None:
         super().__init__()
-        self.rate, self.place = rate, place
+        self.place, self.row_part = place, (0, 1)
         self.positions: Tensor | None = None
 
     def make_row_keys(self, keys_B: Tensor, tokens: int) -> Tensor:
@@ -150,12 +155,18 @@ class PlacedDropout(nn.Module):
         positions = torch.arange(tokens, device=keys_B.device) if self.positions is None else self.positions
         return row_keys(keys_B, positions, place=self.place).flatten()
 
+    def make_keys_of_part(self, keys_B: Tensor, *, rows: int) -> Tensor:
+        """Return the keys [rows] of this rank's part of the rows of all sequences with keys ``keys_B``."""
+        part, parts = self.row_part
+        return self.make_row_keys(keys_B, rows * parts // len(keys_B)).chunk(parts)[part]
 
-class Dropout(PlacedDropout):
+
+class Dropout(PlacedNoise):
     """Dropout of the stream [R, D]. Tensor parallelism sets ``own_rows``, as for ``Embed``."""
 
     def __init__(self, rate: float, *, place: int) -> None:
-        super().__init__(rate, place=place)
+        super().__init__(place=place)
+        self.rate = rate
         self.own_rows: Callable[[Tensor], Tensor] = _take_all_rows
 
     @exclude_from_graphs
@@ -168,15 +179,12 @@ class Dropout(PlacedDropout):
         return out
 
 
-class AdapterDropout(PlacedDropout):
-    """Dropout of the input of an adapter, of which a rank may hold some columns, or some rows.
-
-    ``row_part``: which of how many equal parts of the rows of all sequences; tensor parallelism sets it.
-    """
+class AdapterDropout(PlacedNoise):
+    """Dropout of the input of an adapter, of which a rank may hold some columns, or some rows."""
 
     def __init__(self, rate: float, *, place: int) -> None:
-        super().__init__(rate, place=place)
-        self.row_part = (0, 1)
+        super().__init__(place=place)
+        self.rate = rate
 
     @property
     def scale(self) -> float:
@@ -185,8 +193,7 @@ class AdapterDropout(PlacedDropout):
 
     def draw(self, keys_B: Tensor, *, rows: int, columns: range) -> Tensor:
         """Return the mask [rows, columns] of this rank's rows of all sequences with keys ``keys_B``."""
-        part, parts = self.row_part
-        keys = self.make_row_keys(keys_B, rows * parts // len(keys_B)).chunk(parts)[part]
+        keys = self.make_keys_of_part(keys_B, rows=rows)
         mask: Tensor = dropout_mask(keys, len(columns), self.rate, columns.start)
         return mask
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.record import RunFailure
-from fivefold.trainer.model import expert_lora, routing
+from fivefold.trainer.model import expert_lora, routing, sparse_mixer
 from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.kernels.activations import INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
@@ -109,7 +109,7 @@ class Moe(nn.Module):
     bias: Tensor
     load: Tensor
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, layer: int = 0) -> None:
         super().__init__()
         assert model.moe is not None
         self.moe, self.activation, self.is_gated = model.moe, model.activation, model.mlp == "gated"
@@ -118,6 +118,8 @@ class Moe(nn.Module):
         self.dispatcher, self.sequences = TokenDispatcher(), Sequences()
         self.scale: float | None = None  # factor of the auxiliary loss, set by the trainer: 1 / tokens of a step
         self.router = Router(model)
+        draws, experts = model.draws_experts, model.moe.experts
+        self.noise = sparse_mixer.ExpertNoise(layer=layer, experts=experts) if draws else None
         self.experts = Experts(model)
         ffn = model.moe.shared_width
         self.shared = Mlp(model, ffn=ffn, name="moe.shared") if ffn else None
@@ -128,7 +130,7 @@ class Moe(nn.Module):
     def forward(self, x_RD: Tensor, keys_B: Tensor | None = None) -> Tensor:
         """Apply the mixture of experts: [R, D] → [R, D]. ``keys_B``: random keys of the sequences, as in ``Mlp``."""
         logits = self.run("moe.router", self.router, x_RD)
-        weights, chosen = self.run("moe.topk", self._choose_experts, logits)
+        weights, chosen = self.run("moe.topk", self._choose_experts, logits, keys_B)
         permutation, plan = self._plan_dispatch(chosen)
         routed, share = self.run("moe.dispatch", _copy_rows, x_RD, weights, permutation, self.kernels)
         # reusing the names frees the copies once the operation on them has run
@@ -165,16 +167,14 @@ class Moe(nn.Module):
         """
         self.bias.copy_(routing.update_bias(self.bias, load, rate=rate))
 
-    def _choose_experts(self, logits: Tensor, chosen: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Compute routing weights and expert indices [R, k] from logits [R, E].
-
-        ``chosen``: use these experts instead of the top-k.
-        """
+    def _choose_experts(self, logits: Tensor, keys_B: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Compute routing weights and expert indices [R, k] from logits [R, E]; ``keys_B``: as in ``forward``."""
+        if self.noise is not None:
+            return _mix_sparsely(logits, keys_B, self, self.noise)
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
-        if chosen is None:
-            with torch.no_grad():
-                ranked = logits if self.moe.biased == "logits" else scores
-                chosen = routing.choose_experts(ranked, self.bias if self.moe.balance == "free" else None, moe=self.moe)
+        with torch.no_grad():
+            ranked = logits if self.moe.biased == "logits" else scores
+            chosen = routing.choose_experts(ranked, self.bias if self.moe.balance == "free" else None, moe=self.moe)
         return routing.routing_weights(_add_balance(scores, chosen, self), chosen, moe=self.moe), chosen
 
     @exclude_from_graphs
@@ -187,7 +187,10 @@ class Moe(nn.Module):
 
 
 class _Balance(torch.autograd.Function):
-    """Identity on the scores [R, E]; its backward, run once, counts the load and adds the gradient of the aux loss."""
+    """Identity on the scores [R, E]; its backward, run once, counts the load and adds the gradient of the aux loss.
+
+    With SparseMixer it is the identity on the logits, whose softmax are the scores of that loss.
+    """
 
     @staticmethod
     def forward(ctx: Any, scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
@@ -204,7 +207,11 @@ class _Balance(torch.autograd.Function):
         if layer.moe.balance == "aux" and layer.moe.aux_coefficient:
             if layer.scale is None:
                 raise RunFailure("the auxiliary loss has no weight: set moe.scale to 1 / tokens of a step")
+            logits_given = layer.noise is not None
+            scores = scores.softmax(-1) if logits_given else scores
             aux_gradient = routing.aux_gradient(scores, chosen, layer.sequences, moe=layer.moe, scale=layer.scale)
+            if logits_given:
+                aux_gradient = torch.ops.aten._softmax_backward_data(aux_gradient, scores, -1, scores.dtype)
             gradient = aux_gradient.add_(gradient)
         return gradient, None, None
 
@@ -270,6 +277,19 @@ def _route(x: Tensor, router: Router) -> Tensor:
 def _add_balance(scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
     balanced: Tensor = _Balance.apply(scores, chosen, layer)  # type: ignore[no-untyped-call]
     return balanced
+
+
+@exclude_from_graphs
+def _mix_sparsely(
+    logits: Tensor, keys_B: Tensor | None, layer: Moe, noise: sparse_mixer.ExpertNoise
+) -> tuple[Tensor, Tensor]:
+    """Compute weights and experts [R, 2] as SparseMixer does: drawn in training, when sequences have keys."""
+    jitter = layer.moe.jitter
+    with torch.no_grad():
+        uniform = None if keys_B is None else noise.draw(keys_B, rows=logits.shape[0])
+        chosen, factors = sparse_mixer.choose_experts(logits, uniform, jitter=jitter)
+    weights = sparse_mixer.weigh_experts(_add_balance(logits, chosen, layer), chosen, factors, jitter=jitter)
+    return weights * layer.moe.scaling if layer.moe.scaling != 1 else weights, chosen
 
 
 @exclude_from_graphs

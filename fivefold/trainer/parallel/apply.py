@@ -17,7 +17,7 @@ from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_recomputed_layers, list_recomputed_stages
 from fivefold.model.spec import Model
-from fivefold.trainer.model.dropout import PlacedDropout
+from fivefold.trainer.model.dropout import PlacedNoise
 from fivefold.trainer.model.float8.attach import attach as attach_float8
 from fivefold.trainer.model.float8.cast import TILES_OF_POWERS
 from fivefold.trainer.model.kernels.fused.kernels import attach as attach_triton
@@ -69,8 +69,8 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
         context.attach(module, ranks["cp"], exchanges_heads=layout.context_parallelism.exchanges_heads)
         module.length = job.sequence
         module.positions = context.list_positions(layout, rank=ranks["cp"].rank, sequence=job.sequence).to(ranks.device)
-        for dropout in (submodule for submodule in module.modules() if isinstance(submodule, PlacedDropout)):
-            dropout.positions = module.positions
+        for noise in (submodule for submodule in module.modules() if isinstance(submodule, PlacedNoise)):
+            noise.positions = module.positions
     if model.moe:
         stream_sharded = layout.sp and layout.tp > 1
         expert.attach(

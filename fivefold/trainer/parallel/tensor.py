@@ -29,6 +29,7 @@ from fivefold.trainer.model.linear import Linear, LinearGemms, LinearHooks, Wait
 from fivefold.trainer.model.logits import PLAIN, LogitTransform
 from fivefold.trainer.model.norm import RmsNorm
 from fivefold.trainer.model.operation import exclude_from_graphs
+from fivefold.trainer.model.sparse_mixer import ExpertNoise
 from fivefold.trainer.parallel.collectives import all_gather, all_reduce, reduce_scatter, sum_rows
 from fivefold.trainer.parallel.mesh import AxisGroup
 
@@ -257,6 +258,8 @@ def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
                 submodule.hooks = style(axis, sp=sp)
         if sp and name.endswith(LOCAL_ROWS) and isinstance(submodule, Linear) and submodule.lora_dropout is not None:
             submodule.lora_dropout.row_part = (axis.rank, axis.size)
+        if sp and isinstance(submodule, ExpertNoise):
+            submodule.row_part = (axis.rank, axis.size)
         if isinstance(shape := getattr(submodule, "shape", None), MixerGeometry):
             submodule.shape = shape.shard(axis.size)
         if hasattr(submodule, "decay_rates"):

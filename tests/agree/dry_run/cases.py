@@ -182,6 +182,9 @@ OWN: Mapping[str, Model] = {
         joins_mamba2=True, mamba2=Mamba2(heads=4, head_dim=16, state=10, groups=4, chunk=64, norm="none")
     ),
     "differential": TINY.replace(differential=True, window=24, window_pattern=(True, False)),
+    "drawn experts": TINY.replace(
+        moe=MoE(experts=8, topk=2, ffn=96, score="sparsemixer", normalized=False, shared_experts=1, dense_layers=1)
+    ),
     "gated mamba2": TINY.replace(
         mixers=("mamba2",), mamba2=Mamba2(heads=6, head_dim=10, state=32, chunk=32, conv_bias=False, norm="none")
     ),

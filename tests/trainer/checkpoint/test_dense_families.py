@@ -84,6 +84,7 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "recurrent gemma": ("recurrent_gemma", {}),
     "minimax": ("minimax", {"mlp_alpha_factor": 1.2}),
     "diffllama": ("diffllama", {"attention_bias": True, "pad_token_id": 0}),
+    "phimoe": ("phimoe", {"router_jitter_noise": 0.4, "pad_token_id": 0, "router_aux_loss_coef": 0.0}),
     "falcon h1": (
         "falcon_h1",
         {
@@ -119,6 +120,7 @@ STACKED = (
     "kimi_linear",
     "laguna",
     "mimo_v2_flash",
+    "phimoe",
     "minimax",
 )  # names in memory are those of a folder with stacked experts
 # no zeros: where they are padding, transformers drops their gradient

@@ -44,7 +44,9 @@ def _build_phimoe(config: Config) -> Model:
                 "sequence is not supported; give both the same value"
             )
         rope["rope_scaling"]["attention_factor"] = table.short_mscale
-    moe = read_experts(config) | {"score": "sparsemixer", "normalized": False}
+    if config.num_experts_per_tok != 2:
+        raise config.mistake(f"num_experts_per_tok={config.num_experts_per_tok}, but SparseMixer chooses two; use 2")
+    moe = read_experts(config) | {"score": "sparsemixer", "normalized": False, "jitter": config.router_jitter_noise}
     return build_model(
         config,
         **rope,
@@ -110,7 +112,7 @@ PHIMOE = Family(
     model_type="phimoe",
     architecture="PhimoeForCausalLM",
     keys=decoder.KEYS
-    | map_same_names("attention_bias sliding_window router_aux_loss_coef")
+    | map_same_names("attention_bias sliding_window router_aux_loss_coef router_jitter_noise")
     | {"lm_head_bias": "head_bias", "num_local_experts": "num_experts"},
     defaults={
         **decoder.DEFAULTS,
@@ -123,15 +125,14 @@ PHIMOE = Family(
         "num_experts": 16,
         "num_experts_per_tok": 2,
         "router_aux_loss_coef": 0.001,
+        "router_jitter_noise": 0.01,
     },
     supported={
-        "router_jitter_noise": Supported((0.01,), "another threshold of SparseMixer"),
         "input_jitter_noise": Supported((0,), "noise on the router's input"),
     },
     to_model=_build_phimoe,
     tensors=decoder.MIXTRAL_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(router="router"),
-    is_trained=False,
 )
 
 FAMILIES = (PHI, PHI3, PHIMOE)

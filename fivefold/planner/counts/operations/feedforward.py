@@ -128,7 +128,9 @@ def _list_router(local: Local, source: str) -> list[Op]:
     kept_tensors = {"scores": scores, "chosen": 8 * copies} | (
         {"shares": 4 * (copies + rows)} if moe.normalized else {}
     )
-    topk = elementwise("moe.topk", "activation", ("choices",), "weights", size=scores, keeps=("scores",))
+    if moe.score == "sparsemixer":  # the backward computes the probabilities of candidates again from the logits
+        del kept_tensors["scores"]
+    topk = elementwise("moe.topk", "activation", ("choices",), "weights", size=scores)
     if moe.joined_norms:
         topk = topk._replace(parameters=moe.choices, wgrad_numels=(moe.choices,))
     permutation = {"permutation": 8 * (3 * copies + rows + moe.experts + 1)}
@@ -136,7 +138,7 @@ def _list_router(local: Local, source: str) -> list[Op]:
         router,
         topk._replace(
             writes={"weights": 4 * copies, **kept_tensors, **permutation},
-            keeps=(*kept_tensors,),
+            keeps=(*(("choices",) if moe.score == "sparsemixer" else ()), *kept_tensors),
             always_kept=(*permutation,),
         ),
     ]
