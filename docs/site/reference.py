@@ -482,7 +482,7 @@ def name_feed_forward(family: Any, model: Any) -> str:
 
 def describe_fused_tensors(family: Any) -> str:
     """Return the tensors of the file that hold several weights, with the weights in their order."""
-    from fivefold.model.huggingface.family import FusedTensor
+    from fivefold.model.huggingface.decoder import FusedTensor
 
     tensors = dict.fromkeys(
         value

@@ -6,11 +6,29 @@ Source: configuration and modelling code of transformers 5.23.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from fivefold.model.huggingface.family import FusedTensor
 from fivefold.model.rope import RopeScaling
 from fivefold.model.spec import Model
+
+
+class FusedTensor(NamedTuple):
+    """The tensor ``name`` of a checkpoint that holds several of our ``weights``, in order.
+
+    The tensor has ``groups`` equal groups of rows, each with rows of the first weight, then of the next. 1: one weight
+    after another. 0: the rows of all weights alternate. kv_heads: one group for each key head, its queries
+    first; heads, mixer_key_heads: one for each query head, or each key head of another token mixer.
+    ``transposed``: stored as [in, out]. ``flat``: the matrices of all experts are one matrix, one below another.
+    """
+
+    name: str
+    weights: tuple[str, ...]
+    groups: int | Literal["heads", "kv_heads", "mixer_key_heads"] = 1
+    transposed: bool = False
+    flat: bool = False
+
+
+Names = Mapping[str, "str | FusedTensor"]
 
 
 def map_same_names(keys: str) -> dict[str, str]:

@@ -9,29 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
+from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
+from fivefold.model.huggingface.decoder import Names
 from fivefold.model.spec import Model
-
-
-class FusedTensor(NamedTuple):
-    """The tensor ``name`` of a checkpoint that holds several of our ``weights``, in order.
-
-    The tensor has ``groups`` equal groups of rows, each with rows of the first weight, then of the next. 1: one weight
-    after another. 0: the rows of all weights alternate. kv_heads: one group for each key head, its queries
-    first; heads, mixer_key_heads: one for each query head, or each key head of another token mixer.
-    ``transposed``: stored as [in, out]. ``flat``: the matrices of all experts are one matrix, one below another.
-    """
-
-    name: str
-    weights: tuple[str, ...]
-    groups: int | Literal["heads", "kv_heads", "mixer_key_heads"] = 1
-    transposed: bool = False
-    flat: bool = False
-
-
-Names = Mapping[str, "str | FusedTensor"]
 
 
 class Supported(NamedTuple):
@@ -57,8 +40,9 @@ class Family:
     keys: Mapping[str, str]
     # Keys whose values are tables; a key of a table is called TABLE.KEY in ``keys`` and ``supported``.
     tables: tuple[str, ...] = ()
-    # Maps fields of ``Config`` to the value of a missing key, from the configuration class of transformers.
-    defaults: Mapping[str, Any]
+    # Maps fields of ``Config`` to the value of a missing key, from the configuration class of transformers, where it is
+    # not that of ``decoder.DEFAULTS``.
+    defaults: Mapping[str, Any] = field(default_factory=dict)
     # Keys that the family's code reads, but for which only some values can be represented.
     supported: Mapping[str, Supported] = field(default_factory=dict)
     # Keys that its class writes itself, whatever the file says.
@@ -69,7 +53,7 @@ class Family:
     # How many of our layers are one block of the checkpoint; "<n>" in a name is the number within it.
     layers_per_block: int = 1
     # Maps our names of weights to those in the checkpoint; in a block both are relative to the block.
-    tensors: Names
+    tensors: Names = field(default_factory=lambda: decoder.TENSORS)
     # Names that differ, by the block of a layer (``Model.get_block``).
     block_tensors: Mapping[str, Names] = field(default_factory=dict)
     # Names that differ in a checkpoint that holds all experts of a layer in one tensor.
@@ -93,6 +77,11 @@ class Family:
     is_trained: bool = True
     # The prefix of names in a full model, which a checkpoint without its head leaves out.
     base_prefix: str = ""
+
+    @property
+    def all_defaults(self) -> dict[str, Any]:
+        """Return the value of every missing key, by field of ``Config``."""
+        return {**decoder.DEFAULTS, **self.defaults}
 
     @property
     def is_part(self) -> bool:

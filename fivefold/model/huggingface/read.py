@@ -68,7 +68,7 @@ def read_config(values: dict[str, Any], *, family: Family, name: str) -> Config:
     given = read_fields(values, family=family, name=name)
     if given.get("rope_parameters", {}) is None:  # null: use the family's default
         del given["rope_parameters"]
-    return Config.read({**family.defaults, **given, "name": name}, origin=name)
+    return Config.read({**family.all_defaults, **given, "name": name}, origin=name)
 
 
 def describe_remark(config: dict[str, Any], *, name: str) -> str | None:
@@ -250,7 +250,7 @@ def require_shape(values: dict[str, Any], *, family: Family, name: str) -> None:
 
 def describe_assumed(values: dict[str, Any], *, family: Family) -> str:
     """Say as which architecture a config of an unknown ``model_type`` was read, and which values were assumed."""
-    defaults = {name: field.default for name, field in Config.model_fields.items()} | {**family.defaults}
+    defaults = {name: field.default for name, field in Config.model_fields.items()} | family.all_defaults
     assumed = [
         f"{key}={reprlib.repr(defaults[field])}"
         for field, key in _list_missing_fields(values, family=family)

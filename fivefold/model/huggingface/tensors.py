@@ -13,8 +13,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import NamedTuple
 
+from fivefold.model.huggingface.decoder import FusedTensor, Names
 from fivefold.model.huggingface.families import FAMILIES
-from fivefold.model.huggingface.family import FusedTensor, Names
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, get_layer, list_weights, name_block
 from fivefold.record import make_unknown_name_error

@@ -1,8 +1,8 @@
 """The supported model families of Hugging Face: one module for each family, or for close relatives.
 
-A module lists its records as ``FAMILIES``, and as ``WRAPPERS`` the multimodal models that hold one of them. Every
-module of this folder is read. It is imported when a name of its source is asked for, so that a command that reads one
-model does not import them all.
+The families of a module are all ``Family`` records that it has a name for, so that no module imports one by name. It
+lists as ``WRAPPERS`` the multimodal models that hold one of them. Every module of this folder is read. It is imported
+when a name of its source is asked for, so that a command that reads one model does not import them all.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _list_module_names() -> tuple[str, ...]:
 def list_families(modules: list[ModuleType]) -> Iterator[Family]:
     """Yield the families of all ``modules``."""
     for module in modules:
-        yield from module.FAMILIES
+        yield from (record for record in vars(module).values() if isinstance(record, Family))
 
 
 def list_wrappers(modules: list[ModuleType]) -> Iterator[Wrapper]:

@@ -46,7 +46,6 @@ AFMOE = Family(
     }
     | map_same_names("num_experts num_experts_per_tok moe_intermediate_size sliding_window layer_types mup_enabled"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 200_192,
         "hidden_size": 2048,
         "intermediate_size": 6144,
@@ -77,5 +76,3 @@ AFMOE = Family(
     },
     stacked_tensors=decoder.name_stacked_experts(router="router.gate"),
 )
-
-FAMILIES = (AFMOE,)

@@ -20,7 +20,6 @@ APERTUS = Family(
     architecture="ApertusForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 131_072,
         "intermediate_size": 14_336,
         "hidden_act": "xielu",
@@ -48,5 +47,3 @@ APERTUS = Family(
     # transformers 5.23:src/transformers/activations.py, XIELUActivation: buffers, which a file has to have
     constants={"mlp.act_fn.beta": 0.5, "mlp.act_fn.eps": -1e-6},
 )
-
-FAMILIES = (APERTUS,)

@@ -21,7 +21,6 @@ ARCEE = Family(
     architecture="ArceeForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias mlp_bias"),
     defaults={
-        **decoder.DEFAULTS,
         "hidden_size": 2560,
         "intermediate_size": 18_432,
         "hidden_act": "relu2",
@@ -29,7 +28,4 @@ ARCEE = Family(
         "norm_epsilon": 1e-5,
     },
     to_model=_build_arcee,
-    tensors=decoder.TENSORS,
 )
-
-FAMILIES = (ARCEE,)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, map_same_names
+from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_activation, read_attention_bias, read_experts
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -40,7 +40,6 @@ ARIA_TEXT = Family(
     }
     | map_same_names("attention_bias mlp_bias"),
     defaults={
-        **decoder.DEFAULTS,
         "intermediate_size": 4096,
         "num_experts": 8,
         "num_experts_per_tok": 2,
@@ -53,5 +52,3 @@ ARIA_TEXT = Family(
     | _name_experts("mlp.experts.fc1.weight", "mlp.experts.fc2.weight"),
     stacked_tensors=_name_experts("mlp.experts.gate_up_proj", "mlp.experts.down_proj"),
 )
-
-FAMILIES = (ARIA_TEXT,)

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
-from fivefold.model.huggingface.families.deepseek import V3
+from fivefold.model.huggingface.families import deepseek
 from fivefold.model.huggingface.mapping import (
     build_model,
     read_attention_bias,
@@ -26,13 +26,13 @@ def _build_axk1(config: Config) -> Model:
 
 
 AXK1 = replace(
-    V3,
+    deepseek.V3,
     model_type="axk1",
     architecture="AXK1ForCausalLM",
-    keys=drop_keys(V3.keys, *decoder.MTP_KEYS, "topk_method", "scoring_func", "aux_loss_alpha")
+    keys=drop_keys(deepseek.V3.keys, *decoder.MTP_KEYS, "topk_method", "scoring_func", "aux_loss_alpha")
     | map_same_names("mlp_layer_types"),
     defaults={
-        **V3.defaults,
+        **deepseek.V3.defaults,
         "vocab_size": 163_840,
         "num_attention_heads": 64,
         "num_key_value_heads": 64,
@@ -42,8 +42,6 @@ AXK1 = replace(
     },
     to_model=_build_axk1,
     write=decoder.write_latent,
-    tensors={**V3.tensors, "norm2_post": "post_mlp_layernorm"},
+    tensors={**deepseek.V3.tensors, "norm2_post": "post_mlp_layernorm"},
     stacked_tensors=decoder.name_stacked_experts() | {"norm2_post": "mlp.post_mlp_layernorm"},
 )
-
-FAMILIES = (AXK1,)

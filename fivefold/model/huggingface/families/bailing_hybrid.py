@@ -7,7 +7,8 @@ from typing import Any
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
-from fivefold.model.huggingface.families.kimi_linear import KIMI_LINEAR, KINDS, list_layer_kinds
+from fivefold.model.huggingface.families import kimi_linear
+from fivefold.model.huggingface.families.kimi_linear import KINDS, list_layer_kinds
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -92,7 +93,6 @@ BAILING_HYBRID = Family(
         "kda_lower_bound": "decay_lower_bound",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 157_184,
         "hidden_size": 2560,
         "intermediate_size": 6144,
@@ -131,7 +131,7 @@ BAILING_HYBRID = Family(
         "mixer.gate": "self_attn.g_proj",
         "moe.bias": "mlp.gate.expert_bias",
     }
-    | {name: tensor for name, tensor in KIMI_LINEAR.tensors.items() if name in MIXER_TENSORS},
+    | {name: tensor for name, tensor in kimi_linear.KIMI_LINEAR.tensors.items() if name in MIXER_TENSORS},
     stacked_tensors=decoder.name_stacked_experts() | {"moe.bias": "mlp.gate.e_score_correction_bias"},
     renamed={
         "model.word_embeddings.": "model.embed_tokens.",
@@ -140,7 +140,5 @@ BAILING_HYBRID = Family(
         ".forget_gate.": ".",
         ".mlp.gate.e_score_correction_bias": ".mlp.gate.expert_bias",
     },
-    joined=KIMI_LINEAR.joined,
+    joined=kimi_linear.KIMI_LINEAR.joined,
 )
-
-FAMILIES = (BAILING_HYBRID,)

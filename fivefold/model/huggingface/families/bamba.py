@@ -36,7 +36,6 @@ BAMBA = Family(
     | {"attn_layer_indices": "full_attention_layers"}
     | state_space.KEYS,
     defaults={
-        **decoder.DEFAULTS,
         **state_space.DEFAULTS,
         "vocab_size": 128_000,
         "intermediate_size": 14_336,
@@ -51,4 +50,3 @@ BAMBA = Family(
     write=_write_layers,
     tensors=state_space.HYBRID_TENSORS,
 )
-FAMILIES = (BAMBA,)

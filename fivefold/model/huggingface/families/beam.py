@@ -48,7 +48,6 @@ BEAM = Family(
         "sliding_window layer_types mlp_layer_types final_logit_softcapping"
     ),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 151_936,
         "hidden_size": 5120,
         "intermediate_size": 20_480,
@@ -84,5 +83,3 @@ BEAM = Family(
     stacked_tensors=decoder.name_stacked_experts(),
     is_trained=False,
 )
-
-FAMILIES = (BEAM,)

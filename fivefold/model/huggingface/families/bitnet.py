@@ -26,7 +26,6 @@ BITNET = Family(
     architecture="BitNetForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 128_256,
         "hidden_size": 2560,
         "intermediate_size": 6912,
@@ -40,5 +39,3 @@ BITNET = Family(
     to_model=_build_bitnet,
     tensors=decoder.TENSORS | {"attention.out_norm": "self_attn.attn_sub_norm", "mlp.norm": "mlp.ffn_sub_norm"},
 )
-
-FAMILIES = (BITNET,)

@@ -6,8 +6,8 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import QKV, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor, Supported
+from fivefold.model.huggingface.decoder import QKV, FusedTensor, map_same_names
+from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
 
@@ -54,7 +54,6 @@ BLOOM = Family(
         "layer_norm_epsilon": "norm_epsilon",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 250_880,
         "hidden_size": 64,
         "intermediate_size": None,
@@ -97,7 +96,6 @@ MPT = Family(
     },
     tables=("attn_config",),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 50_368,
         "hidden_size": 2048,
         "intermediate_size": None,
@@ -133,5 +131,3 @@ MPT = Family(
     },
     base_prefix="transformer.",
 )
-
-FAMILIES = (BLOOM, MPT)

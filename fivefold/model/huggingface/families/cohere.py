@@ -21,7 +21,6 @@ from fivefold.model.spec import Model
 
 KEYS = decoder.LAYER_NORM_KEYS | {"layer_norm_eps": "norm_epsilon"} | map_same_names("attention_bias logit_scale")
 DEFAULTS = {
-    **decoder.DEFAULTS,
     "vocab_size": 256_000,
     "hidden_size": 8192,
     "intermediate_size": 22_528,
@@ -133,7 +132,6 @@ COHERE = Family(
     keys=KEYS | map_same_names("use_qk_norm"),
     defaults={**DEFAULTS, "rope_theta": 500_000.0},
     to_model=_build_cohere,
-    tensors=decoder.TENSORS,
     interleaved_rotary=True,
 )
 COHERE2 = Family(
@@ -142,7 +140,6 @@ COHERE2 = Family(
     keys=KEYS | map_same_names("sliding_window layer_types sliding_window_pattern"),
     defaults={**DEFAULTS, "sliding_window": 4096, "sliding_window_pattern": 4},
     to_model=_build_cohere2,
-    tensors=decoder.TENSORS,
     interleaved_rotary=True,
 )
 
@@ -185,8 +182,5 @@ COHERE_COMPASS_TEXT = Family(
     overwritten=("head_dim",),
     to_model=_build_compass,
     write=write_rope_of_layers,
-    tensors=decoder.TENSORS,
 )
-
-FAMILIES = (COHERE, COHERE2, COHERE2_MOE, COHERE_COMPASS_TEXT)
 WRAPPERS = (Wrapper("cohere_compass", "CohereCompassForConditionalGeneration", text="cohere_compass_text", tied=False),)

@@ -23,7 +23,6 @@ CWM = Family(
     architecture="CwmForCausalLM",
     keys=decoder.KEYS | map_same_names("mlp_bias sliding_window layer_types"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 128_256,
         "hidden_size": 6144,
         "intermediate_size": 21_504,
@@ -46,7 +45,4 @@ CWM = Family(
     },
     to_model=_build_cwm,
     write=lambda model: decoder.write_layer_types(model) | decoder.write_unscaled_rope(model),
-    tensors=decoder.TENSORS,
 )
-
-FAMILIES = (CWM,)

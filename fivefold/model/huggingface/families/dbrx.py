@@ -6,8 +6,8 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, QKV, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor, Supported
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, QKV, FusedTensor, map_same_names
+from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_experts
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -55,7 +55,6 @@ DBRX = Family(
     | {"attn_config.rope_theta": "rope_theta"},
     tables=("attn_config", "ffn_config"),
     defaults={
-        **decoder.DEFAULTS,
         "hidden_size": 2048,
         "intermediate_size": 3584,
         "num_hidden_layers": 24,
@@ -92,5 +91,3 @@ DBRX = Family(
         "moe.experts.down": FusedTensor("ffn.experts.mlp.w2", ("moe.experts.down",), transposed=True, flat=True),
     },
 )
-
-FAMILIES = (DBRX,)

@@ -28,7 +28,6 @@ KEYS = (
     )
 )
 DEFAULTS = {
-    **decoder.DEFAULTS,
     "kv_lora_rank": 512,
     "q_lora_rank": 1536,
     "qk_nope_head_dim": 128,
@@ -205,7 +204,6 @@ OCR2_TEXT = Family(
         "routed_scaling_factor n_group topk_group topk_method"
     ),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 102_400,
         "intermediate_size": 11_008,
         "moe_intermediate_size": 1407,
@@ -218,6 +216,4 @@ OCR2_TEXT = Family(
     tensors=decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(),
 )
-
-FAMILIES = (V2, V3, KIMI_K2, OCR2_TEXT)
 WRAPPERS = (Wrapper("deepseek_ocr2", "DeepseekOcr2ForConditionalGeneration", text="deepseek_ocr2_text", tied=False),)

@@ -7,10 +7,10 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
-from fivefold.model.huggingface.families.deepseek import V3
+from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.families import deepseek
 from fivefold.model.huggingface.families.deepseek_v4 import HYPER_TENSORS
-from fivefold.model.huggingface.family import FusedTensor, Supported
+from fivefold.model.huggingface.family import Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
@@ -128,29 +128,29 @@ def _write_hy_v4(model: Model) -> dict[str, Any]:
 
 
 KEYS = drop_keys(
-    V3.keys, *decoder.MTP_KEYS, "topk_method", "scoring_func", "aux_loss_alpha", "rope_interleave", "head_dim"
+    deepseek.V3.keys, *decoder.MTP_KEYS, "topk_method", "scoring_func", "aux_loss_alpha", "rope_interleave", "head_dim"
 ) | {
     "mlp_layer_types": "mlp_layer_types",
     "index_n_heads": "index_heads",
     **map_same_names("index_head_dim index_topk"),
 }
 V32 = replace(
-    V3,
+    deepseek.V3,
     model_type="deepseek_v32",
     architecture="DeepseekV32ForCausalLM",
     keys=KEYS,
     defaults={
-        **V3.defaults,
+        **deepseek.V3.defaults,
         "max_position_embeddings": 163_840,
         "index_heads": 64,
         "index_head_dim": 128,
         "index_topk": 2048,
     },
-    supported={"moe_layer_freq": V3.supported["moe_layer_freq"]},
+    supported={"moe_layer_freq": deepseek.V3.supported["moe_layer_freq"]},
     overwritten=("layer_types",),
     to_model=_build_v32,
     write=_write,
-    tensors={**V3.tensors, **TENSORS},
+    tensors={**deepseek.V3.tensors, **TENSORS},
     is_trained=False,
 )
 GLM_MOE_DSA = replace(
@@ -261,5 +261,3 @@ HY_V4 = replace(
         "attention.sinks": "self_attn.sinks",
     },
 )
-
-FAMILIES = (V32, GLM_MOE_DSA, AXK2, HY_V4)

@@ -222,7 +222,6 @@ DEEPSEEK_V4 = Family(
         "qk_rope_head_dim": "rope_head_dim",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 129_280,
         "num_hidden_layers": 43,
         "num_attention_heads": 64,
@@ -259,5 +258,3 @@ DEEPSEEK_V4 = Family(
     stacked_tensors=decoder.name_stacked_experts(),
     is_trained=False,
 )
-
-FAMILIES = (DEEPSEEK_V4,)

@@ -22,7 +22,6 @@ DIFFLLAMA = Family(
     architecture="DiffLlamaForCausalLM",
     keys=drop_keys(decoder.KEYS, "attention_dropout") | map_same_names("attention_bias"),
     defaults={
-        **decoder.DEFAULTS,
         "hidden_size": 2048,
         "intermediate_size": 8192,
         "num_hidden_layers": 16,
@@ -32,5 +31,3 @@ DIFFLLAMA = Family(
     to_model=_build_diffllama,
     tensors=decoder.TENSORS | {f"attention.lambda_{name}": f"self_attn.lambda_{name}" for name in LAMBDAS},
 )
-
-FAMILIES = (DIFFLLAMA,)

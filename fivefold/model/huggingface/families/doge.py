@@ -33,7 +33,6 @@ DOGE = Family(
     | map_same_names("attention_bias mlp_bias hidden_dropout sliding_window")
     | {"keep_window_size": "index_topk"},
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 32_768,
         "hidden_size": 1024,
         "intermediate_size": 2048,
@@ -58,5 +57,3 @@ DOGE = Family(
     },
     is_trained=False,
 )
-
-FAMILIES = (DOGE,)

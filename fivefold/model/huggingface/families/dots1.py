@@ -28,7 +28,6 @@ DOTS1 = Family(
     | decoder.BIASED_EXPERT_KEYS
     | map_same_names("attention_bias first_k_dense_replace sliding_window max_window_layers layer_types"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 152_064,
         "hidden_size": 4608,
         "intermediate_size": 10_944,
@@ -43,5 +42,3 @@ DOTS1 = Family(
     tensors=decoder.BIASED_EXPERT_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(),
 )
-
-FAMILIES = (DOTS1,)

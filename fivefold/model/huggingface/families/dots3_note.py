@@ -7,8 +7,7 @@ from typing import Any
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
-from fivefold.model.huggingface.families.deepseek_v32 import TENSORS as INDEXER_TENSORS
-from fivefold.model.huggingface.families.deepseek_v32 import V32
+from fivefold.model.huggingface.families import deepseek_v32
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -162,7 +161,7 @@ def _write(model: Model) -> dict[str, Any]:
 DOTS3_NOTE_TEXT = Family(
     model_type="dots3_note_text",
     architecture="Dots3NoteForCausalLM",
-    keys=drop_keys(V32.keys, "mlp_bias")
+    keys=drop_keys(deepseek_v32.V32.keys, "mlp_bias")
     | map_same_names("layer_types sliding_window use_sliding_window per_layer_config head_dim")
     | {f"swa_{key}": f"swa_{key}" for key in SIZES}
     | {
@@ -171,7 +170,7 @@ DOTS3_NOTE_TEXT = Family(
         "sliding_window_size": "sliding_window",
     },
     defaults={
-        **V32.defaults,
+        **deepseek_v32.V32.defaults,
         "vocab_size": 152_064,
         "hidden_size": 5120,
         "intermediate_size": 13_824,
@@ -192,20 +191,18 @@ DOTS3_NOTE_TEXT = Family(
         "sliding_window": 512,
         "per_layer_config": "sliding",
     },
-    supported={**V32.supported, "use_dsa": Supported((True, None), "layers that attend to all keys")},
+    supported={**deepseek_v32.V32.supported, "use_dsa": Supported((True, None), "layers that attend to all keys")},
     overwritten=("swa_num_key_value_heads",),
     to_model=_build,
     write=_write,
     tensors={
         **decoder.BIASED_EXPERT_TENSORS,
         **decoder.LATENT_TENSORS,
-        **INDEXER_TENSORS,
+        **deepseek_v32.TENSORS,
         "attention.key_norm": "self_attn.k_rope_only_layernorm",
         "attention.gate": "self_attn.g_proj",
     },
     stacked_tensors=decoder.name_stacked_experts(),
     is_trained=False,
 )
-
-FAMILIES = (DOTS3_NOTE_TEXT,)
 WRAPPERS = (Wrapper("dots3_note", "Dots3NoteForCausalLM", text="dots3_note_text", tied=False),)

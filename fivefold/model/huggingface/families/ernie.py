@@ -59,7 +59,6 @@ ERNIE4_5 = Family(
     architecture="Ernie4_5ForCausalLM",
     keys=KEYS,
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 103_424,
         "hidden_size": 1024,
         "intermediate_size": 3072,
@@ -73,7 +72,6 @@ ERNIE4_5 = Family(
         "rope_theta": 500_000.0,
     },
     to_model=_build_ernie4_5,
-    tensors=decoder.TENSORS,
     interleaved_rotary=True,
 )
 
@@ -92,7 +90,6 @@ ERNIE4_5_MOE = Family(
         "moe_intermediate_size moe_layer_start_index moe_layer_end_index moe_layer_interval router_aux_loss_coef"
     ),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 103_424,
         "hidden_size": 2560,
         "intermediate_size": 12_288,
@@ -127,8 +124,6 @@ PADDLEOCR_VL_TEXT = replace(
     to_model=_build_paddleocr_vl,
     interleaved_rotary=False,
 )
-
-FAMILIES = (ERNIE4_5, ERNIE4_5_MOE, PADDLEOCR_VL_TEXT)
 WRAPPERS = (
     Wrapper(
         "paddleocr_vl", "PaddleOCRVLForConditionalGeneration", text="paddleocr_vl_text", tied=True, inner_ties=True

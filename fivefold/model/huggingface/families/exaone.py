@@ -21,7 +21,6 @@ from fivefold.model.spec import Model
 
 KEYS = decoder.KEYS | map_same_names("sliding_window layer_types") | {"sliding_window_pattern": "sliding_window_period"}
 DEFAULTS = {
-    **decoder.DEFAULTS,
     "vocab_size": 102_400,
     "intermediate_size": 16_384,
     "num_key_value_heads": 32,
@@ -94,5 +93,3 @@ EXAONE_MOE = Family(
     tensors=decoder.BIASED_EXPERT_TENSORS | {"moe.bias": "mlp.e_score_correction_bias"},
     stacked_tensors=decoder.name_stacked_experts(),
 )
-
-FAMILIES = (EXAONE4, EXAONE_MOE)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import (
     PLAIN_MLP,
@@ -12,10 +11,11 @@ from fivefold.model.huggingface.decoder import (
     ROTARY,
     SIZES,
     UNREAD_ROTARY_FACTOR,
+    FusedTensor,
     drop_keys,
     map_same_names,
 )
-from fivefold.model.huggingface.family import Family, FusedTensor, Supported
+from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -74,7 +74,6 @@ FALCON = Family(
         "layer_norm_epsilon": "norm_epsilon",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 65_024,
         "hidden_size": 4544,
         "intermediate_size": None,
@@ -103,5 +102,3 @@ FALCON = Family(
     },
     block_tensors={"parallel": {"norm1": "ln_attn", "norm2": "ln_mlp"}},
 )
-
-FAMILIES = (FALCON,)

@@ -87,7 +87,6 @@ FALCON_H1 = Family(
         "lm_head_multiplier": "logit_scale",
     },
     defaults={
-        **decoder.DEFAULTS,
         **state_space.DEFAULTS,
         "vocab_size": 128_000,
         "intermediate_size": 14_336,
@@ -103,5 +102,3 @@ FALCON_H1 = Family(
     write=_write_falcon_h1,
     tensors=state_space.HYBRID_TENSORS,
 )
-
-FAMILIES = (FALCON_H1,)

@@ -44,7 +44,6 @@ FLINT = Family(
         "shared_expert_intermediate_size mlp_only_layers decoder_sparse_step sliding_window layer_types"
     ),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 150_144,
         "hidden_size": 2048,
         "intermediate_size": 6144,
@@ -64,5 +63,3 @@ FLINT = Family(
     tensors=decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSOR | {"attention.sinks": "self_attn.softmax_offset"},
     stacked_tensors=decoder.name_stacked_experts() | {"attention.sinks": "self_attn.sinks"},
 )
-
-FAMILIES = (FLINT,)

@@ -22,7 +22,6 @@ KEYS = (
 )
 SUPPORTED = {"use_bidirectional_attention": Supported((False, None), "attention that is not causal")}
 DEFAULTS = {
-    **decoder.DEFAULTS,
     "hidden_size": 2304,
     "intermediate_size": 9216,
     "num_hidden_layers": 26,
@@ -90,7 +89,6 @@ GEMMA = Family(
     architecture="GemmaForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 256_000,
         "hidden_size": 3072,
         "intermediate_size": 24_576,
@@ -104,7 +102,6 @@ GEMMA = Family(
     },
     supported=SUPPORTED,
     to_model=_build_gemma1,
-    tensors=decoder.TENSORS,
 )
 GEMMA2 = Family(
     model_type="gemma2",
@@ -145,8 +142,6 @@ GEMMA3_TEXT = Family(
     to_model=_build_gemma3,
     tensors=TENSORS,
 )
-
-FAMILIES = (GEMMA, GEMMA2, VAULTGEMMA, GEMMA3_TEXT)
 WRAPPERS = (
     Wrapper("gemma3", "Gemma3ForConditionalGeneration", text="gemma3_text", tied=True),
     Wrapper("shieldgemma2", "Gemma3ForConditionalGeneration", text="gemma3_text", tied=False, inner_ties=True),

@@ -9,8 +9,8 @@ from fivefold.model.altup import MAX_STREAMS, AltUp
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
-from fivefold.model.huggingface.families.gemma import GEMMA3_TEXT
-from fivefold.model.huggingface.families.gemma4 import GEMMA4_TEXT, read_common_fields
+from fivefold.model.huggingface.families import gemma, gemma4
+from fivefold.model.huggingface.families.gemma4 import read_common_fields
 from fivefold.model.huggingface.family import Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_windows
 from fivefold.model.huggingface.rope import read_gemma3_rope
@@ -72,11 +72,11 @@ def _write_gemma3n(model: Model) -> dict[str, Any]:
 
 
 GEMMA3N_TEXT = replace(
-    GEMMA4_TEXT,
+    gemma4.GEMMA4_TEXT,
     model_type="gemma3n_text",
     architecture="Gemma3nForCausalLM",
     keys=drop_keys(
-        GEMMA3_TEXT.keys,
+        gemma.GEMMA3_TEXT.keys,
         *("query_pre_attn_scalar", "attn_logit_softcapping", "sliding_window_pattern", "intermediate_size"),
     )
     | map_same_names("num_kv_shared_layers altup_num_inputs altup_coef_clip altup_correct_scale laurel_rank")
@@ -87,7 +87,7 @@ GEMMA3N_TEXT = replace(
         "vocab_size_per_layer_input": "per_layer_vocab",
     },
     defaults={
-        **{key: GEMMA3_TEXT.defaults[key] for key in decoder.DEFAULTS},
+        **{key: value for key, value in gemma.GEMMA3_TEXT.defaults.items() if key in decoder.DEFAULTS},
         "vocab_size": 262_400,
         "hidden_size": 2048,
         "intermediate_size": None,
@@ -110,7 +110,7 @@ GEMMA3N_TEXT = replace(
     supported={"altup_active_idx": Supported((0,), "another part of the stream than the first in each layer")},
     to_model=_build_gemma3n,
     write=_write_gemma3n,
-    tensors=dict(GEMMA4_TEXT.tensors)
+    tensors=dict(gemma4.GEMMA4_TEXT.tensors)
     | {
         "altup.scale": "altup.correct_output_scale",
         "altup.correct": "altup.correction_coefs",
@@ -125,6 +125,4 @@ GEMMA3N_TEXT = replace(
     | {f"head.altup.{index}": f"model.altup_unembed_projections.{index}" for index in range(MAX_STREAMS - 1)},
     constants={},
 )
-
-FAMILIES = (GEMMA3N_TEXT,)
 WRAPPERS = (Wrapper("gemma3n", "Gemma3nForConditionalGeneration", text="gemma3n_text", tied=True),)

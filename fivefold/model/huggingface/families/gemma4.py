@@ -10,9 +10,10 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
-from fivefold.model.huggingface.families.gemma import GEMMA3_TEXT, TENSORS
-from fivefold.model.huggingface.family import FusedTensor, Supported, Wrapper
+from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.families import gemma
+from fivefold.model.huggingface.families.gemma import TENSORS
+from fivefold.model.huggingface.family import Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     list_sliding_layers,
@@ -140,18 +141,18 @@ def _write_gemma4_text(model: Model) -> dict[str, Any]:
 
 
 GEMMA4_UNIFIED_TEXT = replace(
-    GEMMA3_TEXT,
+    gemma.GEMMA3_TEXT,
     model_type="gemma4_unified_text",
     architecture="Gemma4UnifiedForCausalLM",
     keys=drop_keys(
-        GEMMA3_TEXT.keys,
+        gemma.GEMMA3_TEXT.keys,
         *("query_pre_attn_scalar", "attn_logit_softcapping", "rope_local_base_freq", "sliding_window_pattern"),
         *("rope_theta", "rope_scaling", "original_max_position_embeddings"),
     )
     | map_same_names("global_head_dim per_layer_config num_kv_shared_layers use_double_wide_mlp")
     | {"num_global_key_value_heads": "global_key_value_heads", "attention_k_eq_v": "ties_values"},
     defaults={
-        **{key: GEMMA3_TEXT.defaults[key] for key in decoder.DEFAULTS},
+        **{key: value for key, value in gemma.GEMMA3_TEXT.defaults.items() if key in decoder.DEFAULTS},
         "vocab_size": 262_144,
         "intermediate_size": 9216,
         "num_hidden_layers": 30,
@@ -207,8 +208,6 @@ GEMMA4_TEXT = replace(
     },
     write=_write_gemma4_text,
 )
-
-FAMILIES = (GEMMA4_TEXT, GEMMA4_UNIFIED_TEXT)
 WRAPPERS = (
     Wrapper("gemma4", "Gemma4ForConditionalGeneration", text="gemma4_text", tied=True),
     Wrapper("gemma4_unified", "Gemma4UnifiedForConditionalGeneration", text="gemma4_unified_text", tied=True),

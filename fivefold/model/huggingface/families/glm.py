@@ -23,7 +23,6 @@ from fivefold.model.spec import Model
 
 KEYS = decoder.KEYS | map_same_names("partial_rotary_factor attention_bias")
 DEFAULTS = {
-    **decoder.DEFAULTS,
     "vocab_size": 151_552,
     "intermediate_size": 13_696,
     "num_hidden_layers": 40,
@@ -105,7 +104,6 @@ GLM4_MOE = Family(
     | decoder.MTP_KEYS
     | map_same_names("partial_rotary_factor attention_bias use_qk_norm first_k_dense_replace"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 151_552,
         "hidden_size": 4096,
         "intermediate_size": 10_944,
@@ -136,7 +134,6 @@ GLM4_MOE_LITE = Family(
     | {"head_dim": "qk_rope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim"}
     | map_same_names("mlp_layer_types"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 154_880,
         "hidden_size": 2048,
         "intermediate_size": 10_240,
@@ -206,8 +203,6 @@ GLM4V_MOE_TEXT = replace(
     to_model=_build_glm4v_moe,
     write=lambda model: {},
 )
-
-FAMILIES = (GLM, GLM4, GLM4_MOE, GLM4_MOE_LITE, GLM4V_TEXT, GLM_OCR_TEXT, GLM4V_MOE_TEXT)
 WRAPPERS = (
     Wrapper("glm4v", "Glm4vForConditionalGeneration", text="glm4v_text", tied=False),
     Wrapper("glm46v", "Glm46VForConditionalGeneration", text="glm4v_text", tied=False),

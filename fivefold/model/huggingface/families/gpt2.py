@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import GPT_KEYS, QKV, drop_keys, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor, Supported
+from fivefold.model.huggingface.decoder import GPT_KEYS, QKV, FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import NAMES, build_model
 from fivefold.model.spec import Model
 
@@ -131,5 +131,3 @@ GPT_BIGCODE = Family(
     },
     base_prefix="transformer.",
 )
-
-FAMILIES = (GPT2, GPT, GPT_BIGCODE)

@@ -98,5 +98,3 @@ GPT_NEO = Family(
     },
     base_prefix="transformer.",
 )
-
-FAMILIES = (GPT_NEO,)

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, drop_keys, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor
+from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -115,5 +115,3 @@ GPT_NEOX_JAPANESE = Family(
         "head.out": "embed_out",
     },
 )
-
-FAMILIES = (GPT_NEOX, GPT_NEOX_JAPANESE)

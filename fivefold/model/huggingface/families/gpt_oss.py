@@ -6,8 +6,8 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor, Supported
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, map_same_names
+from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts, read_windows
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -39,7 +39,6 @@ GPT_OSS = Family(
     architecture="GptOssForCausalLM",
     keys=decoder.GROUPED | decoder.EXPERT_KEYS | map_same_names("attention_bias sliding_window layer_types"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 201_088,
         "hidden_size": 2880,
         "intermediate_size": 2880,
@@ -82,5 +81,3 @@ GPT_OSS = Family(
         "moe.experts.down_bias": "mlp.experts.down_proj_bias",
     },
 )
-
-FAMILIES = (GPT_OSS,)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import GPT_KEYS, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor
+from fivefold.model.huggingface.decoder import GPT_KEYS, FusedTensor, map_same_names
+from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_head_dim
 from fivefold.model.spec import Model
 
@@ -83,5 +83,3 @@ CODEGEN = Family(
     interleaved_rotary=True,
     base_prefix="transformer.",
 )
-
-FAMILIES = (GPTJ, CODEGEN)

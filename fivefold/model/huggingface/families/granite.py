@@ -7,8 +7,8 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, drop_keys, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor, Wrapper
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
@@ -26,7 +26,7 @@ from fivefold.model.spec import Model
 KEYS = decoder.KEYS | map_same_names(
     "attention_bias embedding_multiplier attention_multiplier residual_multiplier logits_scaling"
 )
-DEFAULTS = {**decoder.DEFAULTS, "intermediate_size": 11_008, "attention_multiplier": 1.0}
+DEFAULTS = {"intermediate_size": 11_008, "attention_multiplier": 1.0}
 
 
 EXPERT_KEYS = KEYS | map_same_names("num_experts_per_tok router_aux_loss_coef") | {"num_local_experts": "num_experts"}
@@ -146,7 +146,6 @@ GRANITE = Family(
     keys=KEYS | map_same_names("mlp_bias"),
     defaults=DEFAULTS,
     to_model=_build_granite,
-    tensors=decoder.TENSORS,
 )
 GRANITEMOE = Family(
     model_type="granitemoe",
@@ -239,17 +238,6 @@ GRANITE_DOCLING_TEXT = replace(
     },
 )
 GRANITE4_VISION_TEXT = replace(GRANITE, model_type="granite4_vision_text", architecture="Granite4VisionTextModel")
-
-FAMILIES = (
-    GRANITE,
-    GRANITEMOE,
-    GRANITEMOESHARED,
-    GRANITEMOEHYBRID,
-    GRANITE_SWA,
-    GRANITEMOE_SWA,
-    GRANITE_DOCLING_TEXT,
-    GRANITE4_VISION_TEXT,
-)
 WRAPPERS = (
     Wrapper("granite_docling", "GraniteDoclingForConditionalGeneration", text="granite_docling_text", tied=True),
     Wrapper("granite4_vision", "Granite4VisionForConditionalGeneration", text="granite4_vision_text", tied=False),

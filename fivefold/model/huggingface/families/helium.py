@@ -27,7 +27,6 @@ HELIUM = Family(
     architecture="HeliumForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias mlp_bias"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 48_000,
         "hidden_size": 2560,
         "intermediate_size": 7040,
@@ -40,8 +39,5 @@ HELIUM = Family(
         "rope_theta": 100_000.0,
     },
     to_model=_build_helium,
-    tensors=decoder.TENSORS,
     interleaved_rotary=True,
 )
-
-FAMILIES = (HELIUM,)

@@ -23,7 +23,6 @@ from fivefold.model.spec import Model
 
 V1_KEYS = drop_keys(decoder.KEYS, "original_max_position_embeddings") | map_same_names("attention_bias")
 V1_DEFAULTS = {
-    **decoder.DEFAULTS,
     "vocab_size": 290_943,
     "intermediate_size": 11_008,
     "norm_epsilon": 1e-5,
@@ -115,7 +114,6 @@ HY_V3 = Family(
     }
     | map_same_names("attention_bias mlp_bias num_experts_per_tok moe_intermediate_size mlp_layer_types"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 120_832,
         "intermediate_size": 13_312,
         "moe_intermediate_size": 1536,
@@ -145,8 +143,6 @@ HUNYUAN_VL_TEXT = replace(
     defaults={**V1_DEFAULTS, "tie_word_embeddings": True},
     to_model=_build_vl,
 )
-
-FAMILIES = (HUNYUAN_DENSE, HUNYUAN_MOE, HUNYUAN_VL_TEXT, HY_V3)
 WRAPPERS = (
     Wrapper("hunyuan_vl", "HunYuanVLForConditionalGeneration", text="hunyuan_vl_text", tied=True, inner_ties=True),
 )

@@ -35,9 +35,7 @@ HYPERCLOVAX = Family(
     | map_same_names(
         "attention_bias mlp_bias embedding_multiplier attention_multiplier residual_multiplier use_post_norm"
     ),
-    defaults={**decoder.DEFAULTS, "intermediate_size": 11_008, "use_post_norm": True},
+    defaults={"intermediate_size": 11_008, "use_post_norm": True},
     to_model=_build_hyperclovax,
     tensors=decoder.TENSORS | {"norm1_post": "post_norm1", "norm2_post": "post_norm2"},
 )
-
-FAMILIES = (HYPERCLOVAX,)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fivefold.model.huggingface.family import Family, Wrapper
+from fivefold.model.huggingface.family import Wrapper
 
 # The class of each, the family of its text model if the file does not say, and whether its embeddings are tied then.
 # Source: configuration classes of transformers 5.23. PaliGemma is not among them: its tokens attend in both directions.
@@ -48,5 +48,4 @@ def _read_wrapper(line: str) -> Wrapper:
     return Wrapper(model_type, architecture, text, tied=bool(tied), any_text=True)
 
 
-FAMILIES: tuple[Family, ...] = ()
 WRAPPERS = tuple(_read_wrapper(line) for line in _WRAPPERS.strip().splitlines())

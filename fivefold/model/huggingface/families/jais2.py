@@ -21,7 +21,6 @@ JAIS2 = Family(
     architecture="Jais2ForCausalLM",
     keys=decoder.LAYER_NORM_KEYS | {"layer_norm_eps": "norm_epsilon"} | map_same_names("attention_bias mlp_bias"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 150_272,
         "hidden_size": 3328,
         "intermediate_size": 26_624,
@@ -33,7 +32,4 @@ JAIS2 = Family(
         "mlp_bias": True,
     },
     to_model=_build_jais2,
-    tensors=decoder.TENSORS,
 )
-
-FAMILIES = (JAIS2,)

@@ -89,7 +89,6 @@ JAMBA = Family(
         "mamba_proj_bias": "ssm_bias",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 65_536,
         "intermediate_size": 14_336,
         "num_key_value_heads": 8,
@@ -118,4 +117,3 @@ JAMBA = Family(
     },
     stacked_tensors=decoder.name_stacked_experts("feed_forward", router="router"),
 )
-FAMILIES = (JAMBA,)

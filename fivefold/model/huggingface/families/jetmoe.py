@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor
+from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_experts
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -40,7 +40,6 @@ JETMOE = Family(
         "aux_loss_coef": "router_aux_loss_coef",
     },
     defaults={
-        **decoder.DEFAULTS,
         "hidden_size": 2048,
         "intermediate_size": 5632,
         "num_hidden_layers": 12,
@@ -69,5 +68,3 @@ JETMOE = Family(
     },
     is_trained=False,
 )
-
-FAMILIES = (JETMOE,)

@@ -94,7 +94,6 @@ KIMI_LINEAR = Family(
         "linear_conv_kernel_dim": "conv_taps",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 163_840,
         "hidden_size": 2304,
         "intermediate_size": 9216,
@@ -154,5 +153,3 @@ KIMI_LINEAR = Family(
     joined={"self_attn.conv1d.weight": tuple(f"self_attn.{name}_conv1d.weight" for name in "qkv")},
     ones={"mixer.a_log": (0, 1, 3)},
 )
-
-FAMILIES = (KIMI_LINEAR,)

@@ -48,7 +48,6 @@ KOLIBRI1 = Family(
         "layer_types"
     ),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 128_000,
         "hidden_size": 2560,
         "intermediate_size": None,
@@ -76,5 +75,3 @@ KOLIBRI1 = Family(
         "moe.bias": "mlp.gate.e_score_correction_bias",
     },
 )
-
-FAMILIES = (KOLIBRI1,)

@@ -82,7 +82,6 @@ LAGUNA = Family(
         "sliding_window layer_types mlp_layer_types gating"
     ),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 100_352,
         "hidden_size": 2048,
         "intermediate_size": 8192,
@@ -116,5 +115,3 @@ LAGUNA = Family(
     | decoder.SHARED_EXPERT_TENSORS
     | {"moe.bias": "mlp.gate.e_score_correction_bias"},
 )
-
-FAMILIES = (LAGUNA,)

@@ -115,7 +115,6 @@ KEYS = {
     **map_same_names("conv_bias layer_types"),
 }
 DEFAULTS = {
-    **decoder.DEFAULTS,
     "vocab_size": 65_536,
     "hidden_size": 2560,
     "intermediate_size": 12_288,
@@ -228,5 +227,3 @@ LFM3 = Family(
         "attention.gate": "self_attn.gate_proj",
     },
 )
-
-FAMILIES = (LFM2, LFM2_MOE, LFM3)

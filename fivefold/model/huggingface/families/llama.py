@@ -36,9 +36,8 @@ LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
     keys=KEYS,
-    defaults={**decoder.DEFAULTS, "intermediate_size": 11_008},
+    defaults={"intermediate_size": 11_008},
     to_model=_build_llama,
-    tensors=decoder.TENSORS,
 )
 INTERNLM3 = Family(
     model_type="internlm3",
@@ -46,7 +45,6 @@ INTERNLM3 = Family(
     published_architecture="InternLM3ForCausalLM",
     keys=KEYS | {"qkv_bias": "attention_bias", "bias": "mlp_bias"},
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 128_512,
         "intermediate_size": 10_240,
         "num_hidden_layers": 48,
@@ -56,7 +54,6 @@ INTERNLM3 = Family(
         "norm_epsilon": 1e-5,
     },
     to_model=_build_internlm3,
-    tensors=decoder.TENSORS,
 )
 IQUESTCODER = Family(
     model_type="iquestcoder",
@@ -64,7 +61,6 @@ IQUESTCODER = Family(
     published_architecture="IQuestCoderForCausalLM",
     keys=KEYS,
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 76_800,
         "hidden_size": 5120,
         "intermediate_size": 27_648,
@@ -80,7 +76,6 @@ IQUESTCODER = Family(
         "use_sliding_window": Supported((False, None), "a sliding window, which the family's code refuses"),
     },
     to_model=_build_llama,
-    tensors=decoder.TENSORS,
 )
 
 EMU3_TEXT = Family(
@@ -88,7 +83,6 @@ EMU3_TEXT = Family(
     architecture="Emu3TextModel",
     keys=KEYS,
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 184_622,
         "intermediate_size": 14_336,
         "num_key_value_heads": 8,
@@ -98,8 +92,5 @@ EMU3_TEXT = Family(
         "attention_dropout": 0.1,
     },
     to_model=_build_emu3,
-    tensors=decoder.TENSORS,
 )
-
-FAMILIES = (LLAMA, INTERNLM3, IQUESTCODER, EMU3_TEXT)
 WRAPPERS = (Wrapper("emu3", "Emu3ForConditionalGeneration", text="emu3_text_model", tied=False),)

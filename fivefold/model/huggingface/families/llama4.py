@@ -6,8 +6,8 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor, Wrapper
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, map_same_names
+from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
@@ -87,7 +87,6 @@ LLAMA4_TEXT = Family(
         "attention_bias"
     ),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 202_048,
         "hidden_size": 5120,
         "intermediate_size": 8192,
@@ -119,6 +118,4 @@ LLAMA4_TEXT = Family(
     },
     interleaved_rotary=True,
 )
-
-FAMILIES = (LLAMA4_TEXT,)
 WRAPPERS = (Wrapper("llama4", "Llama4ForConditionalGeneration", text="llama4_text", tied=False, ties=False),)

@@ -86,7 +86,6 @@ LONGCAT_FLASH = Family(
         "zero_expert_num": "identity_experts",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 131_072,
         "hidden_size": 6144,
         "intermediate_size": 12_288,
@@ -115,5 +114,3 @@ LONGCAT_FLASH = Family(
     stacked_tensors={**decoder.name_stacked_experts(), "moe.router": "mlp.router.classifier"},
     is_trained=False,
 )
-
-FAMILIES = (LONGCAT_FLASH,)

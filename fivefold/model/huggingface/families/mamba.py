@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from fivefold.model.huggingface import decoder, state_space
+from fivefold.model.huggingface import state_space
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
@@ -64,7 +64,6 @@ MAMBA = Family(
         "use_bias": "ssm_bias",
     },
     defaults={
-        **decoder.DEFAULTS,
         **state_space.UNUSED,
         "intermediate_size": None,
         "vocab_size": 50_280,
@@ -88,4 +87,3 @@ FALCON_MAMBA = replace(
     to_model=_build_falcon_mamba,
     write=_write_falcon_mamba,
 )
-FAMILIES = (MAMBA, FALCON_MAMBA)

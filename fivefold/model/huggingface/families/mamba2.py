@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.model.huggingface import decoder, state_space
+from fivefold.model.huggingface import state_space
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
@@ -48,7 +48,6 @@ MAMBA2 = Family(
     architecture="Mamba2ForCausalLM",
     keys=KEYS,
     defaults={
-        **decoder.DEFAULTS,
         **state_space.UNUSED,
         **state_space.DEFAULTS,
         "vocab_size": 32_768,
@@ -63,4 +62,3 @@ MAMBA2 = Family(
     write=_write_layers,
     tensors=state_space.BACKBONE_TENSORS,
 )
-FAMILIES = (MAMBA2,)

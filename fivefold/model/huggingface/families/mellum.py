@@ -36,7 +36,6 @@ MELLUM = Family(
         "layer_types mlp_layer_types"
     ),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 98_304,
         "hidden_size": 2304,
         "intermediate_size": 7168,
@@ -57,5 +56,3 @@ MELLUM = Family(
     tensors=decoder.EXPERT_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(),
 )
-
-FAMILIES = (MELLUM,)

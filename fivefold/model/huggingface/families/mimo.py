@@ -46,7 +46,6 @@ MIMO_V2_FLASH = Family(
     | map_same_names("attention_bias sliding_window layer_types mlp_layer_types v_head_dim")
     | {"attention_value_scale": "value_scale", "sliding_window_size": "tokens_before"},
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 152_576,
         "intermediate_size": 16_384,
         "moe_intermediate_size": 2048,
@@ -72,5 +71,3 @@ MIMO_V2_FLASH = Family(
     tensors=decoder.BIASED_EXPERT_TENSORS | {"attention.sinks": "self_attn.attention_sink_bias"},
     stacked_tensors=decoder.name_stacked_experts() | {"attention.sinks": "self_attn.sinks"},
 )
-
-FAMILIES = (MIMO_V2_FLASH,)

@@ -43,7 +43,6 @@ MINICPM3 = Family(
     | {"scale_emb": "embedding_multiplier"}
     | map_same_names("mlp_bias scale_depth dim_model_base"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 73_448,
         "hidden_size": 2560,
         "intermediate_size": 6400,
@@ -68,5 +67,3 @@ MINICPM3 = Family(
     write=_write_minicpm3,
     tensors=decoder.TENSORS | decoder.LATENT_TENSORS,
 )
-
-FAMILIES = (MINICPM3,)

@@ -79,7 +79,6 @@ MINIMAX_M2 = Family(
     architecture="MiniMaxM2ForCausalLM",
     keys=decoder.KEYS | decoder.EXPERT_KEYS | map_same_names("partial_rotary_factor rotary_dim"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 200_064,
         "hidden_size": 3072,
         "intermediate_size": 1536,
@@ -108,7 +107,6 @@ MINIMAX = Family(
     | {"block_size": "ssm_chunk"}
     | {name: name for names in FACTORS.values() for name in names},
     defaults={
-        **decoder.DEFAULTS,
         "intermediate_size": 14_336,
         "num_key_value_heads": 8,
         "max_position_embeddings": 131_072,
@@ -130,5 +128,3 @@ MINIMAX = Family(
     },
     stacked_tensors=decoder.name_stacked_experts(),
 )
-
-FAMILIES = (MINIMAX_M2, MINIMAX)

@@ -11,7 +11,6 @@ from fivefold.model.huggingface.rope import read_rope, read_temperature
 from fivefold.model.spec import Model
 
 DEFAULTS = {
-    **decoder.DEFAULTS,
     "intermediate_size": 14_336,
     "num_key_value_heads": 8,
     "max_position_embeddings": 131_072,
@@ -46,7 +45,6 @@ MISTRAL = Family(
     keys=decoder.KEYS | map_same_names("sliding_window"),
     defaults={**DEFAULTS, "sliding_window": 4096},
     to_model=_build_mistral,
-    tensors=decoder.TENSORS,
 )
 MINISTRAL = Family(
     model_type="ministral",
@@ -54,7 +52,6 @@ MINISTRAL = Family(
     keys=decoder.KEYS | map_same_names("sliding_window layer_types"),
     defaults={**DEFAULTS, "sliding_window": 4096},
     to_model=_build_ministral,
-    tensors=decoder.TENSORS,
 )
 MINISTRAL3 = Family(
     model_type="ministral3",
@@ -79,7 +76,6 @@ MINISTRAL3 = Family(
     },
     to_model=_build_ministral3,
     write=decoder.write_temperature,
-    tensors=decoder.TENSORS,
 )
 MIXTRAL = Family(
     model_type="mixtral",
@@ -98,6 +94,4 @@ MIXTRAL = Family(
     tensors=decoder.MIXTRAL_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(),
 )
-
-FAMILIES = (MISTRAL, MINISTRAL, MINISTRAL3, MIXTRAL)
 WRAPPERS = (Wrapper("mistral3", "Mistral3ForConditionalGeneration", text="mistral", tied=True),)

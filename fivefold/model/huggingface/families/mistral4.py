@@ -32,7 +32,6 @@ MISTRAL4 = Family(
     | decoder.LATENT_KEYS
     | map_same_names("first_k_dense_replace"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 131_072,
         "intermediate_size": 12_288,
         "moe_intermediate_size": 2048,
@@ -68,5 +67,3 @@ MISTRAL4 = Family(
     tensors=decoder.BIASED_EXPERT_TENSORS | decoder.LATENT_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(),
 )
-
-FAMILIES = (MISTRAL4,)

@@ -6,8 +6,8 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor, Supported
+from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
     list_sliding_layers,
@@ -74,7 +74,6 @@ MODERNBERT_DECODER = Family(
     }
     | map_same_names("norm_bias attention_bias mlp_bias embedding_dropout layer_types rope_parameters"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 50_368,
         "hidden_size": 768,
         "intermediate_size": 1152,
@@ -118,5 +117,3 @@ MODERNBERT_DECODER = Family(
         "mlp.down": "mlp.Wo",
     },
 )
-
-FAMILIES = (MODERNBERT_DECODER,)

@@ -31,7 +31,6 @@ NANOCHAT = Family(
     architecture="NanoChatForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias final_logit_softcapping"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 50_304,
         "hidden_size": 768,
         "intermediate_size": 8192,
@@ -45,5 +44,3 @@ NANOCHAT = Family(
     tensors=decoder.TENSORS | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
     swapped_rotary=True,
 )
-
-FAMILIES = (NANOCHAT,)

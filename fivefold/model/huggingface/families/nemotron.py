@@ -30,7 +30,6 @@ NEMOTRON = Family(
     | {"norm_eps": "norm_epsilon"}
     | map_same_names("partial_rotary_factor attention_bias mlp_bias"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 256_000,
         "hidden_size": 6144,
         "intermediate_size": 24_576,
@@ -41,7 +40,6 @@ NEMOTRON = Family(
         "partial_rotary_factor": 0.5,
     },
     to_model=_build_nemotron,
-    tensors=decoder.TENSORS,
 )
 
 COSMOS3_EDGE_TEXT = Family(
@@ -49,7 +47,6 @@ COSMOS3_EDGE_TEXT = Family(
     architecture="Cosmos3EdgeTextModel",
     keys=decoder.KEYS | map_same_names("attention_bias mlp_bias"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 131_072,
         "hidden_size": 2048,
         "intermediate_size": 9216,
@@ -65,8 +62,6 @@ COSMOS3_EDGE_TEXT = Family(
     to_model=_build_cosmos3_edge,
     tensors=decoder.TENSORS | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
 )
-
-FAMILIES = (NEMOTRON, COSMOS3_EDGE_TEXT)
 WRAPPERS = (
     Wrapper("cosmos3_edge", "Cosmos3EdgeForConditionalGeneration", text="cosmos3_edge_text", tied=False, ties=False),
 )

@@ -110,7 +110,6 @@ NEMOTRON_H = Family(
         "use_bias": "ssm_bias",
     },
     defaults={
-        **decoder.DEFAULTS,
         **state_space.DEFAULTS,
         "vocab_size": 131_072,
         "num_hidden_layers": 4,
@@ -153,4 +152,3 @@ NEMOTRON_H = Family(
     },
     stacked_tensors={"moe.experts.up": "mixer.experts.up_proj", "moe.experts.down": "mixer.experts.down_proj"},
 )
-FAMILIES = (NEMOTRON_H,)

@@ -23,7 +23,7 @@ POST_NORMS = {"norm1": "post_attention_layernorm", "norm2": "post_feedforward_la
 TENSORS = decoder.TENSORS | POST_NORMS
 EXPERT_KEYS = decoder.EXPERT_KEYS | {"num_local_experts": "num_experts", "num_experts": "num_experts"}
 CLIP = {"clip_qkv": "qkv_clip"}
-DEFAULTS = {**decoder.DEFAULTS, "vocab_size": 50_304, "intermediate_size": 11_008, "norm_epsilon": 1e-5}
+DEFAULTS = {"vocab_size": 50_304, "intermediate_size": 11_008, "norm_epsilon": 1e-5}
 
 
 def _build_olmo(config: Config, **of_family: Any) -> Model:
@@ -73,7 +73,6 @@ OLMO1 = Family(
     keys=drop_keys(decoder.KEYS, "rms_norm_eps") | CLIP | map_same_names("attention_bias"),
     defaults=DEFAULTS,
     to_model=_build_olmo1,
-    tensors=decoder.TENSORS,
 )
 OLMO2 = Family(
     model_type="olmo2",
@@ -137,5 +136,3 @@ OLMOE = Family(
     tensors=decoder.EXPERT_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(),
 )
-
-FAMILIES = (OLMO1, OLMO2, OLMO3, FLEX_OLMO, OLMOE)

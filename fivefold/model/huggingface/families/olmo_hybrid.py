@@ -76,7 +76,6 @@ OLMO_HYBRID = Family(
         "linear_allow_neg_eigval": "negative_eigenvalues",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 100_352,
         "hidden_size": 3840,
         "intermediate_size": 11_008,
@@ -103,5 +102,3 @@ OLMO_HYBRID = Family(
     renamed={"attention_layer_norm": "input_layernorm", "feedforward_layer_norm": "post_attention_layernorm"},
     joined={"linear_attn.conv1d.weight": tuple(f"linear_attn.{name}_conv1d.weight" for name in "qkv")},
 )
-
-FAMILIES = (OLMO_HYBRID,)

@@ -56,7 +56,6 @@ OPT = Family(
         "word_embed_proj_dim": "embedding_width",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 50_272,
         "hidden_size": 768,
         "intermediate_size": 3072,
@@ -93,7 +92,6 @@ BIOGPT = Family(
         "scale_embedding": "mup_enabled",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 42_384,
         "hidden_size": 1024,
         "intermediate_size": 4096,
@@ -119,8 +117,6 @@ BIOGPT = Family(
         "head.out": "output_projection",
     },
 )
-
-FAMILIES = (OPT, BIOGPT)
 WRAPPERS = (
     Wrapper("blip-2", "Blip2ForConditionalGeneration", text="opt", tied=None),
     Wrapper("instructblip", "InstructBlipForConditionalGeneration", text="opt", tied=None),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, drop_keys, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor, Supported
+from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
@@ -33,7 +33,6 @@ PERSIMMON = Family(
     | {"layer_norm_eps": "norm_epsilon", "qk_layernorm": "use_qk_norm"}
     | map_same_names("partial_rotary_factor"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 262_144,
         "intermediate_size": 16_384,
         "num_hidden_layers": 36,
@@ -57,5 +56,3 @@ PERSIMMON = Family(
         **PLAIN_MLP,
     },
 )
-
-FAMILIES = (PERSIMMON,)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import QKV, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor, Supported, Wrapper
+from fivefold.model.huggingface.decoder import QKV, FusedTensor, map_same_names
+from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts, read_windows
 from fivefold.model.huggingface.rope import read_rope, read_table
 from fivefold.model.spec import Model
@@ -70,7 +70,6 @@ PHI = Family(
     }
     | map_same_names("partial_rotary_factor"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 51_200,
         "hidden_size": 2048,
         "intermediate_size": 8192,
@@ -96,7 +95,6 @@ PHI3 = Family(
     architecture="Phi3ForCausalLM",
     keys=decoder.KEYS | map_same_names("partial_rotary_factor sliding_window") | {"resid_pdrop": "hidden_dropout"},
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 32_064,
         "hidden_size": 3072,
         "intermediate_size": 8192,
@@ -115,7 +113,6 @@ PHIMOE = Family(
     | map_same_names("attention_bias sliding_window router_aux_loss_coef router_jitter_noise")
     | {"lm_head_bias": "head_bias", "num_local_experts": "num_experts"},
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 32_064,
         "intermediate_size": 6400,
         "num_key_value_heads": 8,
@@ -134,8 +131,6 @@ PHIMOE = Family(
     tensors=decoder.MIXTRAL_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(router="router"),
 )
-
-FAMILIES = (PHI, PHI3, PHIMOE)
 WRAPPERS = (
     Wrapper(
         "phi4_multimodal",

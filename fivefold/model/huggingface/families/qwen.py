@@ -21,7 +21,6 @@ from fivefold.model.spec import Model
 
 WINDOWS = map_same_names("use_sliding_window sliding_window max_window_layers layer_types")
 DEFAULTS = {
-    **decoder.DEFAULTS,
     "vocab_size": 151_936,
     "intermediate_size": 22_016,
     "num_key_value_heads": 32,
@@ -97,7 +96,6 @@ QWEN2 = Family(
     keys=decoder.KEYS | WINDOWS,
     defaults=DEFAULTS,
     to_model=_build_qwen2,
-    tensors=decoder.TENSORS,
 )
 QWEN2_5_VL_TEXT = Family(
     model_type="qwen2_5_vl_text",
@@ -116,7 +114,6 @@ QWEN2_5_VL_TEXT = Family(
         "max_window_layers": 80,
     },
     to_model=_build_qwen2_5_vl,
-    tensors=decoder.TENSORS,
 )
 QWEN3 = Family(
     model_type="qwen3",
@@ -124,7 +121,6 @@ QWEN3 = Family(
     keys=decoder.KEYS | WINDOWS | map_same_names("attention_bias"),
     defaults={**DEFAULTS, "head_dim": 128},
     to_model=_build_qwen3,
-    tensors=decoder.TENSORS,
 )
 QWEN3_MOE = Family(
     model_type="qwen3_moe",
@@ -197,7 +193,6 @@ QWEN3_VL_TEXT = Family(
         "sliding_window": None,
     },
     to_model=_build_qwen3_vl,
-    tensors=decoder.TENSORS,
 )
 QWEN3_VL_MOE_TEXT = replace(
     QWEN3_MOE,
@@ -253,19 +248,6 @@ QWEN3_OMNI_MOE_TEXT = replace(
         "norm_topk_prob": True,
         "sliding_window": None,
     },
-)
-
-FAMILIES = (
-    QWEN2_5_OMNI_TEXT,
-    QWEN3_OMNI_MOE_TEXT,
-    QWEN2,
-    QWEN2_MOE,
-    QWEN2_5_VL_TEXT,
-    QWEN2_VL_TEXT,
-    QWEN3,
-    QWEN3_VL_TEXT,
-    QWEN3_MOE,
-    QWEN3_VL_MOE_TEXT,
 )
 WRAPPERS = (
     Wrapper("qwen2_5_vl", "Qwen2_5_VLForConditionalGeneration", text="qwen2_5_vl_text", tied=False, flat=True),

@@ -6,8 +6,8 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
-from fivefold.model.huggingface.family import Family, FusedTensor, Supported, Wrapper
+from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     omit_mrope,
@@ -105,7 +105,6 @@ EXPERT_KEYS = map_same_names(
     "num_experts num_experts_per_tok router_aux_loss_coef moe_intermediate_size shared_expert_intermediate_size"
 )
 DEFAULTS = {
-    **decoder.DEFAULTS,
     "vocab_size": 248_320,
     "intermediate_size": 12_288,
     "num_attention_heads": 16,
@@ -185,8 +184,6 @@ QWEN3_5_MOE_TEXT = Family(
     tensors=decoder.EXPERT_TENSORS | QWEN3_5_TENSORS | EXPERT_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(),
 )
-
-FAMILIES = (QWEN3_NEXT, QWEN3_5_TEXT, QWEN3_5_MOE_TEXT)
 WRAPPERS = (
     Wrapper("qwen3_5", "Qwen3_5ForConditionalGeneration", text="qwen3_5_text", tied=False),
     Wrapper("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", text="qwen3_5_moe_text", tied=False),

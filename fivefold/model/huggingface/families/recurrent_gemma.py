@@ -85,7 +85,6 @@ RECURRENT_GEMMA = Family(
         "logits_soft_cap": "final_logit_softcapping",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 256_000,
         "hidden_size": 2560,
         "intermediate_size": 7680,
@@ -123,5 +122,3 @@ RECURRENT_GEMMA = Family(
         **{f"mlp.{name}": f"mlp_block.{name}_proj" for name in ("gate", "up", "down")},
     },
 )
-
-FAMILIES = (RECURRENT_GEMMA,)

@@ -76,5 +76,3 @@ RWKV = Family(
     },
     is_trained=False,
 )
-
-FAMILIES = (RWKV,)

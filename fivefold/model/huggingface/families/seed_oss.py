@@ -23,7 +23,6 @@ SEED_OSS = Family(
     | map_same_names("attention_bias attention_out_bias mlp_bias")
     | {"residual_dropout": "hidden_dropout"},
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 155_136,
         "intermediate_size": 27_648,
         "num_hidden_layers": 64,
@@ -36,7 +35,4 @@ SEED_OSS = Family(
         "hidden_dropout": 0.1,
     },
     to_model=_build_seed_oss,
-    tensors=decoder.TENSORS,
 )
-
-FAMILIES = (SEED_OSS,)

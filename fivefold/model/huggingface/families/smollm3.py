@@ -34,7 +34,6 @@ SMOLLM3 = Family(
         "attention_bias mlp_bias use_sliding_window sliding_window layer_types no_rope_layers no_rope_layer_interval"
     ),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 128_256,
         "hidden_size": 2048,
         "intermediate_size": 11_008,
@@ -47,7 +46,4 @@ SMOLLM3 = Family(
         "tie_word_embeddings": True,
     },
     to_model=_build_smollm3,
-    tensors=decoder.TENSORS,
 )
-
-FAMILIES = (SMOLLM3,)

@@ -21,7 +21,6 @@ SOLAR_OPEN = Family(
     architecture="SolarOpenForCausalLM",
     keys=drop_keys(decoder.KEYS, "intermediate_size") | decoder.BIASED_EXPERT_KEYS | map_same_names("attention_bias"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 196_608,
         "intermediate_size": None,
         "moe_intermediate_size": 1280,
@@ -40,5 +39,3 @@ SOLAR_OPEN = Family(
     tensors=decoder.BIASED_EXPERT_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(),
 )
-
-FAMILIES = (SOLAR_OPEN,)

@@ -25,7 +25,6 @@ STABLELM = Family(
     | {"layer_norm_eps": "norm_epsilon", "use_qkv_bias": "attention_bias"}
     | map_same_names("partial_rotary_factor use_parallel_residual"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 50_304,
         "hidden_size": 2560,
         "intermediate_size": 6912,
@@ -40,7 +39,4 @@ STABLELM = Family(
     },
     to_model=_build_stablelm,
     write=lambda model: {"use_parallel_residual": model.block == "parallel_shared"},
-    tensors=decoder.TENSORS,
 )
-
-FAMILIES = (STABLELM,)

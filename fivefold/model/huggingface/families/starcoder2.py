@@ -24,7 +24,6 @@ STARCODER2 = Family(
     | {"norm_epsilon": "norm_epsilon", "use_bias": "attention_bias", "residual_dropout": "hidden_dropout"}
     | map_same_names("sliding_window embedding_dropout"),
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 49_152,
         "hidden_size": 3072,
         "intermediate_size": 12_288,
@@ -41,5 +40,3 @@ STARCODER2 = Family(
     to_model=_build_starcoder2,
     tensors=decoder.TENSORS | {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
 )
-
-FAMILIES = (STARCODER2,)

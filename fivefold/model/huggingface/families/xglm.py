@@ -40,7 +40,6 @@ XGLM = Family(
         "scale_embedding": "mup_enabled",
     },
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 256_008,
         "hidden_size": 1024,
         "intermediate_size": 4096,
@@ -73,7 +72,6 @@ CTRL = Family(
     keys=drop_keys(GPT_KEYS, "n_inner", "activation_function", "attn_pdrop", "layer_norm_epsilon")
     | {"dff": "intermediate_size"},
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 246_534,
         "hidden_size": 1280,
         "intermediate_size": 8192,
@@ -102,5 +100,3 @@ CTRL = Family(
     },
     base_prefix="transformer.",
 )
-
-FAMILIES = (XGLM, CTRL)

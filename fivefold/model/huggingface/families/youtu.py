@@ -20,7 +20,6 @@ YOUTU = Family(
     architecture="YoutuForCausalLM",
     keys=drop_keys(decoder.KEYS, "head_dim") | decoder.LATENT_KEYS,
     defaults={
-        **decoder.DEFAULTS,
         "vocab_size": 128_256,
         "hidden_size": 2048,
         "intermediate_size": 6144,
@@ -39,5 +38,3 @@ YOUTU = Family(
     write=decoder.write_latent,
     tensors=decoder.TENSORS | decoder.LATENT_TENSORS,
 )
-
-FAMILIES = (YOUTU,)

@@ -9,10 +9,9 @@ FAKE = Family(
     model_type="fake",
     architecture="FakeForCausalLM",
     keys=decoder.KEYS | {"d_model": "hidden_size"},
-    defaults={**decoder.DEFAULTS, "intermediate_size": 300, "num_hidden_layers": 3, "hidden_act": "gelu"},
+    defaults={"intermediate_size": 300, "num_hidden_layers": 3, "hidden_act": "gelu"},
     supported={"use_memory": Supported((False,), "a memory of earlier sequences")},
     to_model=lambda config: build_model(config, **read_rope(config), block="post", norm_plus_one=True),
     write=lambda model: {"use_memory": False},
     tensors=decoder.TENSORS | {"blocks": "fake.layers.{}", "norm1": "ln_attention", "norm2": "ln_mlp"},
 )
-FAMILIES = (FAKE,)
