@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import Names
+from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
 
 
@@ -47,7 +48,9 @@ class Family:
     supported: Mapping[str, Supported] = field(default_factory=dict)
     # Keys that its class writes itself, whatever the file says.
     overwritten: tuple[str, ...] = ()
-    to_model: Callable[[Config], Model]
+    to_model: Callable[[Config], Model] = build_model
+    # Whether a file may give three positions for each token, which are equal in text.
+    has_mrope: bool = False
     # Further keys to write, which take precedence over those that follow from ``keys``.
     write: Callable[[Model], dict[str, Any]] = _write_nothing
     # How many of our layers are one block of the checkpoint; "<n>" in a name is the number within it.

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.rope import compute_yarn_mscale
+from fivefold.model.huggingface.rope import compute_yarn_mscale, read_rope
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 
@@ -45,16 +45,6 @@ def read_dropout(config: Config) -> dict[str, float]:
     other_rates = {"attention_dropout": config.attention_dropout, "embedding_dropout": config.embedding_dropout}
     differing = {field: rate for field, rate in other_rates.items() if rate != config.hidden_dropout}
     return {"dropout": config.hidden_dropout, **differing}
-
-
-def omit_mrope(config: Config) -> Config:
-    """Return the config with plain rotary positions, as the three positions (mrope) of a text token are equal."""
-    of_text = {
-        field: {**given, "rope_type": "default"}
-        for field in ("rope_scaling", "rope_parameters")
-        if (given := getattr(config, field)) and given.get("rope_type", given.get("type")) == "mrope"
-    }
-    return config.replace(**of_text)
 
 
 def read_windows(config: Config, *, default: tuple[bool, ...] = ()) -> dict[str, Any]:
@@ -134,11 +124,6 @@ def read_mixers(
     return {"mixers": find_period(mixers) if used else ()} | {str(kind): fields for kind, fields in used.items()}
 
 
-def read_attention_bias(config: Config) -> dict[str, bool]:
-    """Return the fields ``qkv_bias`` and ``out_bias``, which one key sets."""
-    return {"qkv_bias": config.attention_bias, "out_bias": config.attention_bias}
-
-
 def build_model(config: Config, **of_family: Any) -> Model:
     """Build the ``Model`` from the fields that all families share, overridden by ``of_family``."""
     shared: dict[str, Any] = {
@@ -154,9 +139,14 @@ def build_model(config: Config, **of_family: Any) -> Model:
         "activation": read_activation(config),
         **read_dropout(config),
         "tied_embeddings": config.tie_word_embeddings,
+        "qkv_bias": config.attention_bias,
+        "out_bias": config.attention_bias,
+        "mlp_bias": config.mlp_bias,
     }
     if "head_dim" not in of_family:
         shared["head_dim"] = read_head_dim(config)
+    if "rope_theta" not in of_family and of_family.get("position") != "none":
+        shared |= read_rope(config)
     return Model.read({**shared, **of_family}, origin=config.name)
 
 
@@ -170,8 +160,12 @@ def list_rotating_layers(config: Config, *, listed: tuple[int, ...] | None) -> t
     return tuple(map(bool, listed[:layers]))
 
 
-def read_latent(config: Config, rotary: dict[str, Any]) -> dict[str, Any]:
-    """Return the fields of latent attention, with the rotary fields: YaRN's ``mscale_all_dim`` sharpens the scores."""
+def read_latent(config: Config, rotary: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Return the fields of latent attention, with the rotary fields: YaRN's ``mscale_all_dim`` sharpens the scores.
+
+    ``rotary``: the rotary fields of a family for which ``read_rope`` needs to know more.
+    """
+    rotary = rotary or read_rope(config)
     if config.v_head_dim is None and config.hidden_size % config.num_attention_heads:
         raise config.mistake(
             f"hidden_size={config.hidden_size} is not divisible by num_attention_heads={config.num_attention_heads} "

@@ -68,7 +68,18 @@ def read_config(values: dict[str, Any], *, family: Family, name: str) -> Config:
     given = read_fields(values, family=family, name=name)
     if given.get("rope_parameters", {}) is None:  # null: use the family's default
         del given["rope_parameters"]
-    return Config.read({**family.all_defaults, **given, "name": name}, origin=name)
+    config = Config.read({**family.all_defaults, **given, "name": name}, origin=name)
+    return _omit_mrope(config) if family.has_mrope else config
+
+
+def _omit_mrope(config: Config) -> Config:
+    """Return the config with plain rotary positions, as the three positions (mrope) of a text token are equal."""
+    of_text = {
+        field: {**given, "rope_type": "default"}
+        for field in ("rope_scaling", "rope_parameters")
+        if (given := getattr(config, field)) and given.get("rope_type", given.get("type")) == "mrope"
+    }
+    return config.replace(**of_text)
 
 
 def describe_remark(config: dict[str, Any], *, name: str) -> str | None:

@@ -14,7 +14,6 @@ from fivefold.model.huggingface.mapping import (
     read_biased_experts,
     read_windows_of_rotating_layers,
 )
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
@@ -26,8 +25,8 @@ def _build_afmoe(config: Config) -> Model:
     fields: dict[str, Any] = {"block": "sandwich", "qk_norm": "head", "output_gate": True}
     if config.mup_enabled:
         fields["embedding_scale"] = config.hidden_size**0.5
-    rope = read_rope(config) | read_windows_of_rotating_layers(config, default=default)
-    return build_model(config, **rope, **fields, moe=moe)
+    windows = read_windows_of_rotating_layers(config, default=default)
+    return build_model(config, **windows, **fields, moe=moe)
 
 
 def _write_afmoe(model: Model) -> dict[str, Any]:

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias
-from fivefold.model.huggingface.rope import read_rope
-from fivefold.model.spec import Model
-
-
-def _build_apertus(config: Config) -> Model:
-    return build_model(config, **read_rope(config), **read_attention_bias(config), mlp="plain", qk_norm="head")
-
+from fivefold.model.huggingface.mapping import build_model
 
 APERTUS = Family(
     model_type="apertus",
@@ -35,7 +27,7 @@ APERTUS = Family(
             "high_freq_factor": 4.0,
         },
     },
-    to_model=_build_apertus,
+    to_model=lambda config: build_model(config, mlp="plain", qk_norm="head"),
     write=decoder.write_unscaled_rope,
     tensors=decoder.TENSORS
     | {

@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias
-from fivefold.model.huggingface.rope import read_rope
-from fivefold.model.spec import Model
-
-
-def _build_arcee(config: Config) -> Model:
-    fields = {"mlp": "plain", "mlp_bias": config.mlp_bias}
-    return build_model(config, **read_rope(config), **read_attention_bias(config), **fields)
-
+from fivefold.model.huggingface.mapping import build_model
 
 ARCEE = Family(
     model_type="arcee",
@@ -27,5 +18,5 @@ ARCEE = Family(
         "max_position_embeddings": 4096,
         "norm_epsilon": 1e-5,
     },
-    to_model=_build_arcee,
+    to_model=lambda config: build_model(config, mlp="plain"),
 )

@@ -6,8 +6,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_activation, read_attention_bias, read_experts
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model, read_activation, read_experts
 from fivefold.model.spec import Model
 
 
@@ -19,7 +18,7 @@ def _build_aria(config: Config) -> Model:
             "have silu, and is not supported; remove it or give hidden_act='silu'"
         )
     moe = read_experts(config) | {"shared_experts": config.n_shared_experts}
-    return build_model(config, **read_rope(config), **read_attention_bias(config), mlp_bias=config.mlp_bias, moe=moe)
+    return build_model(config, moe=moe)
 
 
 def _name_experts(gate_up: str, down: str) -> dict[str, str | FusedTensor]:

@@ -10,18 +10,16 @@ from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.families import deepseek
 from fivefold.model.huggingface.mapping import (
     build_model,
-    read_attention_bias,
     read_biased_experts,
     read_latent,
     read_mlp_layer_types,
 )
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
 def _build_axk1(config: Config) -> Model:
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=config.first_k_dense_replace)
-    fields = read_latent(config, read_rope(config)) | read_attention_bias(config)
+    fields = read_latent(config)
     return build_model(config, **fields, moe=moe | {"post_norm": True})
 
 

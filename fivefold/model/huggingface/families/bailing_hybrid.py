@@ -12,13 +12,11 @@ from fivefold.model.huggingface.families.kimi_linear import KINDS, list_layer_ki
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
-    read_attention_bias,
     read_biased_experts,
     read_latent,
     read_mixers,
     read_mlp_layer_types,
 )
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 
@@ -41,8 +39,7 @@ def _build(config: Config) -> Model:
     )
     return build_model(
         config,
-        **read_latent(config, read_rope(config)),
-        **read_attention_bias(config),
+        **read_latent(config),
         **read_mixers(config, geometry, kinds=KINDS, default=default),
         output_gate=True,
         gate_per_head=True,

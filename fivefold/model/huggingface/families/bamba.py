@@ -8,7 +8,7 @@ from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_mixers
+from fivefold.model.huggingface.mapping import build_model, read_mixers
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
@@ -19,8 +19,8 @@ def _build_bamba(config: Config) -> Model:
     layers = range(config.num_hidden_layers)
     default: tuple[MixerName, ...] = tuple("attention" if layer in attends else "mamba2" for layer in layers)
     mixers = read_mixers(config, {"mamba2": state_space.read_mamba2(config)}, kinds={}, default=default)
-    fields = read_rope(config, has_partial_rotary=True) | read_attention_bias(config)
-    return build_model(config, **fields, **mixers, mlp_bias=config.mlp_bias)
+    fields = read_rope(config, has_partial_rotary=True)
+    return build_model(config, **fields, **mixers)
 
 
 def _write_layers(model: Model) -> dict[str, Any]:

@@ -6,8 +6,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_head_dim
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model, read_head_dim
 from fivefold.model.spec import Model
 
 
@@ -18,7 +17,7 @@ def _build_bitnet(config: Config) -> Model:
             f"heads of {output_dims} dims in all make transformers' code fail, as hidden_size={config.hidden_size}; "
             "leave head_dim out"
         )
-    return build_model(config, **read_rope(config), **read_attention_bias(config), sub_norm=True)
+    return build_model(config, sub_norm=True)
 
 
 BITNET = Family(

@@ -12,11 +12,10 @@ from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
     list_sliding_layers,
-    read_attention_bias,
     read_mlp_layer_types,
     read_windows,
 )
-from fivefold.model.huggingface.rope import read_rope, read_rope_per_layer_type
+from fivefold.model.huggingface.rope import read_rope_per_layer_type
 from fivefold.model.spec import Model
 
 KEYS = decoder.LAYER_NORM_KEYS | {"layer_norm_eps": "norm_epsilon"} | map_same_names("attention_bias logit_scale")
@@ -35,8 +34,7 @@ DEFAULTS = {
 
 def _build_command(config: Config, **of_family: Any) -> Model:
     fields = {"norm": "layernorm", "norm_bias": False, "block": "parallel_shared", "logit_scale": config.logit_scale}
-    rope = {} if "rope_theta" in of_family else read_rope(config)
-    return build_model(config, **rope, **read_attention_bias(config), **fields, **of_family)
+    return build_model(config, **fields, **of_family)
 
 
 def _build_cohere(config: Config) -> Model:

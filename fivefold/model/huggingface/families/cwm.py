@@ -7,7 +7,6 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, list_sliding_layers, read_windows
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
@@ -15,7 +14,7 @@ def _build_cwm(config: Config) -> Model:
     """Build CWM, in which the first of four layers is full."""
     default = list_sliding_layers(config.num_hidden_layers, period=4, full=0)
     windows = read_windows(config, default=default)
-    return build_model(config, **read_rope(config), **windows, mlp_bias=config.mlp_bias)
+    return build_model(config, **windows)
 
 
 CWM = Family(

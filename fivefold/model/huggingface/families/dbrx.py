@@ -9,7 +9,6 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, QKV, FusedTensor, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_experts
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
@@ -18,9 +17,7 @@ def _build_dbrx(config: Config) -> Model:
     if config.weight_norm not in (1, None):
         raise config.mistake(f"moe_normalize_expert_weights={config.weight_norm:g} is not supported; give 1, or null")
     moe = read_experts(config) | {"normalized": config.weight_norm is not None}
-    return build_model(
-        config, **read_rope(config), norm="layernorm", norm_bias=False, qkv_clip=config.qkv_clip, moe=moe
-    )
+    return build_model(config, norm="layernorm", norm_bias=False, qkv_clip=config.qkv_clip, moe=moe)
 
 
 def _write_dbrx(model: Model) -> dict[str, Any]:

@@ -11,12 +11,10 @@ from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
-    read_attention_bias,
     read_latent,
     read_mlp_layer_types,
     read_mtp,
 )
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 KEYS = (
@@ -55,9 +53,7 @@ def _build_deepseek(config: Config, *, score: str, methods: tuple[str, ...], moe
     }
     return build_model(
         config,
-        **read_latent(config, read_rope(config)),
-        **read_attention_bias(config),
-        mlp_bias=config.mlp_bias,
+        **read_latent(config),
         moe=experts | moe,
         mtp=read_mtp(config),
     )
@@ -120,8 +116,7 @@ def _build_ocr2(config: Config) -> Model:
         "topk_groups": config.topk_group if grouped else 1,
         **read_mlp_layer_types(config, dense=0),
     }
-    fields = read_rope(config) | read_attention_bias(config) | {"mlp_bias": config.mlp_bias}
-    return build_model(config, **fields, moe=moe)
+    return build_model(config, moe=moe)
 
 
 def _write_ocr2(model: Model) -> dict[str, Any]:

@@ -14,12 +14,10 @@ from fivefold.model.huggingface.family import Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
-    read_attention_bias,
     read_biased_experts,
     read_latent,
     read_mlp_layer_types,
 )
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 TENSORS = {
@@ -42,7 +40,7 @@ def _build(config: Config, *, pattern: tuple[bool, ...], gates_queries: bool = F
             f"index_head_dim={config.index_head_dim} is less than qk_rope_head_dim={config.qk_rope_head_dim} rotated "
             "dims; make it larger"
         )
-    fields = read_latent(config, read_rope(config)) | read_attention_bias(config)
+    fields = read_latent(config)
     fields["mla"]["indexer"] = {
         "heads": config.index_heads,
         "head_dim": config.index_head_dim,

@@ -46,7 +46,6 @@ def _build(config: Config) -> Model:
         head_dim=config.head_dim,
         ffn=config.moe_intermediate_size,
         position="none",
-        mlp_bias=config.mlp_bias,
         mlp_clamp=config.swiglu_limit,
         hyper_connections={
             "streams": config.hyper_streams,

@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias
-from fivefold.model.huggingface.rope import read_rope
-from fivefold.model.spec import Model
+from fivefold.model.huggingface.mapping import build_model
 
 LAMBDAS = ("q1", "k1", "q2", "k2")
-
-
-def _build_diffllama(config: Config) -> Model:
-    return build_model(config, **read_rope(config), **read_attention_bias(config), differential=True)
 
 
 DIFFLLAMA = Family(
@@ -28,6 +21,6 @@ DIFFLLAMA = Family(
         "norm_epsilon": 1e-5,
     },
     supported={"attention_dropout": Supported((0,), "dropout of a difference of two softmaxes")},
-    to_model=_build_diffllama,
+    to_model=lambda config: build_model(config, differential=True),
     tensors=decoder.TENSORS | {f"attention.lambda_{name}": f"self_attn.lambda_{name}" for name in LAMBDAS},
 )

@@ -6,8 +6,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model, read_windows
 from fivefold.model.spec import Model
 
 
@@ -15,10 +14,7 @@ def _build(config: Config) -> Model:
     """Build Doge with an MLP in every layer."""
     return build_model(
         config,
-        **read_rope(config),
         **read_windows(config),
-        **read_attention_bias(config),
-        mlp_bias=config.mlp_bias,
         qk_norm="head",
         residual_weights=True,
         dynamic_mask=config.index_topk,

@@ -6,8 +6,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_biased_experts, read_windows
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model, read_biased_experts, read_windows
 from fivefold.model.spec import Model
 
 
@@ -17,7 +16,7 @@ def _build_dots1(config: Config) -> Model:
     has_window = config.sliding_window is not None
     windows = read_windows(config, default=tuple(has_window and layer >= config.max_window_layers for layer in layers))
     moe = read_biased_experts(config) | {"dense_layers": config.first_k_dense_replace}
-    fields = read_rope(config) | windows | read_attention_bias(config)
+    fields = windows
     return build_model(config, **fields, qk_norm="head", moe=moe)
 
 

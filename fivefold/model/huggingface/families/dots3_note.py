@@ -12,7 +12,6 @@ from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
-    read_attention_bias,
     read_biased_experts,
     read_mlp_layer_types,
 )
@@ -80,7 +79,6 @@ def _build(config: Config) -> Model:
         config,
         **fields,
         **_read_rope(config, slides),
-        **read_attention_bias(config),
         output_gate=True,
         gate_per_head=True,
         moe=moe,

@@ -9,8 +9,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
-from fivefold.model.huggingface.mapping import build_model, omit_mrope, read_attention_bias, read_layers_of_experts
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model, read_layers_of_experts
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 
@@ -19,12 +18,7 @@ KEYS = drop_keys(decoder.KEYS, "attention_dropout") | {"use_bias": "attention_bi
 
 def _build_ernie4_5(config: Config) -> Model:
     """Build ERNIE 4.5: Llama with biases in all matrices or in none."""
-    return build_model(config, **read_rope(config), **read_attention_bias(config), mlp_bias=config.attention_bias)
-
-
-def _build_paddleocr_vl(config: Config) -> Model:
-    """Build the text model of PaddleOCR-VL as ERNIE 4.5."""
-    return _build_ernie4_5(omit_mrope(config))
+    return build_model(config, mlp_bias=config.attention_bias)
 
 
 def _build_ernie4_5_moe(config: Config) -> Model:
@@ -121,7 +115,7 @@ PADDLEOCR_VL_TEXT = replace(
     ERNIE4_5,
     model_type="paddleocr_vl_text",
     architecture="PaddleOCRTextModel",
-    to_model=_build_paddleocr_vl,
+    has_mrope=True,
     interleaved_rotary=False,
 )
 WRAPPERS = (

@@ -16,7 +16,6 @@ from fivefold.model.huggingface.mapping import (
     read_windows,
     read_windows_of_rotating_layers,
 )
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 KEYS = decoder.KEYS | map_same_names("sliding_window layer_types") | {"sliding_window_pattern": "sliding_window_period"}
@@ -42,7 +41,7 @@ def _read_attention(config: Config) -> dict[str, Any]:
             )
         default = list_sliding_layers(config.num_hidden_layers, period=period)
     read = read_windows if config.sliding_window is None else read_windows_of_rotating_layers
-    return read_rope(config) | read(config, default=default) | {"qk_norm": "head"}
+    return read(config, default=default) | {"qk_norm": "head"}
 
 
 def _build_exaone4(config: Config) -> Model:

@@ -16,8 +16,7 @@ from fivefold.model.huggingface.decoder import (
     map_same_names,
 )
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
 
 
@@ -46,7 +45,7 @@ def _build_falcon(config: Config) -> Model:
         "ffn": config.intermediate_size or 4 * config.hidden_size,
         "head_dim": config.hidden_size // heads,
     }
-    return build_model(config, **read_rope(config), **read_attention_bias(config), **fields)
+    return build_model(config, **fields)
 
 
 def _write_falcon(model: Model) -> dict[str, Any]:

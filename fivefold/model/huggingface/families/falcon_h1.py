@@ -8,8 +8,7 @@ from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 
@@ -36,9 +35,6 @@ def _build_falcon_h1(config: Config) -> Model:
     net = state_space.read_states(config) | state_space.read_limits(config)
     return build_model(
         config,
-        **read_rope(config),
-        **read_attention_bias(config),
-        mlp_bias=config.mlp_bias,
         joins_mamba2=True,
         mamba2={"head_dim": dim, "norm": order if config.norms_states else "none", **net},
         multipliers={ours: getattr(config, theirs) for theirs, ours in FACTORS.items()} | _read_lists(config),

@@ -8,12 +8,10 @@ from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
-    read_attention_bias,
     read_shared_expert,
     read_sparse_steps,
     read_windows_of_rotating_layers,
 )
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
@@ -31,7 +29,7 @@ def _build_flint(config: Config) -> Model:
         **read_shared_expert(config),
         **read_sparse_steps(config, dense=(0, 1)),
     }
-    fields = read_rope(config) | read_windows_of_rotating_layers(config, default=slides) | read_attention_bias(config)
+    fields = read_windows_of_rotating_layers(config, default=slides)
     return build_model(config, **fields, qk_norm="head", attention_sinks=True, moe=moe)
 
 

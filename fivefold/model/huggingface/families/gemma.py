@@ -9,8 +9,8 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
-from fivefold.model.huggingface.rope import read_gemma3_rope, read_rope
+from fivefold.model.huggingface.mapping import build_model, read_windows
+from fivefold.model.huggingface.rope import read_gemma3_rope
 from fivefold.model.spec import Model
 
 KEYS = (
@@ -45,7 +45,7 @@ def _build_gemma1(config: Config) -> Model:
     if config.hidden_act == "gelu":
         config = config.replace(hidden_act="gelu_pytorch_tanh")
     fields = {"norm_plus_one": True, "embedding_scale": config.hidden_size**0.5}
-    return build_model(config, **read_rope(config), **read_attention_bias(config), **fields)
+    return build_model(config, **fields)
 
 
 def _build_gemma(config: Config, *, slides: tuple[bool, ...], **of_family: Any) -> Model:
@@ -53,7 +53,6 @@ def _build_gemma(config: Config, *, slides: tuple[bool, ...], **of_family: Any) 
     return build_model(
         config,
         **read_windows(config, default=slides),
-        **read_attention_bias(config),
         norm_plus_one=True,
         block="sandwich",
         attention_scale=config.query_pre_attn_scalar**-0.5,
@@ -65,7 +64,7 @@ def _build_gemma(config: Config, *, slides: tuple[bool, ...], **of_family: Any) 
 
 def _build_gemma2(config: Config) -> Model:
     """Build Gemma 2: every other layer has a sliding window; scores and logits are capped."""
-    fields = read_rope(config) | {"attention_softcap": config.attn_logit_softcapping}
+    fields = {"attention_softcap": config.attn_logit_softcapping}
     return _build_gemma(config, slides=(True, False), **fields)
 
 

@@ -17,7 +17,6 @@ from fivefold.model.huggingface.family import Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
     list_sliding_layers,
-    read_attention_bias,
     read_head_dim,
     read_windows,
 )
@@ -80,7 +79,6 @@ def _read_joined_experts(config: Config) -> dict[str, Any]:
 def read_common_fields(config: Config) -> dict[str, Any]:
     """Return the fields that Gemma 3n and Gemma 4 have in common."""
     return {
-        **read_attention_bias(config),
         "value_norm": True,
         "qk_norm": "head",
         "block": "sandwich",

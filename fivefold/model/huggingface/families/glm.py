@@ -11,8 +11,6 @@ from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
-    omit_mrope,
-    read_attention_bias,
     read_biased_experts,
     read_latent,
     read_mlp_layer_types,
@@ -38,7 +36,7 @@ TENSORS = decoder.TENSORS | decoder.FUSED_GATE_UP
 
 def _build_glm(config: Config) -> Model:
     """Build GLM-4 of 2024, in which half of each head rotates."""
-    return build_model(config, **read_rope(config, has_partial_rotary=True), qkv_bias=config.attention_bias)
+    return build_model(config, **read_rope(config, has_partial_rotary=True), out_bias=False)
 
 
 def _build_glm4(config: Config) -> Model:
@@ -50,7 +48,7 @@ def _build_glm4_moe(config: Config) -> Model:
     """Build GLM-4.5: DeepSeek-V3's experts with grouped-query attention, which rotates a part of each head."""
     moe = read_biased_experts(config) | {"dense_layers": config.first_k_dense_replace}
     fields: dict[str, Any] = {
-        "qkv_bias": config.attention_bias,
+        "out_bias": False,
         "qk_norm": "head" if config.use_qk_norm else "none",
         "head_dim": config.head_dim or config.hidden_size // config.num_attention_heads,
     }
@@ -60,22 +58,12 @@ def _build_glm4_moe(config: Config) -> Model:
 def _build_glm4_moe_lite(config: Config) -> Model:
     """Build GLM-4.7-Flash: DeepSeek-V3's attention and experts."""
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=1)
-    return build_model(config, **read_latent(config, read_rope(config)), **read_attention_bias(config), moe=moe)
+    return build_model(config, **read_latent(config), moe=moe)
 
 
 def _build_glm4v(config: Config) -> Model:
     """Build the text model of GLM-4.1V and 4.6V as GLM-4 of 2025; queries, keys and values always have biases."""
-    return _build_glm4(omit_mrope(config).replace(attention_bias=True))
-
-
-def _build_glm_ocr(config: Config) -> Model:
-    """Build the text model of GLM-OCR: that of GLM-4.1V without biases."""
-    return _build_glm4(omit_mrope(config))
-
-
-def _build_glm4v_moe(config: Config) -> Model:
-    """Build the text model of GLM-4.5V as GLM-4.5."""
-    return _build_glm4_moe(omit_mrope(config))
+    return _build_glm4(config.replace(attention_bias=True))
 
 
 GLM = Family(
@@ -171,6 +159,7 @@ GLM4V_TEXT = replace(
         "partial_rotary_factor": 1.0,
     },
     to_model=_build_glm4v,
+    has_mrope=True,
 )
 GLM_OCR_TEXT = replace(
     GLM4V_TEXT,
@@ -187,7 +176,7 @@ GLM_OCR_TEXT = replace(
         "num_key_value_heads": 8,
         "max_position_embeddings": 131_072,
     },
-    to_model=_build_glm_ocr,
+    to_model=_build_glm4,
 )
 GLM4V_MOE_TEXT = replace(
     GLM4_MOE,
@@ -200,7 +189,7 @@ GLM4V_MOE_TEXT = replace(
         "max_position_embeddings": 65_536,
         "attention_bias": True,
     },
-    to_model=_build_glm4v_moe,
+    has_mrope=True,
     write=lambda model: {},
 )
 WRAPPERS = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, FusedTensor, drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias
+from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
@@ -27,7 +27,7 @@ def _build_gpt_neox(config: Config) -> Model:
     block = "parallel" if config.use_parallel_residual else "pre"
     # one key for embedding and branches, so embedding_dropout follows that of the branches
     fields |= {"block": block, "embedding_dropout": None}
-    return build_model(config, **read_rope(config, has_partial_rotary=True), **read_attention_bias(config), **fields)
+    return build_model(config, **read_rope(config, has_partial_rotary=True), **fields)
 
 
 def _build_japanese(config: Config) -> Model:

@@ -8,8 +8,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts, read_windows
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model, read_experts, read_windows
 from fivefold.model.spec import Model
 
 BIASES = ("moe.experts.gate_bias", "moe.experts.up_bias")
@@ -23,7 +22,7 @@ def _build_gpt_oss(config: Config) -> Model:
         "moe": read_experts(config) | {"router_bias": True, "expert_bias": True},
     }
     slides = read_windows(config, default=(True, False))
-    return build_model(config, **read_rope(config), **slides, **read_attention_bias(config), **fields)
+    return build_model(config, **slides, **fields)
 
 
 def _write_gpt_oss(model: Model) -> dict[str, Any]:

@@ -13,7 +13,6 @@ from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
     list_sliding_layers,
-    read_attention_bias,
     read_experts,
     read_mixers,
     read_shared_expert,
@@ -90,19 +89,18 @@ def _read_swash(config: Config) -> dict[str, Any]:
 
 
 def _build_granite_swa(config: Config) -> Model:
-    fields = _read_swash(config) | read_attention_bias(config) | _read_factors(config)
-    return build_model(config, **fields, mlp_bias=config.mlp_bias)
+    fields = _read_swash(config) | _read_factors(config)
+    return build_model(config, **fields)
 
 
 def _build_granitemoe_swa(config: Config) -> Model:
-    fields = _read_swash(config) | read_attention_bias(config) | _read_factors(config)
+    fields = _read_swash(config) | _read_factors(config)
     return build_model(config, **fields, moe=read_experts(config) | read_shared_expert(config))
 
 
 def _build_granitemoeshared(config: Config) -> Model:
     """Build Granite with experts, which may have a shared one."""
-    fields = read_rope(config) | read_attention_bias(config) | _read_factors(config)
-    return build_model(config, **fields, moe=read_experts(config) | read_shared_expert(config))
+    return build_model(config, **_read_factors(config), moe=read_experts(config) | read_shared_expert(config))
 
 
 def _build_granitemoehybrid(config: Config) -> Model:
@@ -110,8 +108,8 @@ def _build_granitemoehybrid(config: Config) -> Model:
     default: tuple[MixerName, ...] = tuple("mamba2" for _ in range(config.num_hidden_layers))
     geometry: dict[MixerName, Any] = {"mamba2": state_space.read_mamba2(config)}
     fields = read_mixers(config, geometry, kinds=state_space.KINDS, default=default)
-    rotary = read_rope(config) if config.position_embedding_type == "rope" else {"position": "none"}
-    fields |= rotary | read_attention_bias(config) | _read_factors(config)
+    position = "rope" if config.position_embedding_type == "rope" else "none"
+    fields |= _read_factors(config) | {"position": position}
     if config.num_experts:
         return build_model(config, **fields, moe=read_experts(config) | read_shared_expert(config))
     if not config.shared_expert_intermediate_size:
@@ -130,14 +128,12 @@ def _write_granitemoehybrid(model: Model) -> dict[str, Any]:
 
 
 def _build_granite(config: Config) -> Model:
-    fields = read_rope(config) | read_attention_bias(config) | _read_factors(config)
-    return build_model(config, **fields, mlp_bias=config.mlp_bias)
+    return build_model(config, **_read_factors(config))
 
 
 def _build_granitemoe(config: Config) -> Model:
     """Build Granite with experts in every layer, each of width intermediate_size."""
-    fields = read_rope(config) | read_attention_bias(config) | _read_factors(config)
-    return build_model(config, **fields, moe=read_experts(config))
+    return build_model(config, **_read_factors(config), moe=read_experts(config))
 
 
 GRANITE = Family(

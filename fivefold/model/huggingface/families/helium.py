@@ -7,7 +7,6 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_head_dim
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
@@ -19,7 +18,7 @@ def _build_helium(config: Config) -> Model:
             f"num_attention_heads={heads} x head_dim={head_dim} is not hidden_size={config.hidden_size}, with which "
             "transformers' code fails; change one"
         )
-    return build_model(config, **read_rope(config), qkv_bias=config.attention_bias, mlp_bias=config.mlp_bias)
+    return build_model(config, out_bias=False)
 
 
 HELIUM = Family(

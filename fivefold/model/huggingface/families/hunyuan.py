@@ -11,14 +11,12 @@ from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
-    omit_mrope,
-    read_attention_bias,
     read_biased_experts,
     read_experts,
     read_head_dim,
     read_mlp_layer_types,
 )
-from fivefold.model.huggingface.rope import read_rope, read_table
+from fivefold.model.huggingface.rope import read_table
 from fivefold.model.spec import Model
 
 V1_KEYS = drop_keys(decoder.KEYS, "original_max_position_embeddings") | map_same_names("attention_bias")
@@ -41,16 +39,8 @@ def _build_v1(config: Config, **of_family: Any) -> Model:
         if config.head_dim is None or dim <= 2:
             raise config.mistake(f"head_dim={config.head_dim} must be more than 2 with rope_scaling.alpha; give it")
         theta = (rotary.rope_theta or config.rope_theta) * rotary.alpha ** (dim / (dim - 2))
-        rope: dict[str, Any] = {"rope_theta": theta}
-    else:
-        rope = read_rope(config)
-    fields = {"qk_norm": "head", "qk_norm_after_rope": True}
-    return build_model(config, **rope, **read_attention_bias(config), **fields, **of_family)
-
-
-def _build_vl(config: Config) -> Model:
-    """Build the text model of Hunyuan-OCR as Hunyuan 1."""
-    return _build_v1(omit_mrope(config))
+        of_family["rope_theta"] = theta
+    return build_model(config, qk_norm="head", qk_norm_after_rope=True, **of_family)
 
 
 def _build_v1_moe(config: Config) -> Model:
@@ -74,8 +64,8 @@ def _build_hy_v3(config: Config) -> Model:
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=1)
     if not moe["shared_experts"]:  # transformers then builds a shared MLP as large as that of a dense layer
         moe |= {"shared_experts": 1, "shared_ffn": config.intermediate_size}
-    fields = {"mlp_bias": config.mlp_bias, "qk_norm": "head", "moe": moe}
-    return build_model(config, **read_rope(config), **read_attention_bias(config), **fields)
+    fields = {"qk_norm": "head", "moe": moe}
+    return build_model(config, **fields)
 
 
 HUNYUAN_DENSE = Family(
@@ -141,7 +131,7 @@ HUNYUAN_VL_TEXT = replace(
     model_type="hunyuan_vl_text",
     architecture="HunYuanVLTextModel",
     defaults={**V1_DEFAULTS, "tie_word_embeddings": True},
-    to_model=_build_vl,
+    has_mrope=True,
 )
 WRAPPERS = (
     Wrapper("hunyuan_vl", "HunYuanVLForConditionalGeneration", text="hunyuan_vl_text", tied=True, inner_ties=True),

@@ -6,8 +6,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_head_dim
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model, read_head_dim
 from fivefold.model.spec import Model
 
 
@@ -16,9 +15,6 @@ def _build_hyperclovax(config: Config) -> Model:
     scale = config.attention_multiplier
     return build_model(
         config,
-        **read_rope(config),
-        **read_attention_bias(config),
-        mlp_bias=config.mlp_bias,
         block="sandwich" if config.use_post_norm else "pre",
         embedding_scale=config.embedding_multiplier,
         attention_scale=read_head_dim(config) ** -0.5 if scale is None else scale,

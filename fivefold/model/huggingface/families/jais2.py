@@ -3,18 +3,9 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias
-from fivefold.model.huggingface.rope import read_rope
-from fivefold.model.spec import Model
-
-
-def _build_jais2(config: Config) -> Model:
-    fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": config.mlp_bias}
-    return build_model(config, **read_rope(config), **read_attention_bias(config), **fields)
-
+from fivefold.model.huggingface.mapping import build_model
 
 JAIS2 = Family(
     model_type="jais2",
@@ -31,5 +22,5 @@ JAIS2 = Family(
         "attention_bias": True,
         "mlp_bias": True,
     },
-    to_model=_build_jais2,
+    to_model=lambda config: build_model(config, norm="layernorm", mlp="plain"),
 )

@@ -7,7 +7,6 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_experts
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 KV = ("attention.k", "attention.v")
@@ -19,7 +18,6 @@ def _build(config: Config) -> Model:
     topk = config.num_experts_per_tok or 1
     return build_model(
         config,
-        **read_rope(config),
         heads=kv_heads * topk,
         kv_heads=kv_heads,
         attention_experts=True,

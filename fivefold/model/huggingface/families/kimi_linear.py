@@ -10,7 +10,6 @@ from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
-    read_attention_bias,
     read_biased_experts,
     read_latent,
     read_mixers,
@@ -38,7 +37,6 @@ def _build(config: Config) -> Model:
     return build_model(
         config,
         **read_latent(config, {"rope_scaling": None}),
-        **read_attention_bias(config),
         **read_mixers(config, geometry, kinds=KINDS, default=_list_mixers(config, published)),
         position="none",
         moe=read_biased_experts(config) | read_mlp_layer_types(config, dense=config.first_k_dense_replace),

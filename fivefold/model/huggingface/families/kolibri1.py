@@ -15,7 +15,6 @@ from fivefold.model.huggingface.mapping import (
     read_windows,
     read_windows_of_rotating_layers,
 )
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
@@ -35,7 +34,7 @@ def _build_kolibri1(config: Config) -> Model:
         **read_shared_expert(config),
     }
     fields: dict[str, Any] = {"ffn": config.moe_intermediate_size, "block": "sandwich", "qk_norm": "head"}
-    return build_model(config, **read_rope(config), **windows, **fields, moe=moe)
+    return build_model(config, **windows, **fields, moe=moe)
 
 
 KOLIBRI1 = Family(

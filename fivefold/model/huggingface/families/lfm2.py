@@ -10,7 +10,7 @@ from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, find_period, read_mixers
 from fivefold.model.huggingface.rope import KINDS as ROPE_KINDS
-from fivefold.model.huggingface.rope import read_rope, read_rope_tables
+from fivefold.model.huggingface.rope import read_rope_tables
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 
@@ -25,7 +25,7 @@ def _read_layers(config: Config) -> dict[str, Any]:
     default: tuple[MixerName, ...] = tuple("attention" if layer in attends else "short_conv" for layer in layers)
     geometry: dict[MixerName, Any] = {"short_conv": {"taps": config.conv_taps, "bias": config.conv_bias}}
     mixers = read_mixers(config, geometry, kinds=KINDS, default=default)
-    return {**read_rope(config), **mixers, "qk_norm": "head"}
+    return {**mixers, "qk_norm": "head"}
 
 
 def _build_lfm2(config: Config) -> Model:

@@ -6,15 +6,10 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
 
 KEYS = decoder.KEYS | map_same_names("attention_bias mlp_bias")
-
-
-def _build_llama(config: Config) -> Model:
-    return build_model(config, **read_rope(config), **read_attention_bias(config), mlp_bias=config.mlp_bias)
 
 
 def _build_internlm3(config: Config) -> Model:
@@ -24,12 +19,12 @@ def _build_internlm3(config: Config) -> Model:
             f"qkv_bias={config.attention_bias} and bias={config.mlp_bias} make transformers' code fail; "
             "give both the same value"
         )
-    return _build_llama(config)
+    return build_model(config)
 
 
 def _build_emu3(config: Config) -> Model:
     """Build the text model of Emu3: Llama whose dropout of attention also applies to what each branch adds."""
-    return _build_llama(config.replace(hidden_dropout=config.attention_dropout))
+    return build_model(config.replace(hidden_dropout=config.attention_dropout))
 
 
 LLAMA = Family(
@@ -37,7 +32,6 @@ LLAMA = Family(
     architecture="LlamaForCausalLM",
     keys=KEYS,
     defaults={"intermediate_size": 11_008},
-    to_model=_build_llama,
 )
 INTERNLM3 = Family(
     model_type="internlm3",
@@ -75,7 +69,6 @@ IQUESTCODER = Family(
         "clip_qkv": Supported((None,), "queries, keys and values that are clipped"),
         "use_sliding_window": Supported((False, None), "a sliding window, which the family's code refuses"),
     },
-    to_model=_build_llama,
 )
 
 EMU3_TEXT = Family(

@@ -12,7 +12,6 @@ from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
     list_rotating_layers,
-    read_attention_bias,
     read_chunks,
 )
 from fivefold.model.huggingface.rope import read_rope
@@ -57,7 +56,7 @@ def _build_llama4(config: Config) -> Model:
             "unit again, is not supported; give attention_factor=1"
         )
     chunks = read_chunks(config, default=rotate)
-    return build_model(config, **rotary, **chunks, **read_attention_bias(config), **fields)
+    return build_model(config, **rotary, **chunks, **fields)
 
 
 def _write_llama4(model: Model) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_latent
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model, read_latent
 from fivefold.model.spec import Model
 
 
@@ -24,7 +23,7 @@ def _build(config: Config) -> Model:
         raise config.mistake(f"head_dim={config.head_dim} is not qk_rope_head_dim={rope_dim}, which rotates; remove it")
     if config.q_lora_rank is None:
         raise config.mistake("q_lora_rank=None makes transformers' code fail; give the rank of the queries")
-    fields = read_latent(config, read_rope(config)) | read_attention_bias(config)
+    fields = read_latent(config)
     fields["mla"]["scaled"] = "queries"
     moe = {
         "experts": config.num_experts,

@@ -6,7 +6,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_mlp_layer_types, read_windows
+from fivefold.model.huggingface.mapping import build_model, read_mlp_layer_types, read_windows
 from fivefold.model.huggingface.rope import read_gemma3_rope
 from fivefold.model.spec import Model
 
@@ -22,7 +22,7 @@ def _build_mellum(config: Config) -> Model:
         **read_mlp_layer_types(config, dense=0),
     }
     windows = read_windows(config, default=(False,))
-    fields = read_gemma3_rope(config) | windows | read_attention_bias(config)
+    fields = read_gemma3_rope(config) | windows
     return build_model(config, **fields, qk_norm="head", moe=moe)
 
 

@@ -30,7 +30,7 @@ def _build_mimo(config: Config) -> Model:
     fields: dict[str, Any] = {
         "value_dim": config.v_head_dim,
         "value_scale": 1.0 if config.value_scale is None else config.value_scale,
-        "qkv_bias": config.attention_bias,
+        "out_bias": False,
     }
     if windows:
         fields["sliding"] = rope.pop("sliding", {}) | {"kv_heads": 2 * kv_heads, "sinks": True}

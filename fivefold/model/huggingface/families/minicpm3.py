@@ -9,8 +9,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_latent
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model, read_latent
 from fivefold.model.spec import Model
 
 
@@ -19,9 +18,7 @@ def _build_minicpm3(config: Config) -> Model:
     depth = config.scale_depth
     return build_model(
         config,
-        **read_latent(config, read_rope(config)),
-        **read_attention_bias(config),
-        mlp_bias=config.mlp_bias,
+        **read_latent(config),
         embedding_scale=config.embedding_multiplier,
         residual_scale=1.0 if depth is None else depth / sqrt(config.num_hidden_layers),
         logit_scale=(config.dim_model_base or config.hidden_size) / config.hidden_size,

@@ -49,7 +49,6 @@ def _build_minimax(config: Config) -> Model:
     attends = config.replace(layer_types=None)
     return build_model(
         config,
-        **read_rope(config),
         **read_windows(attends),
         **read_mixers(config, geometry, kinds=KINDS, default=default),
         block="norm_stream",

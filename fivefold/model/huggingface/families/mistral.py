@@ -7,7 +7,7 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_experts, read_windows
-from fivefold.model.huggingface.rope import read_rope, read_temperature
+from fivefold.model.huggingface.rope import read_temperature
 from fivefold.model.spec import Model
 
 DEFAULTS = {
@@ -19,7 +19,7 @@ DEFAULTS = {
 
 def _build_mistral(config: Config) -> Model:
     """Build Mistral, which may have a sliding window in all layers."""
-    return build_model(config, **read_rope(config), **read_windows(config))
+    return build_model(config, **read_windows(config))
 
 
 def _build_ministral(config: Config) -> Model:
@@ -31,12 +31,12 @@ def _build_ministral(config: Config) -> Model:
 
 def _build_ministral3(config: Config) -> Model:
     """Build Ministral 3: Mistral with a factor on rotated queries that grows with the position."""
-    return build_model(config, **read_rope(config), **read_windows(config), **read_temperature(config))
+    return build_model(config, **read_windows(config), **read_temperature(config))
 
 
 def _build_mixtral(config: Config) -> Model:
     """Build Mixtral: experts in every layer, each of width intermediate_size."""
-    return build_model(config, **read_rope(config), **read_windows(config), moe=read_experts(config))
+    return build_model(config, **read_windows(config), moe=read_experts(config))
 
 
 MISTRAL = Family(

@@ -6,7 +6,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_biased_experts, read_latent
+from fivefold.model.huggingface.mapping import build_model, read_biased_experts, read_latent
 from fivefold.model.huggingface.rope import read_rope, read_temperature
 from fivefold.model.spec import Model
 
@@ -21,7 +21,7 @@ def _build_mistral4(config: Config) -> Model:
         "dense_layers": min(config.first_k_dense_replace, config.num_hidden_layers),
     }
     latent = read_latent(config, read_rope(config, has_partial_rotary=True) | {"rope_fraction": 1.0})
-    return build_model(config, **latent, **read_attention_bias(config), **read_temperature(config), moe=moe)
+    return build_model(config, **latent, **read_temperature(config), moe=moe)
 
 
 MISTRAL4 = Family(

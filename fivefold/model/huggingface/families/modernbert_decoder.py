@@ -12,7 +12,6 @@ from fivefold.model.huggingface.mapping import (
     build_model,
     list_sliding_layers,
     read_activation,
-    read_attention_bias,
     read_windows,
 )
 from fivefold.model.huggingface.rope import LAYERS, read_gemma3_rope
@@ -34,13 +33,11 @@ def _build_modernbert(config: Config) -> Model:
         config,
         **read_gemma3_rope(config),
         **read_windows(config, default=list_sliding_layers(layers, period=period, full=0)),
-        **read_attention_bias(config),
         kv_heads=config.num_attention_heads,
         norm="layernorm",
         norm_bias=config.norm_bias,
         embedding_norm="weighted",
         first_norm=False,
-        mlp_bias=config.mlp_bias,
         head_bias=config.head_bias,
         head_transform=read_activation(transform),
         head_transform_bias=config.head_transform_bias,

@@ -6,8 +6,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
 
 
@@ -15,8 +14,6 @@ def _build_nanochat(config: Config) -> Model:
     """Build nanochat, whose code rotates backwards: the halves of its rotary rows are swapped in the file."""
     return build_model(
         config,
-        **read_rope(config),
-        **read_attention_bias(config),
         norm_weight=False,
         embedding_norm="unit",
         qk_norm="unit",

@@ -6,21 +6,21 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
-from fivefold.model.huggingface.mapping import build_model, omit_mrope, read_attention_bias
+from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
 def _build_nemotron(config: Config) -> Model:
     """Build Nemotron-4: squared ReLU, and a LayerNorm whose weight is the factor minus one."""
-    fields = {"norm": "layernorm", "norm_plus_one": True, "mlp": "plain", "mlp_bias": config.mlp_bias}
-    return build_model(config, **read_rope(config, has_partial_rotary=True), **read_attention_bias(config), **fields)
+    fields = {"norm": "layernorm", "norm_plus_one": True, "mlp": "plain"}
+    return build_model(config, **read_rope(config, has_partial_rotary=True), **fields)
 
 
 def _build_cosmos3_edge(config: Config) -> Model:
     """Build the text model of Cosmos 3 Edge: Llama with an MLP without a gate, of squared ReLU."""
-    fields = {"mlp": "plain", "mlp_bias": config.mlp_bias}
-    return build_model(config, **read_rope(omit_mrope(config)), **read_attention_bias(config), **fields)
+    fields = {"mlp": "plain"}
+    return build_model(config, **fields)
 
 
 NEMOTRON = Family(
@@ -60,6 +60,7 @@ COSMOS3_EDGE_TEXT = Family(
         "rope_theta": 100_000_000.0,
     },
     to_model=_build_cosmos3_edge,
+    has_mrope=True,
     tensors=decoder.TENSORS | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
 )
 WRAPPERS = (

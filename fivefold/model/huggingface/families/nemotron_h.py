@@ -48,7 +48,7 @@ def _build_nemotron_h(config: Config) -> Model:
             "shared_ffn": config.shared_expert_intermediate_size,
             "pattern": find_period(tuple(kind == "moe" for kind in kinds)),
         }
-    return build_model(config, layers=len(kinds), mlp_bias=config.mlp_bias, **fields)
+    return build_model(config, layers=len(kinds), **fields)
 
 
 def _write_layers(model: Model) -> dict[str, Any]:

@@ -11,12 +11,11 @@ from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
     list_sliding_layers,
-    read_attention_bias,
     read_experts,
     read_head_dim,
     read_windows,
 )
-from fivefold.model.huggingface.rope import read_gemma3_rope, read_rope
+from fivefold.model.huggingface.rope import read_gemma3_rope
 from fivefold.model.spec import Model
 
 POST_NORMS = {"norm1": "post_attention_layernorm", "norm2": "post_feedforward_layernorm"}
@@ -27,18 +26,18 @@ DEFAULTS = {"vocab_size": 50_304, "intermediate_size": 11_008, "norm_epsilon": 1
 
 
 def _build_olmo(config: Config, **of_family: Any) -> Model:
-    return build_model(config, **read_attention_bias(config), **of_family, block="post", qk_norm="full")
+    return build_model(config, **of_family, block="post", qk_norm="full")
 
 
 def _build_olmo1(config: Config) -> Model:
     """Build OLMo 1: Llama with LayerNorms without weights, of a fixed epsilon, and queries, keys, values clipped."""
     norms = {"norm": "layernorm", "norm_weight": False, "norm_epsilon": 1e-5}
-    return build_model(config, **read_rope(config), **read_attention_bias(config), **norms, qkv_clip=config.qkv_clip)
+    return build_model(config, **norms, qkv_clip=config.qkv_clip)
 
 
 def _build_olmo2(config: Config) -> Model:
     """Build OLMo 2: norms after attention and MLP, and over all queries and all keys at once."""
-    return _build_olmo(config, **read_rope(config))
+    return _build_olmo(config)
 
 
 def _build_olmo3(config: Config) -> Model:
@@ -53,7 +52,7 @@ def _read_experts(config: Config) -> dict[str, Any]:
 
 def _build_flex_olmo(config: Config) -> Model:
     """Build FlexOlmo: OLMo 2 with experts in every layer."""
-    return _build_olmo(config, **read_rope(config), moe=_read_experts(config))
+    return _build_olmo(config, moe=_read_experts(config))
 
 
 def _build_olmoe(config: Config) -> Model:

@@ -9,8 +9,7 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.families.qwen3_next import KINDS, NAMES, write_delta_net
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_mixers
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model, read_mixers
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 
@@ -44,11 +43,7 @@ def _build_olmo_hybrid(config: Config) -> Model:
     given = config.rope_scaling or config.rope_parameters or {}
     if given.get("rope_theta", config.rope_theta) is None:
         fields |= {"position": "none"}
-    else:
-        fields |= read_rope(config)
-    return build_model(
-        config, **fields, **read_attention_bias(config), block="post", pre_norm_mixers=True, qk_norm="full"
-    )
+    return build_model(config, **fields, block="post", pre_norm_mixers=True, qk_norm="full")
 
 
 def _write_olmo_hybrid(model: Model) -> dict[str, Any]:

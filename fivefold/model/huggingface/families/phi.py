@@ -6,7 +6,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import QKV, FusedTensor, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_experts, read_windows
+from fivefold.model.huggingface.mapping import build_model, read_experts, read_windows
 from fivefold.model.huggingface.rope import read_rope, read_table
 from fivefold.model.spec import Model
 
@@ -51,7 +51,6 @@ def _build_phimoe(config: Config) -> Model:
         config,
         **rope,
         **read_windows(config),
-        **read_attention_bias(config),
         norm="layernorm",
         head_bias=config.head_bias,
         moe=moe,

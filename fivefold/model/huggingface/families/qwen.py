@@ -11,12 +11,9 @@ from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
-    omit_mrope,
-    read_attention_bias,
     read_gated_experts,
     read_windows,
 )
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 WINDOWS = map_same_names("use_sliding_window sliding_window max_window_layers layer_types")
@@ -40,28 +37,12 @@ def _read_late_windows(config: Config) -> dict[str, Any]:
 
 def _build_qwen2(config: Config) -> Model:
     """Build Qwen2: Llama with biases of q, k and v."""
-    return build_model(config, **read_rope(config), **_read_late_windows(config), qkv_bias=True)
-
-
-def _build_qwen2_5_vl(config: Config) -> Model:
-    """Build Qwen2-VL's and Qwen2.5-VL's text model as Qwen2."""
-    return _build_qwen2(omit_mrope(config))
+    return build_model(config, **_read_late_windows(config), qkv_bias=True)
 
 
 def _build_qwen3(config: Config) -> Model:
     """Build Qwen3: norms of queries and keys per head."""
-    fields = read_rope(config) | _read_late_windows(config) | read_attention_bias(config)
-    return build_model(config, **fields, qk_norm="head")
-
-
-def _build_qwen3_vl(config: Config) -> Model:
-    """Build Qwen3-VL's text model as Qwen3."""
-    return _build_qwen3(omit_mrope(config))
-
-
-def _build_qwen3_vl_moe(config: Config) -> Model:
-    """Build Qwen3-VL's text model with experts as Qwen3's."""
-    return _build_qwen3_moe(omit_mrope(config))
+    return build_model(config, **_read_late_windows(config), qk_norm="head")
 
 
 def _build_qwen3_moe(config: Config) -> Model:
@@ -77,8 +58,7 @@ def _build_qwen3_moe(config: Config) -> Model:
         "aux_coefficient": config.router_aux_loss_coef,
         "normalized": config.norm_topk_prob,
     }
-    fields = read_rope(config) | read_windows(config) | read_attention_bias(config)
-    return build_model(config, **fields, qk_norm="head", moe=moe)
+    return build_model(config, **read_windows(config), qk_norm="head", moe=moe)
 
 
 def _build_qwen2_moe(config: Config) -> Model:
@@ -86,8 +66,8 @@ def _build_qwen2_moe(config: Config) -> Model:
     layers = range(config.num_hidden_layers)
     used = config.use_sliding_window and config.sliding_window is not None
     slides = tuple(used and layer % 2 == 0 and layer < config.max_window_layers for layer in layers)
-    fields = read_rope(config) | read_windows(config, default=slides)
-    return build_model(config, **fields, qkv_bias=config.attention_bias, moe=read_gated_experts(config))
+    fields = read_windows(config, default=slides)
+    return build_model(config, **fields, out_bias=False, moe=read_gated_experts(config))
 
 
 QWEN2 = Family(
@@ -113,7 +93,8 @@ QWEN2_5_VL_TEXT = Family(
         "rope_theta": 1_000_000.0,
         "max_window_layers": 80,
     },
-    to_model=_build_qwen2_5_vl,
+    to_model=_build_qwen2,
+    has_mrope=True,
 )
 QWEN3 = Family(
     model_type="qwen3",
@@ -192,7 +173,8 @@ QWEN3_VL_TEXT = Family(
         "rope_theta": 500_000.0,
         "sliding_window": None,
     },
-    to_model=_build_qwen3_vl,
+    to_model=_build_qwen3,
+    has_mrope=True,
 )
 QWEN3_VL_MOE_TEXT = replace(
     QWEN3_MOE,
@@ -213,7 +195,8 @@ QWEN3_VL_MOE_TEXT = replace(
         "tie_word_embeddings": True,
         "sliding_window": None,
     },
-    to_model=_build_qwen3_vl_moe,
+    to_model=_build_qwen3_moe,
+    has_mrope=True,
     overwritten=("sliding_window",),
 )
 

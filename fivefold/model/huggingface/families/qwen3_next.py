@@ -10,8 +10,6 @@ from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
-    omit_mrope,
-    read_attention_bias,
     read_gated_experts,
     read_mixers,
 )
@@ -39,7 +37,7 @@ def _build(config: Config, **of_family: Any) -> Model:
             "taps": config.conv_taps,
         }
     }
-    fields = read_rope(config, has_partial_rotary=True) | read_attention_bias(config)
+    fields = read_rope(config, has_partial_rotary=True)
     fields |= read_mixers(config, geometry, kinds=KINDS, default=default)
     return build_model(config, **fields, **of_family, qk_norm="head", norm_plus_one=True, output_gate=True)
 
@@ -49,14 +47,9 @@ def _build_qwen3_next(config: Config) -> Model:
     return _build(config, moe=read_gated_experts(config))
 
 
-def _build_qwen3_5(config: Config) -> Model:
-    """Build Qwen3.5's text model: Qwen3-Next without experts."""
-    return _build(omit_mrope(config))
-
-
 def _build_qwen3_5_moe(config: Config) -> Model:
     """Build Qwen3.5's text model with experts: Qwen3-Next, all of whose layers have experts."""
-    return _build(omit_mrope(config), ffn=config.moe_intermediate_size, moe=read_gated_experts(config))
+    return _build(config, ffn=config.moe_intermediate_size, moe=read_gated_experts(config))
 
 
 def write_delta_net(model: Model) -> dict[str, Any]:
@@ -164,7 +157,8 @@ QWEN3_5_TEXT = Family(
     keys=KEYS,
     defaults=DEFAULTS,
     supported=ACTIVATION,
-    to_model=_build_qwen3_5,
+    to_model=_build,
+    has_mrope=True,
     write=_write_layers,
     tensors=decoder.TENSORS | QWEN3_5_TENSORS,
 )
@@ -180,6 +174,7 @@ QWEN3_5_MOE_TEXT = Family(
     },
     supported=ACTIVATION,
     to_model=_build_qwen3_5_moe,
+    has_mrope=True,
     write=_write_layers,
     tensors=decoder.EXPERT_TENSORS | QWEN3_5_TENSORS | EXPERT_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(),

@@ -45,7 +45,6 @@ def _build(config: Config) -> Model:
         **fields,
         **read_rope(config, has_partial_rotary=True, kinds={}),
         window=config.sliding_window,
-        qkv_bias=config.attention_bias,
         out_bias=True,
         mlp_bias=True,
         norm_plus_one=True,

@@ -7,13 +7,11 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
 def _build_seed_oss(config: Config) -> Model:
-    fields = {"qkv_bias": config.attention_bias, "out_bias": config.attention_out_bias, "mlp_bias": config.mlp_bias}
-    return build_model(config, **read_rope(config), **fields)
+    return build_model(config, out_bias=config.attention_out_bias)
 
 
 SEED_OSS = Family(

@@ -10,10 +10,8 @@ from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
     list_rotating_layers,
-    read_attention_bias,
     read_windows,
 )
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
@@ -22,8 +20,8 @@ def _build_smollm3(config: Config) -> Model:
     rotate = list_rotating_layers(config, listed=config.no_rope_layers)
     slide = config.use_sliding_window and config.sliding_window is not None
     slides = read_windows(config, default=tuple(slide and not rotates for rotates in rotate))
-    fields = {"rope_pattern": () if all(rotate) else find_period(rotate), "mlp_bias": config.mlp_bias}
-    return build_model(config, **read_rope(config), **slides, **read_attention_bias(config), **fields)
+    fields = {"rope_pattern": () if all(rotate) else find_period(rotate)}
+    return build_model(config, **slides, **fields)
 
 
 SMOLLM3 = Family(

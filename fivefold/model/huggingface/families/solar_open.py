@@ -7,13 +7,12 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_biased_experts
-from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
 
 def _build_solar_open(config: Config) -> Model:
-    fields = {"qkv_bias": config.attention_bias, "ffn": config.moe_intermediate_size}
-    return build_model(config, **read_rope(config), **fields, moe=read_biased_experts(config))
+    fields = {"out_bias": False, "ffn": config.moe_intermediate_size}
+    return build_model(config, **fields, moe=read_biased_experts(config))
 
 
 SOLAR_OPEN = Family(

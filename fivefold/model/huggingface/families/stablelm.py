@@ -14,7 +14,7 @@ from fivefold.model.spec import Model
 def _build_stablelm(config: Config) -> Model:
     """Build StableLM: LayerNorm, a quarter of the head rotates; attention and MLP may be parallel, on one norm."""
     block = "parallel_shared" if config.use_parallel_residual else "pre"
-    fields = {"norm": "layernorm", "qkv_bias": config.attention_bias, "block": block}
+    fields = {"norm": "layernorm", "out_bias": False, "block": block}
     return build_model(config, **read_rope(config, has_partial_rotary=True), **fields)
 
 

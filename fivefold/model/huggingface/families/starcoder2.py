@@ -6,15 +6,14 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_windows
-from fivefold.model.huggingface.rope import read_rope
+from fivefold.model.huggingface.mapping import build_model, read_windows
 from fivefold.model.spec import Model
 
 
 def _build_starcoder2(config: Config) -> Model:
     """Build StarCoder2: LayerNorm, a plain MLP, biases in all layers, and maybe a sliding window in all layers."""
     fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": config.attention_bias}
-    return build_model(config, **read_rope(config), **read_windows(config), **read_attention_bias(config), **fields)
+    return build_model(config, **read_windows(config), **fields)
 
 
 STARCODER2 = Family(

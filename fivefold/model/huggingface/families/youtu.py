@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_attention_bias, read_latent
-from fivefold.model.huggingface.rope import read_rope
-from fivefold.model.spec import Model
-
-
-def _build_youtu(config: Config) -> Model:
-    return build_model(config, **read_latent(config, read_rope(config)), **read_attention_bias(config))
-
+from fivefold.model.huggingface.mapping import build_model, read_latent
 
 YOUTU = Family(
     model_type="youtu",
@@ -34,7 +26,7 @@ YOUTU = Family(
         "tie_word_embeddings": True,
     },
     overwritten=("head_dim",),
-    to_model=_build_youtu,
+    to_model=lambda config: build_model(config, **read_latent(config)),
     write=decoder.write_latent,
     tensors=decoder.TENSORS | decoder.LATENT_TENSORS,
 )
