@@ -33,7 +33,7 @@ from fivefold.requests.commands import (
     SearchRequest,
 )
 from fivefold.requests.fields import ConfigModel, ConfigTarget, Line, Lines, ModelName, ShownLayouts
-from fivefold.requests.schema import Option, Request
+from fivefold.requests.schema import Option, Request, make_field
 from fivefold.version import __version__
 
 INSTRUCTIONS = (
@@ -68,52 +68,45 @@ class CompareInput(CompareRequest):
     """The input of the tool ``compare``: every layout on every machine."""
 
     model: ModelName
-    machines: Annotated[Lines, Field(min_length=1, description="Machines, such as h100:64.")]
-    layouts: Annotated[Lines, Field(min_length=1, description="Layouts, such as 'dp8 tp8 zero1 mbs1'.")]
+    machines: Lines = make_field(..., "Machines, such as h100:64.", min_length=1)
+    layouts: Lines = make_field(..., "Layouts, such as 'dp8 tp8 zero1 mbs1'.", min_length=1)
     answer: AnswerForm = "text"
 
 
 class AskInput(AskRequest):
     """The input of the tool ``ask``."""
 
-    question: Annotated[Question, Field(description="The question.")]
+    question: Question = make_field(..., "The question.")
     answer: AnswerForm = "text"
 
 
 class ExplainInput(JobRequest):
     """The input of the tool ``explain``."""
 
-    files: Annotated[
-        Lines,
-        Field(
-            min_length=1, description="Logs, memory snapshots, flight recorder dumps, stack traces, or their folder."
-        ),
-    ]
-    against: Annotated[
-        tuple[str, str, str] | None,
-        Field(description="Model, machine and layout: compare with the prediction, and find a change that fits."),
-    ] = None
+    files: Lines = make_field(
+        ..., "Logs, memory snapshots, flight recorder dumps, stack traces, or their folder.", min_length=1
+    )
+    against: tuple[str, str, str] | None = make_field(
+        None, "Model, machine and layout: compare with the prediction, and find a change that fits."
+    )
     answer: AnswerForm = "text"
 
 
 class ReadInput(Request):
     """The input of the tool ``read``."""
 
-    words: Annotated[
-        Lines,
-        Field(min_length=1, description="A config, a script, or the words of a launch command of any trainer."),
-    ]
+    words: Lines = make_field(..., "A config, a script, or the words of a launch command of any trainer.", min_length=1)
     machine: ConfigTarget = None
     model: ConfigModel = None
-    vocab: Annotated[int | None, Field(ge=1, description="Vocabulary size, if the config has none.")] = None
+    vocab: int | None = make_field(None, "Vocabulary size, if the config has none.", ge=1)
     answer: AnswerForm = "text"
 
 
 class WriteInput(JobRequest):
     """The input of the tool ``write``."""
 
-    layout: Annotated[Line, Field(description="A layout, or the path of a run file or of any config to translate.")]
-    to: Annotated[Line, Field(description="Format to write, such as torchtitan, megatron, deepspeed or accelerate.")]
+    layout: Line = make_field(..., "A layout, or the path of a run file or of any config to translate.")
+    to: Line = make_field(..., "Format to write, such as torchtitan, megatron, deepspeed or accelerate.")
     model: ConfigModel = None
     machine: ConfigTarget = None
 
@@ -121,9 +114,7 @@ class WriteInput(JobRequest):
 class WriteFileInput(WriteInput):
     """The input of the tool ``write`` where the user allows it to write files."""
 
-    output: Annotated[
-        Line | None, Field(description="File or folder to write, below the server's folder. Default: show it.")
-    ] = None
+    output: Line | None = make_field(None, "File or folder to write, below the server's folder. Default: show it.")
 
 
 class CommandTool(NamedTuple):

@@ -41,7 +41,7 @@ from fivefold.requests.fields import (
     TokenCount,
     Where,
 )
-from fivefold.requests.schema import PANELS, Argument, Option, Request
+from fivefold.requests.schema import PANELS, Argument, Option, Request, make_field
 from fivefold.results.search_result import Objective
 from fivefold.step import FITS_RISK
 
@@ -66,10 +66,9 @@ Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all"]
 class CalibrationOption(Request):
     """The option to fail on a computer that is not calibrated yet, instead of measuring it."""
 
-    no_calibrate: Annotated[
-        bool,
-        Field(description="On machine 'local' without a calibration: fail, instead of measuring this computer first."),
-    ] = False
+    no_calibrate: bool = make_field(
+        False, "On machine 'local' without a calibration: fail, instead of measuring this computer first."
+    )
 
 
 class JobRequest(Request):
@@ -130,17 +129,11 @@ class LayoutRequest(MachineRequest):
 class PictureOptions(Request):
     """A step over time, on the terminal and as files."""
 
-    over_time: Annotated[
-        bool, Field(description="Also draw the pipeline and the memory over time on the terminal.")
-    ] = False
-    charts: Annotated[
-        Path | None,
-        Field(
-            description="Draw the pipeline and the memory over time into this folder: pipeline.svg, memory.svg and "
-            "their .html."
-        ),
-    ] = None
-    trace: Annotated[Path | None, Field(description="Write the step as a trace for Perfetto (.json).")] = None
+    over_time: bool = make_field(False, "Also draw the pipeline and the memory over time on the terminal.")
+    charts: Path | None = make_field(
+        None, "Draw the pipeline and the memory over time into this folder: pipeline.svg, memory.svg and their .html."
+    )
+    trace: Path | None = make_field(None, "Write the step as a trace for Perfetto (.json).")
 
 
 class PredictRequest(LayoutRequest):
@@ -153,91 +146,67 @@ class PredictOptions(PredictRequest, ConfigOptions, PictureOptions, CalibrationO
     command = "predict"
     panel = "Plan"
     example = "predict llama3-8b h100:64 'dp64 zero3 mbs1' --seq 8192 --gbs 512"
-    operations: Annotated[bool, Field(description="Also list every operation with its FLOPs, bytes and seconds.")] = (
-        False
-    )
+    operations: bool = make_field(False, "Also list every operation with its FLOPs, bytes and seconds.")
 
 
 class SearchRequest(MachineRequest):
     """The fields of ``search`` on every interface, for layouts of one machine or for one run on several machines."""
 
-    machines: Annotated[
-        Lines, Field(description="More machines: compare one run on each."), Argument(metavar="[MACHINE…]")
-    ] = ()
-    by: Annotated[
-        Objective,
-        Field(
-            description="Objective to minimize: step time, peak memory, energy or cost; robust: the worst-case regret "
-            "if links, kernels, "
-            "expert balance or one rank are slower than assumed."
-        ),
-    ] = "time"
+    machines: Lines = make_field((), "More machines: compare one run on each.", Argument(metavar="[MACHINE…]"))
+    by: Objective = make_field(
+        "time",
+        "Objective to minimize: step time, peak memory, energy or cost; robust: the worst-case regret "
+        "if links, kernels, "
+        "expert balance or one rank are slower than assumed.",
+    )
     top: ShownLayouts = 10
-    also: Annotated[
-        Lines,
-        Field(description="Another precision to try in addition to --precision, such as fp8; may be repeated."),
+    also: Lines = make_field(
+        (),
+        "Another precision to try in addition to --precision, such as fp8; may be repeated.",
         Option(metavar="PRECISION"),
-    ] = ()
+    )
     where: Where = ""
-    memory: Annotated[
-        Line | None,
-        Field(description="Plan for this much memory per GPU, such as 72GiB. Default: all that the GPU has."),
-    ] = None
+    memory: Line | None = make_field(
+        None, "Plan for this much memory per GPU, such as 72GiB. Default: all that the GPU has."
+    )
     risk: Risk = FITS_RISK
-    keep: Annotated[
-        Line | None,
-        Field(
-            description="Start from this layout and list what each single change (a degree, schedule, recomputation) "
-            "gains or costs, "
-            "instead of searching all layouts."
-        ),
-    ] = None
-    within: Annotated[
-        float | None,
-        Field(
-            ge=0,
-            le=1,
-            description="Relative time difference up to which layouts count as equal; the simplest of them is "
-            f"proposed. Default: {UNRANKABLE_DIFFERENCE:g}.",
-        ),
-    ] = None
-    exact: Annotated[
-        bool,
-        Field(
-            description="Search until the best layout is proven, which may take minutes, and rank by predicted time "
-            "only, without the "
-            "proposal of a simpler layout that is as fast."
-        ),
-    ] = False
+    keep: Line | None = make_field(
+        None,
+        "Start from this layout and list what each single change (a degree, schedule, recomputation) "
+        "gains or costs, "
+        "instead of searching all layouts.",
+    )
+    within: float | None = make_field(
+        None,
+        "Relative time difference up to which layouts count as equal; the simplest of them is "
+        f"proposed. Default: {UNRANKABLE_DIFFERENCE:g}.",
+        ge=0,
+        le=1,
+    )
+    exact: bool = make_field(
+        False,
+        "Search until the best layout is proven, which may take minutes, and rank by predicted time "
+        "only, without the "
+        "proposal of a simpler layout that is as fast.",
+    )
     front: FrontLevels = 1
-    two: Annotated[
-        bool,
-        Field(description="Also try 2D tensor parallelism (tp4x2), which Fivefold's trainer does not run."),
-        Option(("--2d",)),
-    ] = False
-    tokens: Annotated[
-        TokenCount | None,
-        Field(
-            description="Training tokens of the run, such as 2T, for comparing machines or numbers of GPUs. Default: "
-            "1T."
-        ),
-        TOKENS,
-    ] = None
+    two: bool = make_field(
+        False, "Also try 2D tensor parallelism (tp4x2), which Fivefold's trainer does not run.", Option(("--2d",))
+    )
+    tokens: TokenCount | None = make_field(
+        None, "Training tokens of the run, such as 2T, for comparing machines or numbers of GPUs. Default: 1T.", TOKENS
+    )
     price: Prices = ()
-    deadline: Annotated[
-        Line | None,
-        Field(
-            description="Find the fewest GPUs of each machine, in the range --gpu-counts, that finish --tokens within "
-            "this time, such as 30d."
-        ),
-    ] = None
-    gpu_counts: Annotated[
-        Line | None,
-        Field(
-            description="Numbers of GPUs to try, as a range such as 64-512. Default: that of the machine; with "
-            "--deadline also fewer, from one node, or 1-16384 for a machine without a number of GPUs."
-        ),
-    ] = None
+    deadline: Line | None = make_field(
+        None,
+        "Find the fewest GPUs of each machine, in the range --gpu-counts, that finish --tokens within "
+        "this time, such as 30d.",
+    )
+    gpu_counts: Line | None = make_field(
+        None,
+        "Numbers of GPUs to try, as a range such as 64-512. Default: that of the machine; with "
+        "--deadline also fewer, from one node, or 1-16384 for a machine without a number of GPUs.",
+    )
     assume: Assumptions = ()
 
     @property
@@ -265,39 +234,29 @@ class SearchOptions(SearchRequest, ConfigOptions, CalibrationOption, JsonOption)
     command = "search"
     panel = "Plan"
     example = "search llama3-70b h100:64 --gbs 512 --where 'cp=1'"
-    chart: Annotated[
-        Path | None, Field(description="Draw the Pareto front of memory and time into this file (.svg or .html).")
-    ] = None
-    measure: Annotated[
-        int, Field(ge=0, description="Number of best layouts to also train for a few steps each, on this computer.")
-    ] = 0
-    write: Annotated[
-        Path | None,
-        Field(
-            description="Write the proposed layout, or the first of the ranking that the software can run, as a config "
-            "for --stack, to this file or folder."
-        ),
-    ] = None
+    chart: Path | None = make_field(None, "Draw the Pareto front of memory and time into this file (.svg or .html).")
+    measure: int = make_field(0, "Number of best layouts to also train for a few steps each, on this computer.", ge=0)
+    write: Path | None = make_field(
+        None,
+        "Write the proposed layout, or the first of the ranking that the software can run, as a config "
+        "for --stack, to this file or folder.",
+    )
 
 
 class PlanRequest(MachineRequest):
     """The fields of ``plan`` on every interface."""
 
-    tokens: Annotated[TokenCount, Field(description="Training tokens of the run, such as 2T."), TOKENS] = DEFAULT_TOKENS
-    gbs: Annotated[
-        int | None,
-        Field(
-            description="Global batch: sequences per optimizer step, over all GPUs. Default: advised for --tokens, or "
-            "8 with --batch job."
-        ),
-    ] = None
-    batch: Annotated[
-        Batch,
-        Field(
-            description="Batch size: advised (from published batch-size laws, unless --gbs is given), or job (that of "
-            "--gbs or of the --job file)."
-        ),
-    ] = "advised"
+    tokens: TokenCount = make_field(DEFAULT_TOKENS, "Training tokens of the run, such as 2T.", TOKENS)
+    gbs: int | None = make_field(
+        None,
+        "Global batch: sequences per optimizer step, over all GPUs. Default: advised for --tokens, or "
+        "8 with --batch job.",
+    )
+    batch: Batch = make_field(
+        "advised",
+        "Batch size: advised (from published batch-size laws, unless --gbs is given), or job (that of "
+        "--gbs or of the --job file).",
+    )
     where: Where = ""
     price: Prices = ()
     assume: Assumptions = ()
@@ -310,13 +269,9 @@ class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
     command = "plan"
     panel = "Plan"
     example = "plan llama3-8b h100:64 --tokens 1T"
-    write: Annotated[
-        Path | None,
-        Field(
-            description="Write a run file (.toml) for `fivefold train` here, and with another --stack also its config "
-            "next to it."
-        ),
-    ] = None
+    write: Path | None = make_field(
+        None, "Write a run file (.toml) for `fivefold train` here, and with another --stack also its config next to it."
+    )
 
 
 class CompareRequest(JobRequest):
@@ -334,34 +289,29 @@ class CompareOptions(CompareRequest, JobOptions, JsonOption):
     command = "compare"
     panel = "Plan"
     example = "compare llama3-8b h100:8 'dp8 zero3 mbs1' 'dp4 tp2 zero1 mbs1' --gbs 64"
-    words: Annotated[
-        tuple[str, ...],
-        Field(description="One or more models, machines and layouts; or run files."),
+    words: tuple[str, ...] = make_field(
+        (),
+        "One or more models, machines and layouts; or run files.",
         Argument(metavar="MODEL… MACHINE… LAYOUT… | RUN.toml…"),
-    ] = ()
-    from_files: Annotated[
-        tuple[Path, ...],
-        Field(
-            description="Config of any supported software to compare; may be repeated, and combined with layouts and "
-            "machines."
-        ),
+    )
+    from_files: tuple[Path, ...] = make_field(
+        (),
+        "Config of any supported software to compare; may be repeated, and combined with layouts and machines.",
         Option(("--from",), metavar="FILE"),
-    ] = ()
+    )
     gpus: ConfigMachine = None
     ignore: IgnoredKeys = ()
-    charts: Annotated[
-        Path | None, Field(description="Draw the step times and the memory into this folder: time.svg and memory.svg.")
-    ] = None
+    charts: Path | None = make_field(
+        None, "Draw the step times and the memory into this folder: time.svg and memory.svg."
+    )
 
 
 class RatiosRequest(LayoutRequest):
     """The fields of ``ratios`` on every interface."""
 
-    layout: Annotated[
-        Line,
-        Field(description="Layout whose other degrees stay as they are while one axis (dp, tp, cp, ep) is varied."),
-        Argument(),
-    ] = "dp1"
+    layout: Line = make_field(
+        "dp1", "Layout whose other degrees stay as they are while one axis (dp, tp, cp, ep) is varied.", Argument()
+    )
 
 
 class RatiosOptions(RatiosRequest, JobOptions, JsonOption):
@@ -370,28 +320,23 @@ class RatiosOptions(RatiosRequest, JobOptions, JsonOption):
     command = "ratios"
     panel = "Plan"
     example = "ratios llama3-8b h100:64 'dp8 tp8'"
-    degrees: Annotated[bool, Field(description="Also list each degree of each axis.")] = False
+    degrees: bool = make_field(False, "Also list each degree of each axis.")
 
 
 class AskRequest(MachineRequest):
     """The fields of ``ask`` on every interface, without the question."""
 
-    layout: Annotated[
-        Line | None,
-        Field(description="Layout, for micro-batch, sequence, batch, run and changes. Default: the fastest that fits."),
-        Argument(),
-    ] = None
-    tokens: Annotated[
-        TokenCount,
-        Field(description="For batch and run: training tokens of the run, such as 2T."),
-        TOKENS,
-    ] = DEFAULT_TOKENS
+    layout: Line | None = make_field(
+        None, "Layout, for micro-batch, sequence, batch, run and changes. Default: the fastest that fits.", Argument()
+    )
+    tokens: TokenCount = make_field(
+        DEFAULT_TOKENS, "For batch and run: training tokens of the run, such as 2T.", TOKENS
+    )
     price: Prices = ()
     assume: Assumptions = ()
-    noise: Annotated[
-        Line | None,
-        Field(description="For batch: gradient noise scale in tokens, or the folder of a run that logged it."),
-    ] = None
+    noise: Line | None = make_field(
+        None, "For batch: gradient noise scale in tokens, or the folder of a run that logged it."
+    )
     risk: Risk = FITS_RISK
 
 
@@ -401,12 +346,10 @@ class AskOptions(AskRequest, ConfigOptions, JsonOption):
     command = "ask"
     panel = "Plan"
     example = "ask sequence llama3-8b h100:8 --gbs 8"
-    question: Annotated[
-        Question,
-        Field(description="The question: micro-batch, sequence, gpus, model, batch, run, changes or finetune."),
-        Argument(place=-1),
-    ]
-    chart: Annotated[Path | None, Field(description="For run and sequence: draw the answer (.svg or .html).")] = None
+    question: Question = make_field(
+        ..., "The question: micro-batch, sequence, gpus, model, batch, run, changes or finetune.", Argument(place=-1)
+    )
+    chart: Path | None = make_field(None, "For run and sequence: draw the answer (.svg or .html).")
 
     @property
     def run_tokens(self) -> float | None:
@@ -417,19 +360,13 @@ class AskOptions(AskRequest, ConfigOptions, JsonOption):
 class SweepRequest(Request):
     """The fields of ``sweep`` on every interface, without its file."""
 
-    measure: Annotated[
-        bool,
-        Field(
-            description="Also train each row that fits for --steps steps on this computer, and record the measured "
-            "step time."
-        ),
-    ] = False
-    steps: Annotated[
-        int, Field(description="With --measure: optimizer steps of each run; the first ones are not timed.")
-    ] = 8
-    timeout: Annotated[
-        float, Field(description="With --measure: time limit of each run in seconds; a longer one counts as failed.")
-    ] = 300.0
+    measure: bool = make_field(
+        False, "Also train each row that fits for --steps steps on this computer, and record the measured step time."
+    )
+    steps: int = make_field(8, "With --measure: optimizer steps of each run; the first ones are not timed.")
+    timeout: float = make_field(
+        300.0, "With --measure: time limit of each run in seconds; a longer one counts as failed."
+    )
     risk: Risk = FITS_RISK
 
 
@@ -439,28 +376,17 @@ class SweepOptions(SweepRequest, JsonOption):
     command = "sweep"
     panel = "Plan"
     example = "sweep sweep.toml --out rows.csv"
-    file: Annotated[Path, Field(description="The sweep file (.toml)."), Argument()]
-    out: Annotated[
-        Path | None,
-        Field(description="File for the rows: .parquet, .csv or .jsonl. Default: runs/sweeps/NAME.jsonl."),
-    ] = None
-    charts: Annotated[
-        Path | None, Field(description="Draw charts of what the sweep varies, as .svg files in this folder.")
-    ] = None
-    slurm: Annotated[
-        bool,
-        Field(
-            description="Measure with Slurm jobs: the first call submits them, and the same call later collects their "
-            "results."
-        ),
-    ] = False
-    dry: Annotated[
-        bool,
-        Field(
-            description="Only print how many rows the sweep would have; predict and measure nothing. This computer, if "
-            "it is among the machines, must be calibrated."
-        ),
-    ] = False
+    file: Path = make_field(..., "The sweep file (.toml).", Argument())
+    out: Path | None = make_field(None, "File for the rows: .parquet, .csv or .jsonl. Default: runs/sweeps/NAME.jsonl.")
+    charts: Path | None = make_field(None, "Draw charts of what the sweep varies, as .svg files in this folder.")
+    slurm: bool = make_field(
+        False, "Measure with Slurm jobs: the first call submits them, and the same call later collects their results."
+    )
+    dry: bool = make_field(
+        False,
+        "Only print how many rows the sweep would have; predict and measure nothing. This computer, if "
+        "it is among the machines, must be calibrated.",
+    )
 
 
 class DryrunRequest(LayoutRequest):
@@ -473,29 +399,22 @@ class DryrunOptions(DryrunRequest, ConfigOptions, PictureOptions, JsonOption):
     command = "dryrun"
     panel = "Run"
     example = "dryrun llama3-8b h100:8 'dp8 zero3 mbs1' --gbs 64"
-    schedule: Annotated[
-        Path | None,
-        Field(
-            description="A custom pipeline schedule (.csv): a row per rank with actions such as F0.3 (forward of stage "
-            "0, micro-batch 3)."
-        ),
-    ] = None
-    every_rank: Annotated[bool, Field(description="Dry-run every rank, instead of one per pipeline rank.")] = False
-    every_layer: Annotated[
-        bool, Field(description="Execute every layer, instead of one of each group of equal layers.")
-    ] = False
-    ranks: Annotated[
-        str | None,
-        Field(
-            description="Ranks that --trace and --snapshot write, such as 0,3. Default: all in the trace, and the rank "
-            "with the "
-            "highest peak in the snapshot."
-        ),
-    ] = None
-    snapshot: Annotated[
-        Path | None,
-        Field(description="Write a memory snapshot (.pickle) for PyTorch's memory viewer, pytorch.org/memory_viz."),
-    ] = None
+    schedule: Path | None = make_field(
+        None,
+        "A custom pipeline schedule (.csv): a row per rank with actions such as F0.3 (forward of stage "
+        "0, micro-batch 3).",
+    )
+    every_rank: bool = make_field(False, "Dry-run every rank, instead of one per pipeline rank.")
+    every_layer: bool = make_field(False, "Execute every layer, instead of one of each group of equal layers.")
+    ranks: str | None = make_field(
+        None,
+        "Ranks that --trace and --snapshot write, such as 0,3. Default: all in the trace, and the rank "
+        "with the "
+        "highest peak in the snapshot.",
+    )
+    snapshot: Path | None = make_field(
+        None, "Write a memory snapshot (.pickle) for PyTorch's memory viewer, pytorch.org/memory_viz."
+    )
 
 
 WORD = "List only the entries that contain this word in a name or value, such as "
@@ -507,18 +426,12 @@ class ModelsOptions(JsonOption):
     command = "models"
     panel = "Plan"
     example = "models llama3"
-    word: Annotated[
-        Line | None,
-        Field(description=f"{WORD}qwen3; moe lists all mixture-of-experts models."),
-        Argument(),
-    ] = None
-    families: Annotated[
-        bool,
-        Field(
-            description="List the causal language models of Hugging Face transformers instead: which can be trained, "
-            "which can only be predicted, and why others are not supported."
-        ),
-    ] = False
+    word: Line | None = make_field(None, f"{WORD}qwen3; moe lists all mixture-of-experts models.", Argument())
+    families: bool = make_field(
+        False,
+        "List the causal language models of Hugging Face transformers instead: which can be trained, "
+        "which can only be predicted, and why others are not supported.",
+    )
 
 
 class MachinesOptions(JsonOption):
@@ -527,7 +440,7 @@ class MachinesOptions(JsonOption):
     command = "machines"
     panel = "Plan"
     example = "machines h100"
-    word: Annotated[Line | None, Field(description=f"{WORD}h100, nvlink or 24gb."), Argument()] = None
+    word: Line | None = make_field(None, f"{WORD}h100, nvlink or 24gb.", Argument())
 
 
 class StacksOptions(JsonOption):
@@ -536,7 +449,7 @@ class StacksOptions(JsonOption):
     command = "stacks"
     panel = "Plan"
     example = "stacks megatron"
-    word: Annotated[Line | None, Field(description=f"{WORD}megatron or fsdp."), Argument()] = None
+    word: Line | None = make_field(None, f"{WORD}megatron or fsdp.", Argument())
 
 
 class ReportOptions(JobOptions):
@@ -545,23 +458,19 @@ class ReportOptions(JobOptions):
     command = "report"
     panel = "Share"
     example = "report llama3-8b h100:64 --gbs 512 --out report.html"
-    what: Annotated[
-        tuple[str, ...],
-        Field(
-            description="A run's folder; files that predict, search, plan or compare --json, or sweep, wrote; or MODEL "
-            "MACHINE [LAYOUT] with job options."
-        ),
+    what: tuple[str, ...] = make_field(
+        (),
+        "A run's folder; files that predict, search, plan or compare --json, or sweep, wrote; or MODEL "
+        "MACHINE [LAYOUT] with job options.",
         Argument(metavar="RUN | FILE… | MODEL MACHINE [LAYOUT]"),
-    ] = ()
+    )
     from_file: ConfigFile = None
     gpus: ConfigMachine = None
     ignore: IgnoredKeys = ()
     risk: Risk = FITS_RISK
-    out: Annotated[
-        Path | None,
-        Field(description="The .html file. Default: report.html, for a run in its folder."),
-        Option(("--out", "-o")),
-    ] = None
+    out: Path | None = make_field(
+        None, "The .html file. Default: report.html, for a run in its folder.", Option(("--out", "-o"))
+    )
 
 
 class ReadOptions(JsonOption):
@@ -570,12 +479,10 @@ class ReadOptions(JsonOption):
     command = "read"
     panel = "Share"
     example = "read train.toml --gpus h100:64"
-    words: Annotated[
-        tuple[str, ...], Field(description="A config, a script, or a launch command."), Argument(metavar="FILE|ARGS…")
-    ]
+    words: tuple[str, ...] = make_field(..., "A config, a script, or a launch command.", Argument(metavar="FILE|ARGS…"))
     gpus: ConfigTarget = None
     model: ConfigModel = None
-    vocab: Annotated[int | None, Field(ge=1, description="Vocabulary size, if the config has none.")] = None
+    vocab: int | None = make_field(None, "Vocabulary size, if the config has none.", ge=1)
 
 
 class WriteOptions(JobOptions):
@@ -584,20 +491,16 @@ class WriteOptions(JobOptions):
     command = "write"
     panel = "Share"
     example = "write 'dp8 tp4 zero1 mbs1' --model llama3-8b --to megatron --gbs 512"
-    what: Annotated[
-        str,
-        Field(description="A layout (with --model), a run file, or any config to translate."),
-        Argument(metavar="LAYOUT|FILE"),
-    ]
-    to: Annotated[
-        str | None,
-        Field(
-            description="Format to write. Default: that of --stack, or of the software of your settings. One of "
-            "accelerate, axolotl, bridge (Megatron Bridge), deepspeed, fivefold, "
-            "kubernetes, llamafactory, megatron, nanotron, skypilot, torchtitan, torchtitan-0.2, torchtune or trl."
-        ),
+    what: str = make_field(
+        ..., "A layout (with --model), a run file, or any config to translate.", Argument(metavar="LAYOUT|FILE")
+    )
+    to: str | None = make_field(
+        None,
+        "Format to write. Default: that of --stack, or of the software of your settings. One of "
+        "accelerate, axolotl, bridge (Megatron Bridge), deepspeed, fivefold, "
+        "kubernetes, llamafactory, megatron, nanotron, skypilot, torchtitan, torchtitan-0.2, torchtune or trl.",
         Option(completion="complete_format"),
-    ] = None
+    )
     stack: Annotated[
         StackName,
         Field(
@@ -607,9 +510,7 @@ class WriteOptions(JobOptions):
     ] = None
     model: ConfigModel = None
     gpus: ConfigTarget = None
-    output: Annotated[
-        Path | None, Field(description="File or folder to write to. Default: stdout."), Option(("--out", "-o"))
-    ] = None
+    output: Path | None = make_field(None, "File or folder to write to. Default: stdout.", Option(("--out", "-o")))
     ignore: IgnoredKeys = ()
 
 
@@ -619,32 +520,26 @@ class DrawOptions(JobOptions):
     command = "draw"
     panel = "Understand"
     example = "draw pipeline llama3-8b h100:8 'pp4 dp2 mbs1' --gbs 32"
-    picture: Annotated[
-        Picture,
-        Field(
-            description="Picture to draw. pipeline: the schedule over time; memory: memory over a step; memory-parts: "
-            "peak memory of each rank by component; roofline: operations against the chip's limits; topology: the "
-            "machine's links; bandwidth: a collective's bandwidth by message size; collectives, masks and formats: an "
-            "illustration of each."
-        ),
+    picture: Picture = make_field(
+        ...,
+        "Picture to draw. pipeline: the schedule over time; memory: memory over a step; memory-parts: "
+        "peak memory of each rank by component; roofline: operations against the chip's limits; topology: the "
+        "machine's links; bandwidth: a collective's bandwidth by message size; collectives, masks and formats: an "
+        "illustration of each.",
         Argument(),
-    ]
-    words: Annotated[
-        tuple[str, ...],
-        Field(
-            description="What is drawn: MODEL MACHINE LAYOUT (pipeline, memory, memory-parts, roofline), MACHINE "
-            "(topology, bandwidth), a number of ranks (collectives, masks), or number formats such as fp8 (formats)."
-        ),
+    )
+    words: tuple[str, ...] = make_field(
+        (),
+        "What is drawn: MODEL MACHINE LAYOUT (pipeline, memory, memory-parts, roofline), MACHINE "
+        "(topology, bandwidth), a number of ranks (collectives, masks), or number formats such as fp8 (formats).",
         Argument(metavar="[MODEL MACHINE LAYOUT | MACHINE | RANKS | FORMAT…]"),
-    ] = ()
-    collective: Annotated[
-        Collective, Field(description="For bandwidth: the collective whose bandwidth is drawn over the message size.")
-    ] = "all_reduce"
-    out: Annotated[
-        Path | None,
-        Field(description="Output file: .svg, .png, .pdf or .html. Default: PICTURE.svg in this folder."),
-        Option(("--out", "-o")),
-    ] = None
+    )
+    collective: Collective = make_field(
+        "all_reduce", "For bandwidth: the collective whose bandwidth is drawn over the message size."
+    )
+    out: Path | None = make_field(
+        None, "Output file: .svg, .png, .pdf or .html. Default: PICTURE.svg in this folder.", Option(("--out", "-o"))
+    )
 
 
 class CalibrateOptions(JobOptions, JsonOption):
@@ -653,45 +548,35 @@ class CalibrateOptions(JobOptions, JsonOption):
     command = "calibrate"
     panel = "Run"
     example = "calibrate --quick"
-    layout: Annotated[str | None, Field(description="With --for MODEL: the layout to measure."), Argument()] = None
-    run: Annotated[
-        str | None,
-        Field(
-            description="Also measure the layers and messages of one run, which its predictions then use: a run file, "
-            "or a model with "
-            "LAYOUT."
-        ),
+    layout: str | None = make_field(None, "With --for MODEL: the layout to measure.", Argument())
+    run: str | None = make_field(
+        None,
+        "Also measure the layers and messages of one run, which its predictions then use: a run file, "
+        "or a model with "
+        "LAYOUT.",
         Option(("--for",)),
-    ] = None
-    processes: Annotated[
-        str,
-        Field(
-            description="Numbers of processes to measure with, such as 1,2: kernels with each number, collectives "
-            "between two or more."
-        ),
-    ] = "1,2"
-    quick: Annotated[bool, Field(description="Measure fewer points: faster, but predictions are less accurate.")] = (
-        False
     )
-    out: Annotated[
-        Path | None,
-        Field(description="Machine file to write. Default: ~/.cache/fivefold/local.toml, the machine 'local'."),
-    ] = None
+    processes: str = make_field(
+        "1,2",
+        "Numbers of processes to measure with, such as 1,2: kernels with each number, collectives between two or more.",
+    )
+    quick: bool = make_field(False, "Measure fewer points: faster, but predictions are less accurate.")
+    out: Path | None = make_field(
+        None, "Machine file to write. Default: ~/.cache/fivefold/local.toml, the machine 'local'."
+    )
 
 
 class TraceRequest(JobRequest):
     """The fields of ``trace`` on every interface, without its files."""
 
-    step: Annotated[int | None, Field(ge=0, description="Analyze only the ProfilerStep with this number.")] = None
-    top: Annotated[int, Field(ge=1, description="Number of longest kernels to list.")] = 10
-    machine: Annotated[
-        str | None, Field(description="Machine, such as h100:8: rate each message by the bandwidth of its links.")
-    ] = None
-    against: Annotated[
-        tuple[str, str, str] | None,
-        Field(description="Compare with the predicted step of this MODEL, MACHINE and LAYOUT; takes job options."),
+    step: int | None = make_field(None, "Analyze only the ProfilerStep with this number.", ge=0)
+    top: int = make_field(10, "Number of longest kernels to list.", ge=1)
+    machine: str | None = make_field(None, "Machine, such as h100:8: rate each message by the bandwidth of its links.")
+    against: tuple[str, str, str] | None = make_field(
+        None,
+        "Compare with the predicted step of this MODEL, MACHINE and LAYOUT; takes job options.",
         Option(metavar="MODEL MACHINE LAYOUT"),
-    ] = None
+    )
 
 
 class TraceOptions(TraceRequest, JobOptions, JsonOption):
@@ -700,15 +585,10 @@ class TraceOptions(TraceRequest, JobOptions, JsonOption):
     command = "trace"
     panel = "Understand"
     example = "trace traces/ --machine h100:8"
-    files: Annotated[
-        tuple[Path, ...],
-        Field(description="Traces (.json, .json.gz), one per rank, or their folder."),
-        Argument(metavar="FILE…"),
-    ]
-    charts: Annotated[
-        Path | None,
-        Field(description="Write breakdown and critical-path as .svg and .html into this folder."),
-    ] = None
+    files: tuple[Path, ...] = make_field(
+        ..., "Traces (.json, .json.gz), one per rank, or their folder.", Argument(metavar="FILE…")
+    )
+    charts: Path | None = make_field(None, "Write breakdown and critical-path as .svg and .html into this folder.")
 
 
 class ExplainOptions(JobOptions, JsonOption):
@@ -717,43 +597,33 @@ class ExplainOptions(JobOptions, JsonOption):
     command = "explain"
     panel = "Understand"
     example = "explain train.log"
-    files: Annotated[
-        tuple[Path, ...],
-        Field(
-            description="Logs, memory snapshots, flight recorder dumps, stack traces (of py-spy or faulthandler), or "
-            "their folder."
-        ),
+    files: tuple[Path, ...] = make_field(
+        ...,
+        "Logs, memory snapshots, flight recorder dumps, stack traces (of py-spy or faulthandler), or their folder.",
         Argument(metavar="FILE…"),
-    ]
-    against: Annotated[
-        tuple[str, str, str] | None,
-        Field(
-            description="Compare memory with the prediction for this MODEL, MACHINE and LAYOUT, and find a change that "
-            "fits; takes job "
-            "options."
-        ),
+    )
+    against: tuple[str, str, str] | None = make_field(
+        None,
+        "Compare memory with the prediction for this MODEL, MACHINE and LAYOUT, and find a change that "
+        "fits; takes job "
+        "options.",
         Option(metavar="MODEL MACHINE LAYOUT"),
-    ] = None
-    top: Annotated[
-        int, Field(ge=1, description="Number of lines of code to list, those that hold the most memory first.")
-    ] = 12
+    )
+    top: int = make_field(12, "Number of lines of code to list, those that hold the most memory first.", ge=1)
 
 
 class TrainRequest(Request):
     """The fields of ``train`` on every interface, without its run file."""
 
-    layout: Annotated[str | None, Field(description="Layout, instead of the run file's.")] = None
-    machine: Annotated[str | None, Field(description="Machine, instead of the run file's, such as local:2.")] = None
-    force: Annotated[
-        bool, Field(description="Start even if the step does not fit, or this host is not the run file's machine.")
-    ] = False
-    trace: Annotated[
-        int | None,
-        Field(
-            ge=1, description="Record this many steps of each rank as traces in the run's folder (trace/rank0.json, …)."
-        ),
+    layout: str | None = make_field(None, "Layout, instead of the run file's.")
+    machine: str | None = make_field(None, "Machine, instead of the run file's, such as local:2.")
+    force: bool = make_field(False, "Start even if the step does not fit, or this host is not the run file's machine.")
+    trace: int | None = make_field(
+        None,
+        "Record this many steps of each rank as traces in the run's folder (trace/rank0.json, …).",
         Option(metavar="STEPS"),
-    ] = None
+        ge=1,
+    )
 
 
 class TrainOptions(TrainRequest, CalibrationOption, JsonOption):
@@ -763,9 +633,7 @@ class TrainOptions(TrainRequest, CalibrationOption, JsonOption):
     panel = "Run"
     example = "train run.toml"
     run: RunFile
-    slurm: Annotated[
-        bool, Field(description="Submit the run as a Slurm job (sbatch), instead of starting it here.")
-    ] = False
+    slurm: bool = make_field(False, "Submit the run as a Slurm job (sbatch), instead of starting it here.")
 
 
 class DataOptions(JsonOption):
@@ -774,12 +642,13 @@ class DataOptions(JsonOption):
     command = "data"
     panel = "Run"
     example = "data run.toml"
-    run: Annotated[Path, Field(description="The run file (.toml) whose data is prepared."), Argument()]
-    samples: Annotated[
-        int,
-        Field(ge=0, description="Also print this many training samples, with ⟦ and ⟧ around the text that is trained."),
+    run: Path = make_field(..., "The run file (.toml) whose data is prepared.", Argument())
+    samples: int = make_field(
+        0,
+        "Also print this many training samples, with ⟦ and ⟧ around the text that is trained.",
         Option(("--show",)),
-    ] = 0
+        ge=0,
+    )
 
 
 class ShowOptions(JsonOption):
@@ -788,10 +657,8 @@ class ShowOptions(JsonOption):
     command = "show"
     panel = "Understand"
     example = "show runs/llama3-8b"
-    folder: Annotated[Path, Field(description="The folder of a run."), Argument()]
-    charts: Annotated[bool, Field(description="Also draw loss.svg, memory.svg and compare.svg into the folder.")] = (
-        False
-    )
+    folder: Path = make_field(..., "The folder of a run.", Argument())
+    charts: bool = make_field(False, "Also draw loss.svg, memory.svg and compare.svg into the folder.")
 
 
 class DoctorOptions(JsonOption):
@@ -800,26 +667,21 @@ class DoctorOptions(JsonOption):
     command = "doctor"
     panel = "Understand"
     example = "doctor model.py"
-    file: Annotated[
-        Path,
-        Field(
-            description="Python file that defines model() and either loss(model) or step(model, optimizer); "
-            "optimizer(model) is optional. Or a memory snapshot."
-        ),
+    file: Path = make_field(
+        ...,
+        "Python file that defines model() and either loss(model) or step(model, optimizer); "
+        "optimizer(model) is optional. Or a memory snapshot.",
         Argument(),
-    ]
-    budget: Annotated[str | None, Field(description="Memory budget, such as 24GiB: advise what to recompute.")] = None
-    fsdp: Annotated[
-        int | None,
-        Field(description="Estimate memory and communication of the module under FSDP2 over this many GPUs."),
-    ] = None
-    tp: Annotated[
-        int | None,
-        Field(
-            description="Estimate memory and communication under tensor parallelism over this many GPUs; FILE defines "
-            "plan(model), which returns a style (colwise, rowwise) for each module."
-        ),
-    ] = None
+    )
+    budget: str | None = make_field(None, "Memory budget, such as 24GiB: advise what to recompute.")
+    fsdp: int | None = make_field(
+        None, "Estimate memory and communication of the module under FSDP2 over this many GPUs."
+    )
+    tp: int | None = make_field(
+        None,
+        "Estimate memory and communication under tensor parallelism over this many GPUs; FILE defines "
+        "plan(model), which returns a style (colwise, rowwise) for each module.",
+    )
 
 
 class GenerateOptions(JsonOption):
@@ -828,30 +690,21 @@ class GenerateOptions(JsonOption):
     command = "generate"
     panel = "Run"
     example = "generate run.toml --prompt 'Once upon a time'"
-    source: Annotated[
-        Path,
-        Field(
-            description="A run file, the folder of a run or checkpoint, a Hugging Face folder or a PEFT adapter folder."
-        ),
+    source: Path = make_field(
+        ...,
+        "A run file, the folder of a run or checkpoint, a Hugging Face folder or a PEFT adapter folder.",
         Argument(),
-    ]
-    prompt: Annotated[tuple[str, ...], Field(description="Text to continue; several prompts are batched.")] = ()
-    tokens: Annotated[int, Field(ge=1, description="Largest number of tokens to generate for each prompt.")] = 200
-    temperature: Annotated[
-        float, Field(ge=0, description="Sampling temperature; 0 always takes the most likely token.")
-    ] = 0.8
-    top_p: Annotated[
-        float, Field(description="Nucleus sampling: sample from the fewest tokens with this total probability.")
-    ] = 1.0
-    seed: Annotated[int, Field(ge=0, description="Random seed of the sampling.")] = 0
-    window: Annotated[int | None, Field(ge=2, description="Context length in tokens. Default: as trained.")] = None
-    dtype: Annotated[
-        WeightsDtype | None, Field(description="Data type of the weights. Default: bf16 on a GPU, else fp32.")
-    ] = None
-    tokenizer: Annotated[
-        Path | None,
-        Field(description="A tokenizer.json, or the word bytes (byte-level), instead of the source's tokenizer."),
-    ] = None
+    )
+    prompt: tuple[str, ...] = make_field((), "Text to continue; several prompts are batched.")
+    tokens: int = make_field(200, "Largest number of tokens to generate for each prompt.", ge=1)
+    temperature: float = make_field(0.8, "Sampling temperature; 0 always takes the most likely token.", ge=0)
+    top_p: float = make_field(1.0, "Nucleus sampling: sample from the fewest tokens with this total probability.")
+    seed: int = make_field(0, "Random seed of the sampling.", ge=0)
+    window: int | None = make_field(None, "Context length in tokens. Default: as trained.", ge=2)
+    dtype: WeightsDtype | None = make_field(None, "Data type of the weights. Default: bf16 on a GPU, else fp32.")
+    tokenizer: Path | None = make_field(
+        None, "A tokenizer.json, or the word bytes (byte-level), instead of the source's tokenizer."
+    )
     base: BaseFolder = None
 
 
@@ -862,21 +715,16 @@ class NumericsOptions(JsonOption):
     panel = "Understand"
     example = "numerics run.toml"
     run: RunFile
-    weights: Annotated[
-        Path | None,
-        Field(description="Folder of a run, checkpoint or Hugging Face model. Default: the run's own weights."),
-    ] = None
-    precision: Annotated[
-        Line | None,
-        Field(description="Precision recipe to compare with fp32, such as fp8-tiles. Default: the run's own."),
+    weights: Path | None = make_field(
+        None, "Folder of a run, checkpoint or Hugging Face model. Default: the run's own weights."
+    )
+    precision: Line | None = make_field(
+        None,
+        "Precision recipe to compare with fp32, such as fp8-tiles. Default: the run's own.",
         Option(completion="complete_precision"),
-    ] = None
-    sequences: Annotated[
-        int, Field(ge=1, description="Number of sequences to compare on, from the run's first batch.")
-    ] = 1
-    chart: Annotated[
-        Path | None, Field(description="Draw the errors by layer into this file (.svg, .png or .html).")
-    ] = None
+    )
+    sequences: int = make_field(1, "Number of sequences to compare on, from the run's first batch.", ge=1)
+    chart: Path | None = make_field(None, "Draw the errors by layer into this file (.svg, .png or .html).")
 
 
 class ImportOptions(JsonOption):
@@ -885,12 +733,10 @@ class ImportOptions(JsonOption):
     command = "import"
     panel = "Share"
     example = "import Llama-3.1-8B --to run.toml"
-    folder: Annotated[
-        Path,
-        Field(description="A Hugging Face folder (config.json and safetensors), or a PEFT adapter folder."),
-        Argument(),
-    ]
-    to: Annotated[Path | None, Field(description="Write a run file that starts from these weights.")] = None
+    folder: Path = make_field(
+        ..., "A Hugging Face folder (config.json and safetensors), or a PEFT adapter folder.", Argument()
+    )
+    to: Path | None = make_field(None, "Write a run file that starts from these weights.")
     base: BaseFolder = None
 
 
@@ -900,19 +746,14 @@ class ExportOptions(JsonOption):
     command = "export"
     panel = "Share"
     example = "export runs/llama3-8b --to weights"
-    source: Annotated[
-        Path, Field(description="The folder of a run (its newest checkpoint) or of a checkpoint."), Argument()
-    ]
-    to: Annotated[Path, Field(description="The Hugging Face folder to write.")]
-    dtype: Annotated[
-        WeightsDtype | None, Field(description="Data type of the weights. Default: bf16; of adapters fp32.")
-    ] = None
-    merge: Annotated[
-        bool,
-        Field(description="For a run with adapters: write the weights of the base with the adapters merged in."),
-    ] = False
+    source: Path = make_field(..., "The folder of a run (its newest checkpoint) or of a checkpoint.", Argument())
+    to: Path = make_field(..., "The Hugging Face folder to write.")
+    dtype: WeightsDtype | None = make_field(None, "Data type of the weights. Default: bf16; of adapters fp32.")
+    merge: bool = make_field(
+        False, "For a run with adapters: write the weights of the base with the adapters merged in."
+    )
     base: BaseFolder = None
-    file_size: Annotated[str, Field(description="Maximum size of one safetensors file, such as 5GB.")] = "5GB"
+    file_size: str = make_field("5GB", "Maximum size of one safetensors file, such as 5GB.")
 
 
 class McpOptions(Request):
@@ -921,15 +762,12 @@ class McpOptions(Request):
     command = "mcp"
     panel = "Share"
     example = "mcp"
-    folder: Annotated[
-        Path,
-        Field(description="The folder below which tools may write, if --write is given. Default: this folder."),
-        Argument(),
-    ] = Path()
-    write: Annotated[
-        bool,
-        Field(description="Allow the tool `write` to create new files below FOLDER. Without it, no file is written."),
-    ] = False
+    folder: Path = make_field(
+        Path(), "The folder below which tools may write, if --write is given. Default: this folder.", Argument()
+    )
+    write: bool = make_field(
+        False, "Allow the tool `write` to create new files below FOLDER. Without it, no file is written."
+    )
 
 
 class SchemaOptions(Request):
@@ -938,11 +776,11 @@ class SchemaOptions(Request):
     command = "schema"
     panel = "Share"
     example = "schema predict"
-    of: Annotated[
-        Line,
-        Field(description="The command whose output is described, such as predict."),
+    of: Line = make_field(
+        ...,
+        "The command whose output is described, such as predict.",
         Argument(metavar="COMMAND", completion="complete_json_command"),
-    ]
+    )
 
 
 class SettingsOptions(JsonOption):
@@ -951,15 +789,15 @@ class SettingsOptions(JsonOption):
     command = "config"
     panel = "Share"
     example = "config set machine h100:64"
-    action: Annotated[
-        SettingsAction, Field(description="What to do: set, get, unset or list settings. Default: list."), Argument()
-    ] = "list"
-    key: Annotated[
-        Line | None,
-        Field(description="The setting: stack, machine, prices.NAME, output.color or output.width."),
+    action: SettingsAction = make_field(
+        "list", "What to do: set, get, unset or list settings. Default: list.", Argument()
+    )
+    key: Line | None = make_field(
+        None,
+        "The setting: stack, machine, prices.NAME, output.color or output.width.",
         Argument(completion="complete_setting"),
-    ] = None
-    value: Annotated[Line | None, Field(description="The value to set."), Argument()] = None
+    )
+    value: Line | None = make_field(None, "The value to set.", Argument())
 
 
 class WebOptions(Request):
@@ -968,13 +806,9 @@ class WebOptions(Request):
     command = "web"
     panel = "Share"
     example = "web"
-    folder: Annotated[Path, Field(description="The folder whose runs and files the page may read."), Argument()] = (
-        Path()
-    )
-    port: Annotated[int, Field(ge=0, le=65535, description="Port to listen on; 0: any free port.")] = 8765
-    browser: Annotated[
-        bool, Field(description="Open the page in the browser."), Option(("--browser/--no-browser",))
-    ] = True
+    folder: Path = make_field(Path(), "The folder whose runs and files the page may read.", Argument())
+    port: int = make_field(8765, "Port to listen on; 0: any free port.", ge=0, le=65535)
+    browser: bool = make_field(True, "Open the page in the browser.", Option(("--browser/--no-browser",)))
 
 
 COMMANDS: dict[str, type[Request]] = {  # in the order of the help page

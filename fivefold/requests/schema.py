@@ -5,12 +5,14 @@ URL and lists them in its OpenAPI. The functions of the Python API, whose signat
 take their documentation from them, and a test compares the two.
 
     class SearchRequest(MachineRequest):
-        top: Annotated[int, Field(ge=1, le=MAX_SHOWN_LAYOUTS, description="Number of layouts to show.")] = 10
+        top: int = make_field(10, "Number of layouts to show.", ge=1, le=MAX_SHOWN_LAYOUTS)
 """
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, get_args
+
+from pydantic import Field
 
 from fivefold.record import Record
 
@@ -36,6 +38,16 @@ class Argument:
     metavar: str | None = None
     completion: str | None = None
     place: int = 0
+
+
+def make_field(default: Any, help_text: str, *forms: Option | Argument, **bounds: Any) -> Any:
+    """Return a field of a request, as pydantic's ``Field``.
+
+    ``default``: ``...`` if the field must be given; ``forms``: its form on the command line.
+    """
+    field = Field(default, description=help_text, **bounds)
+    field.metadata += forms
+    return field
 
 
 class Request(Record):

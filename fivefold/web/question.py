@@ -42,6 +42,7 @@ from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.fields import FrontLevels, LayoutText, Line, Lines, MachineName, ModelName, ShownLayouts
 from fivefold.requests.job import collect_fields, get_job_words, list_stated, load_job
 from fivefold.requests.offers import apply_prices
+from fivefold.requests.schema import make_field
 from fivefold.requests.settings import AppliedSettings, UserSettings, load_settings, show_settings_file
 from fivefold.requests.words import TOKENS
 from fivefold.sweeps.spec import Sweep
@@ -140,9 +141,7 @@ class JobQuestion(MachineRequest, defer_build=False):
     )
     rank_pattern: Line | None = Field(None, description="Ranks of some targets of the adapter, such as q_proj:8.")
     alpha_pattern: Line | None = Field(None, description="Alphas of some targets of the adapter, such as q_proj:16.")
-    images: Annotated[int | None, Field(ge=0, description="Images in a sequence, of a model with a vision tower.")] = (
-        None
-    )
+    images: int | None = make_field(None, "Images in a sequence, of a model with a vision tower.", ge=0)
     image_tokens: Tokens | None = Field(None, description="Tokens of an image.")
     freeze_vision_tower: bool = Field(False, description="The vision tower is not trained.")
     freeze_projector: bool = Field(False, description="Neither is the projector.")
@@ -461,7 +460,7 @@ class FilesQuestion(PredictQuestion, defer_build=False):
 class TraceQuestion(FilesQuestion, defer_build=False):
     """A question to ``trace``."""
 
-    step: Annotated[int | None, Field(ge=0, description="Analyze only the ProfilerStep with this number.")] = None
+    step: int | None = make_field(None, "Analyze only the ProfilerStep with this number.", ge=0)
 
 
 class ExplainQuestion(FilesQuestion, defer_build=False):
