@@ -10,7 +10,9 @@ agrees with this record.
 """
 
 from functools import cache
-from typing import Annotated, NamedTuple
+from typing import Any, NamedTuple
+
+from pydantic import Field
 
 from fivefold.record import Record
 
@@ -39,329 +41,286 @@ _TREE_SHARES = (
 )  # fmt: skip
 
 
+def make_constant(value: Any, *info: Any) -> Any:
+    """Return the field of a constant with its published value; ``info``: the fields of ``ConstantInfo``."""
+    field = Field(value)
+    field.metadata.append(ConstantInfo(*info))
+    return field
+
+
 class Constants(Record):
     """Constants of kernels, of the host, of messages, and of offloading; ``describe_constant`` describes each."""
 
     # The host
-    compiled_launch_share: Annotated[
-        float,
-        ConstantInfo(
-            "of it",
-            "the same under `torch.compile`",
-            "no source; came with torchtitan and KempnerForge",
-            (0.05, 1.0),
-            ("torchtitan", "kempnerforge"),
-        ),
-    ] = 0.18
-    host_device_exponent: Annotated[
-        float,
-        ConstantInfo(
-            "exponent",
-            "how host and device times combine: (device³ + host³)^⅓, above the larger of the two as both fluctuate",
-            "**vTrain, one node**, where little hangs on it",
-            (3.0, 8.0),
-            ("vtrain",),
-        ),
-    ] = 3.0
+    compiled_launch_share: float = make_constant(
+        0.18,
+        "of it",
+        "the same under `torch.compile`",
+        "no source; came with torchtitan and KempnerForge",
+        (0.05, 1.0),
+        ("torchtitan", "kempnerforge"),
+    )
+    host_device_exponent: float = make_constant(
+        3.0,
+        "exponent",
+        "how host and device times combine: (device³ + host³)^⅓, above the larger of the two as both fluctuate",
+        "**vTrain, one node**, where little hangs on it",
+        (3.0, 8.0),
+        ("vtrain",),
+    )
 
     # Chips
     # Cards of one kind need unequal power for the same work, and those that a cap holds back run at unequal clocks: by
     # 8 % of the median on average between the whiskers of the box plots of five clusters (up to 22 %), which of a
     # normal distribution are 5.4 deviations apart. A step is as quick as the slowest of its ranks.
-    chip_spread: Annotated[
-        float,
-        ConstantInfo(
-            "of their mean",
-            "standard deviation of FLOPs per joule between chips of one kind",
-            "arXiv:2208.11035: 8 % of the median from whisker to whisker, average of five clusters; up to 22 %",
-            (0.005, 0.03),
-        ),
-    ] = 0.015
+    chip_spread: float = make_constant(
+        0.015,
+        "of their mean",
+        "standard deviation of FLOPs per joule between chips of one kind",
+        "arXiv:2208.11035: 8 % of the median from whisker to whisker, average of five clusters; up to 22 %",
+        (0.005, 0.03),
+    )
 
     # Matmuls and attention
-    flash1_share: Annotated[
-        float,
-        ConstantInfo("of FlashAttention-2", "FlashAttention-1", "arXiv:2307.08691 §4.1: 0.5 to 0.77", (0.5, 0.77)),
-    ] = 0.65
+    flash1_share: float = make_constant(
+        0.65, "of FlashAttention-2", "FlashAttention-1", "arXiv:2307.08691 §4.1: 0.5 to 0.77", (0.5, 0.77)
+    )
     # torchao's recipes with a scale for each row. dW and dx need casts with a scale for each column as well, which
     # torch.compile's kernels make across the rows of the tensor: 0.6 to 0.7 TB/s on an H100 where casts along the rows
     # reach 2.0 to 2.2.
-    column_cast_share: Annotated[
-        float,
-        ConstantInfo(
-            "of the bandwidth",
-            "torch.compile's casts to fp8 with a scale for each column",
-            "pytorch/pytorch issue 149982: 0.27 to 0.35 on H100; pytorch/ao@36027d8:torchao/testing/training/"
-            "roofline_utils.py assumes 0.6",
-            (0.27, 0.6),
-        ),
-    ] = 0.3
+    column_cast_share: float = make_constant(
+        0.3,
+        "of the bandwidth",
+        "torch.compile's casts to fp8 with a scale for each column",
+        "pytorch/pytorch issue 149982: 0.27 to 0.35 on H100; pytorch/ao@36027d8:torchao/testing/training/"
+        "roofline_utils.py assumes 0.6",
+        (0.27, 0.6),
+    )
     # The gradient of a norm's weight sums over rows. torch.compile makes partial sums in a kernel of its own, which
     # reads the rows again: of x, dy and dx of an RMSNorm in bf16 it moves 1.6 to 1.8 TB/s on an H200 and 2.0 to 2.6 on
     # a GB200, where the forward reaches 3.4 to 4.2 and 4.3 to 6.2, and cuDNN's backward 2.8 to 3.8 and 4.2 to 6.2.
-    compiled_norm_share: Annotated[
-        float,
-        ConstantInfo(
-            "of the bandwidth",
-            "the backward of norms that torch.compile generates",
-            "NVIDIA/cudnn-frontend@3929da2:benchmark/norms/results, 2048 to 16384 tokens, widths 4096 to 8192: 0.38 to"
-            " 0.44 on H200, 0.26 to 0.38 on GB200",
-            (0.26, 0.55),
-        ),
-    ] = 0.4
-    rowwise_matmul_share: Annotated[
-        float,
-        ConstantInfo(
-            "of one scale",
-            "fp8 matmuls with a scale for each row and column (PyTorch's CUTLASS kernel)",
-            "pytorch/pytorch issue 147971: most shapes 0.9 to 1.0, a tail down to 0.5",
-            (0.9, 1.0),
-        ),
-    ] = 0.95
-    smallest_kernel_seconds: Annotated[
-        float,
-        ConstantInfo(
-            "s",
-            "the smallest kernel",
-            "small matmuls of XLA's and vidur's tables (`tests/planner/time/test_roofline.py`)",
-            (2e-6, 5e-6),
-        ),
-    ] = 3e-6
-    tile_fill_seconds: Annotated[
-        float, ConstantInfo("s", "a tile's start and end", "the same tables", (0.5e-6, 2e-6))
-    ] = 1e-6
+    compiled_norm_share: float = make_constant(
+        0.4,
+        "of the bandwidth",
+        "the backward of norms that torch.compile generates",
+        "NVIDIA/cudnn-frontend@3929da2:benchmark/norms/results, 2048 to 16384 tokens, widths 4096 to 8192: 0.38 to"
+        " 0.44 on H200, 0.26 to 0.38 on GB200",
+        (0.26, 0.55),
+    )
+    rowwise_matmul_share: float = make_constant(
+        0.95,
+        "of one scale",
+        "fp8 matmuls with a scale for each row and column (PyTorch's CUTLASS kernel)",
+        "pytorch/pytorch issue 147971: most shapes 0.9 to 1.0, a tail down to 0.5",
+        (0.9, 1.0),
+    )
+    smallest_kernel_seconds: float = make_constant(
+        3e-6,
+        "s",
+        "the smallest kernel",
+        "small matmuls of XLA's and vidur's tables (`tests/planner/time/test_roofline.py`)",
+        (2e-6, 5e-6),
+    )
+    tile_fill_seconds: float = make_constant(1e-6, "s", "a tile's start and end", "the same tables", (0.5e-6, 2e-6))
     # Tensor memory and asynchronous copies need rows of 16 bytes. For others cuBLAS only has kernels with Ampere's
     # instruction, which on a newer chip reach the rate of FlashAttention-2 there (``Chip.flash2_share``), and less,
     # because they copy words of 2 or 4 bytes. Keys: alignment of the rows in elements of 16 bits.
-    unaligned_shares: Annotated[
-        dict[int, float],
-        ConstantInfo(
-            "of FlashAttention-2's share",
-            "matmuls whose rows start at odd elements of 16 bits, and at even ones that are no multiple of 8",
-            "H100: five shapes at 71 to 115 TFLOP/s (meta-pytorch/float8_experimental pull request 145); 588 against"
-            " 592 elements (m87-labs/kestrel pull request 143)",
-            (0.7, 1.4),
-        ),
-    ] = {1: 0.22, 2: 0.36}
-    last_wave_loss: Annotated[
-        float,
-        ConstantInfo(
-            "of a wave",
-            "share of the idle part of a last wave that costs time; kernels recover the rest by their choice of tiles",
-            "no source; the same tables are met with it",
-            (0.05, 1.0),
-        ),
-    ] = 0.3
-    matmul_tiles: Annotated[
-        tuple[tuple[int, int, int, float], ...],
-        ConstantInfo(  # rows, columns, parts of k, relative speed
-            "of the largest", "speed of smaller tiles", "no source; the same tables are met with them", (0.8, 1.1)
-        ),
-    ] = ((128, 256, 1, 1.0), (128, 128, 1, 0.9), (64, 128, 1, 0.6), (128, 128, 4, 0.9))
-    attention_tail_rows: Annotated[
-        float,
-        ConstantInfo(
-            "queries",
-            "attention's last rows, when the other multiprocessors have finished",
-            "no source; tables of attention (arXiv:2407.08608, SimuMax) are met with it",
-            (8.0, 128.0),
-        ),
-    ] = 64.0
-    attention_diagonal_keys: Annotated[
-        float,
-        ConstantInfo(
-            "keys",
-            "lost per query, forward: masked tiles, and the start of the kernel's pipeline",
-            "likewise",
-            (100.0, 600.0),
-        ),
-    ] = 400.0
-    attention_backward_diagonal_keys: Annotated[
-        float, ConstantInfo("keys", "and backward", "likewise", (100.0, 800.0))
-    ] = 500.0
-    softmax_dim: Annotated[
-        float, ConstantInfo("of head dim", "what the softmax of a score takes", "likewise", (20.0, 64.0))
-    ] = 40.0
+    unaligned_shares: dict[int, float] = make_constant(
+        {1: 0.22, 2: 0.36},
+        "of FlashAttention-2's share",
+        "matmuls whose rows start at odd elements of 16 bits, and at even ones that are no multiple of 8",
+        "H100: five shapes at 71 to 115 TFLOP/s (meta-pytorch/float8_experimental pull request 145); 588 against"
+        " 592 elements (m87-labs/kestrel pull request 143)",
+        (0.7, 1.4),
+    )
+    last_wave_loss: float = make_constant(
+        0.3,
+        "of a wave",
+        "share of the idle part of a last wave that costs time; kernels recover the rest by their choice of tiles",
+        "no source; the same tables are met with it",
+        (0.05, 1.0),
+    )
+    matmul_tiles: tuple[tuple[int, int, int, float], ...] = make_constant(  # rows, columns, parts of k, relative speed
+        ((128, 256, 1, 1.0), (128, 128, 1, 0.9), (64, 128, 1, 0.6), (128, 128, 4, 0.9)),
+        "of the largest",
+        "speed of smaller tiles",
+        "no source; the same tables are met with them",
+        (0.8, 1.1),
+    )
+    attention_tail_rows: float = make_constant(
+        64.0,
+        "queries",
+        "attention's last rows, when the other multiprocessors have finished",
+        "no source; tables of attention (arXiv:2407.08608, SimuMax) are met with it",
+        (8.0, 128.0),
+    )
+    attention_diagonal_keys: float = make_constant(
+        400.0,
+        "keys",
+        "lost per query, forward: masked tiles, and the start of the kernel's pipeline",
+        "likewise",
+        (100.0, 600.0),
+    )
+    attention_backward_diagonal_keys: float = make_constant(500.0, "keys", "and backward", "likewise", (100.0, 800.0))
+    softmax_dim: float = make_constant(
+        40.0, "of head dim", "what the softmax of a score takes", "likewise", (20.0, 64.0)
+    )
 
     # Other kernels
     # On B200 a matmul that adds to the gradient sums takes longer by 0.37 to 0.68 of reading and writing them (fp32
     # and 16-bit sums of MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json).
-    hidden_sums_share: Annotated[
-        float,
-        ConstantInfo(
-            "of the bytes",
-            "of adding gradients, next to the matmul",
-            "SimuMax's kernel tables: 0.32 to 0.63",
-            (0.3, 0.65),
-            ("simumax_b200",),
-        ),
-    ] = 0.5
+    hidden_sums_share: float = make_constant(
+        0.5,
+        "of the bytes",
+        "of adding gradients, next to the matmul",
+        "SimuMax's kernel tables: 0.32 to 0.63",
+        (0.3, 0.65),
+        ("simumax_b200",),
+    )
     # Transformer Engine permutes tokens by expert and back in 0.37 ms on B200 (4096 tokens of width 5120, top-6 of 160
     # experts); their 0.8 GB at streaming bandwidth would take 0.11 (ibid., permute_fwd and permute_bwd, with the bytes
     # of SimuMax:simu_tools/efficency_test).
-    permutation_bytes: Annotated[
-        float, ConstantInfo("times", "permuting tokens to experts", "SimuMax, one shape", (2.0, 5.0), ("simumax_b200",))
-    ] = 3.1
+    permutation_bytes: float = make_constant(
+        3.1, "times", "permuting tokens to experts", "SimuMax, one shape", (2.0, 5.0), ("simumax_b200",)
+    )
     # torch.scatter_add of 16-bit tensors adds by atomics: 67 million elements in 2.07 ms on H20, at random indices, and
     # 4 billion in 84 ms on B200, where half of the rows are added to one.
-    scatter_add_elements_per_second: Annotated[
-        float,
-        ConstantInfo(
-            "elements/s",
-            "torch.scatter_add in 16 bits",
-            "flagos-ai/FlagGems pull request 4502: 32e9 on H20; pytorch/pytorch pull request 182818: 23 to 48e9 on"
-            " B200",
-            (20e9, 50e9),
-        ),
-    ] = 32e9
+    scatter_add_elements_per_second: float = make_constant(
+        32e9,
+        "elements/s",
+        "torch.scatter_add in 16 bits",
+        "flagos-ai/FlagGems pull request 4502: 32e9 on H20; pytorch/pytorch pull request 182818: 23 to 48e9 on B200",
+        (20e9, 50e9),
+    )
     # One thread block per row: it reads and writes logits at 2.4 TB/s on B200 (ibid., ce_fusion).
-    loss_bytes_per_second: Annotated[
-        float,
-        ConstantInfo(
-            "bytes/s per multiprocessor", "fused cross-entropy", "SimuMax, one shape", (10e9, 25e9), ("simumax_b200",)
-        ),
-    ] = 2.4e12 / 148
+    loss_bytes_per_second: float = make_constant(
+        2.4e12 / 148,
+        "bytes/s per multiprocessor",
+        "fused cross-entropy",
+        "SimuMax, one shape",
+        (10e9, 25e9),
+        ("simumax_b200",),
+    )
     # Operations that megatron-core 0.16.1 runs around its experts, counted by a dispatch mode of PyTorch without views
     # and allocations, or in its code: top-k and auxiliary loss with its log (router.py, moe_utils.py); token counts,
     # copies of them to the host, and the permutation; a second message, of the routing weights, and sorts by expert;
     # sums (token_dispatcher.py).
-    moe_kernels: Annotated[
-        dict[str, tuple[float, float]],
-        ConstantInfo(
-            "kernels",
-            "around the experts, forward and backward",
-            "counted in megatron-core 0.16.1: all-to-all dispatcher, auxiliary loss, nothing fused",
-            (0.75, 1.25),
-        ),
-    ] = {
-        "moe.topk": (21, 10),
-        "moe.dispatch": (17, 4),
-        "moe.send": (3, 3),
-        "moe.return": (1, 1),
-        "moe.combine": (2, 1),
-    }
+    moe_kernels: dict[str, tuple[float, float]] = make_constant(
+        {
+            "moe.topk": (21, 10),
+            "moe.dispatch": (17, 4),
+            "moe.send": (3, 3),
+            "moe.return": (1, 1),
+            "moe.combine": (2, 1),
+        },
+        "kernels",
+        "around the experts, forward and backward",
+        "counted in megatron-core 0.16.1: all-to-all dispatcher, auxiliary loss, nothing fused",
+        (0.75, 1.25),
+    )
     # Per element of the experts' output: product with the fp32 routing weight, sum, concatenation over experts and cast
     # back (TEGroupedMLP._apply_bias in NVIDIA/Megatron-LM:megatron/core/transformer/moe/experts.py), and their
     # backwards by autograd.
-    expert_bias_bytes: Annotated[
-        tuple[float, float],
-        ConstantInfo(
-            "bytes per element",
-            "experts' biases in Megatron, forward and backward",
-            "counted in its code",
-            (0.75, 1.25),
-        ),
-    ] = (28, 36)
+    expert_bias_bytes: tuple[float, float] = make_constant(
+        (28, 36),
+        "bytes per element",
+        "experts' biases in Megatron, forward and backward",
+        "counted in its code",
+        (0.75, 1.25),
+    )
     # Transformer Engine runs one matmul per expert; each costs the smallest kernel on top of its share of one large
     # matmul: 2.7 us on average of 17 products of 20 to 160 experts with 154 to 2460 rows (SimuMax, group_matmul). In
     # fp8 two more kernels come before it: they cast an operand and reorder its scales.
-    expert_kernels: Annotated[
-        tuple[float, float],
-        ConstantInfo(
-            "kernels",
-            "per expert, 16 bits and fp8",
-            "SimuMax's kernel tables; the fp8 figure is an estimate",
-            (0.5, 2.0),
-            ("simumax_b200",),
-        ),
-    ] = (1, 3)
+    expert_kernels: tuple[float, float] = make_constant(
+        (1, 3),
+        "kernels",
+        "per expert, 16 bits and fp8",
+        "SimuMax's kernel tables; the fp8 figure is an estimate",
+        (0.5, 2.0),
+        ("simumax_b200",),
+    )
     # On GB200, Transformer Engine's two layers of 64 experts take the host 1.2 ms forward and 2.1 ms backward, where
     # their kernels are small. At 67 us for an operation that is one for each product of a layer, and one for every 8 or
     # 9 experts.
-    experts_per_launch: Annotated[
-        int,
-        ConstantInfo(
-            "experts",
-            "launched for one operation's host time",
-            "NVIDIA/TransformerEngine issue 2897: 8 forward, 9.4 backward",
-            (6.0, 12.0),
-        ),
-    ] = 8
+    experts_per_launch: int = make_constant(
+        8,
+        "experts",
+        "launched for one operation's host time",
+        "NVIDIA/TransformerEngine issue 2897: 8 forward, 9.4 backward",
+        (6.0, 12.0),
+    )
 
     # Messages
-    hidden_message_slowdown: Annotated[
-        float,
-        ConstantInfo(
-            "of its time",
-            "what a hidden message takes from compute: multiprocessors and bandwidth",
-            "no source of its own: a fit to the published runs with a prior",
-            (0.02, 0.3),
-            ALL,
-        ),
-    ] = 0.08
-    collective_launch_seconds: Annotated[
-        float,
-        ConstantInfo(
-            "s", "a collective's start", "all-reduces of 32 KiB on A100 and H200; SimuMax: 22 to 26 µs", (10e-6, 30e-6)
-        ),
-    ] = 20e-6
-    simple_step_seconds: Annotated[
-        float,
-        ConstantInfo(
-            "s",
-            "a step of a large message (NCCL's protocol Simple)",
-            "SimuMax: 8 to 9 µs on B200",
-            (5e-6, 12e-6),
-            ("simumax_b200",),
-        ),
-    ] = 8e-6
-    low_latency_share: Annotated[
-        float, ConstantInfo("of the rate", "NCCL's protocol LL", "NCCL: a flag with every word", (0.4, 0.6))
-    ] = 0.5
-    tree_shares: Annotated[
-        tuple[tuple[float, ...], tuple[float, ...]],
-        ConstantInfo(
-            "of the rate",
-            "what a tree reaches of messages of 64 bytes, 128, 256, … under LL (20 sizes) and Simple (24); between two"
-            " sizes straight, above them all of it",
-            "NVIDIA/nccl@b647562:src/graph/tuning.cc, `treeCorrectionFactor`: NCCL's own correction of its model, as"
-            " measured",
-            (0.8, 1.1),
-        ),
-    ] = _TREE_SHARES
+    hidden_message_slowdown: float = make_constant(
+        0.08,
+        "of its time",
+        "what a hidden message takes from compute: multiprocessors and bandwidth",
+        "no source of its own: a fit to the published runs with a prior",
+        (0.02, 0.3),
+        ALL,
+    )
+    collective_launch_seconds: float = make_constant(
+        20e-6,
+        "s",
+        "a collective's start",
+        "all-reduces of 32 KiB on A100 and H200; SimuMax: 22 to 26 µs",
+        (10e-6, 30e-6),
+    )
+    simple_step_seconds: float = make_constant(
+        8e-6,
+        "s",
+        "a step of a large message (NCCL's protocol Simple)",
+        "SimuMax: 8 to 9 µs on B200",
+        (5e-6, 12e-6),
+        ("simumax_b200",),
+    )
+    low_latency_share: float = make_constant(
+        0.5, "of the rate", "NCCL's protocol LL", "NCCL: a flag with every word", (0.4, 0.6)
+    )
+    tree_shares: tuple[tuple[float, ...], tuple[float, ...]] = make_constant(
+        _TREE_SHARES,
+        "of the rate",
+        "what a tree reaches of messages of 64 bytes, 128, 256, … under LL (20 sizes) and Simple (24); between two"
+        " sizes straight, above them all of it",
+        "NVIDIA/nccl@b647562:src/graph/tuning.cc, `treeCorrectionFactor`: NCCL's own correction of its model, as"
+        " measured",
+        (0.8, 1.1),
+    )
     # Reduce-scatter on H100: bus bandwidth 360, 345, 320, 300, 280, 260 GB/s on 4, 8, … 128 nodes (NVIDIA/nccl issue
     # 1229). For 8 GiB, the steps of a ring explain most of the loss at 128 nodes, this constant the rest.
-    crowding: Annotated[
-        float,
-        ConstantInfo(
-            "per doubling",
-            "bandwidth between nodes that is lost with each doubling of the nodes",
-            "no source of its own: the loss in NVIDIA/nccl issue 1229 that the latency of a ring's steps does not"
-            " explain",
-            (0.005, 0.05),
-        ),
-    ] = 0.02
-    gloo_gather_factor: Annotated[
-        float,
-        ConstantInfo(
-            "times",
-            "gloo's all-gather, for it sends in two halves of which one goes one way at a time",
-            "2 MiB between two hosts that come 1 to 10 ms apart: 1.50 times the wire's seconds at 100 Mbit/s, 1.51 at"
-            " 1 Gbit/s; where they come at once 1.1 to 1.5",
-            (1.0, 2.0),
-        ),
-    ] = 1.5
-    gloo_exchange_factor: Annotated[
-        float,
-        ConstantInfo(
-            "times",
-            "gloo's all-to-all: it sends before it asks, over one connection, so that the second way waits for the"
-            " first",
-            "likewise: 1.97 and 1.92; where both come at once 1.05 to 2",
-            (1.0, 2.0),
-        ),
-    ] = 2.0
+    crowding: float = make_constant(
+        0.02,
+        "per doubling",
+        "bandwidth between nodes that is lost with each doubling of the nodes",
+        "no source of its own: the loss in NVIDIA/nccl issue 1229 that the latency of a ring's steps does not explain",
+        (0.005, 0.05),
+    )
+    gloo_gather_factor: float = make_constant(
+        1.5,
+        "times",
+        "gloo's all-gather, for it sends in two halves of which one goes one way at a time",
+        "2 MiB between two hosts that come 1 to 10 ms apart: 1.50 times the wire's seconds at 100 Mbit/s, 1.51 at"
+        " 1 Gbit/s; where they come at once 1.1 to 1.5",
+        (1.0, 2.0),
+    )
+    gloo_exchange_factor: float = make_constant(
+        2.0,
+        "times",
+        "gloo's all-to-all: it sends before it asks, over one connection, so that the second way waits for the first",
+        "likewise: 1.97 and 1.92; where both come at once 1.05 to 2",
+        (1.0, 2.0),
+    )
 
     # Offloading
-    host_link_share: Annotated[
-        float, ConstantInfo("of the data sheet", "PCIe under offloading", "an assumption; no row offloads", (0.6, 0.9))
-    ] = 0.8
-    host_link_bandwidth: Annotated[
-        float, ConstantInfo("bytes/s", "a rank's PCIe 4 link, one direction", "data sheet", (16e9, 64e9))
-    ] = 32e9
-    host_memory_bandwidth: Annotated[
-        float, ConstantInfo("bytes/s", "host memory of one rank of eight", "an assumption", (20e9, 80e9))
-    ] = 40e9
+    host_link_share: float = make_constant(
+        0.8, "of the data sheet", "PCIe under offloading", "an assumption; no row offloads", (0.6, 0.9)
+    )
+    host_link_bandwidth: float = make_constant(
+        32e9, "bytes/s", "a rank's PCIe 4 link, one direction", "data sheet", (16e9, 64e9)
+    )
+    host_memory_bandwidth: float = make_constant(
+        40e9, "bytes/s", "host memory of one rank of eight", "an assumption", (20e9, 80e9)
+    )
 
 
 PUBLISHED = Constants()
