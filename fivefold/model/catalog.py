@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fivefold.model.huggingface.decoder import expand_names
 from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.model.spec import CONFIG_SOURCE, Model
 from fivefold.record import (
@@ -259,23 +260,12 @@ def from_values(values: dict[str, Any], *, name: str, source: str) -> Model:
     return Model.read({"name": name, "source": source, **values}, origin=source)
 
 
-# Short names of the columns below, and the keys of ``config.json`` that they stand for. Other columns are keys.
-COLUMNS = {
-    "layers": "num_hidden_layers",
-    "width": "hidden_size",
-    "heads": "num_attention_heads",
-    "kv_heads": "num_key_value_heads",
-    "ffn": "intermediate_size",
-    "vocab": "vocab_size",
-    "positions": "max_position_embeddings",
-}
-
-
 def _list_models(columns: str, rows: dict[str, tuple[Any, ...]], **shared: Any) -> dict[str, CatalogEntry]:
     """Return the entries of a table of models; ``shared``: the keys that are equal in all of its rows.
 
-    A row holds the model's source and a value for each of ``columns``; None is the default of its family. A dict of
-    the model's other keys may follow, and then a text that says where else they are written.
+    A row holds the model's source and a value for each of ``columns``, which are keys or ``SHORT_NAMES`` of keys; None
+    is the default of its family. A dict of the model's other keys may follow, and then a text that says where else they
+    are written.
     """
     names = columns.split()
     entries = {}
@@ -283,8 +273,7 @@ def _list_models(columns: str, rows: dict[str, tuple[Any, ...]], **shared: Any) 
         also = values.pop() if isinstance(values[-1], str) else ""
         other = values.pop() if isinstance(values[-1], dict) else {}
         cells = {key: value for key, value in zip(names, values, strict=True) if value is not None}
-        config = {COLUMNS.get(key, key): value for key, value in (shared | cells).items()}
-        entries[name] = CatalogEntry(source, config | other, also)
+        entries[name] = CatalogEntry(source, expand_names(**(shared | cells)) | other, also)
     return entries
 
 

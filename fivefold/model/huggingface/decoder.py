@@ -36,6 +36,23 @@ def map_same_names(keys: str) -> dict[str, str]:
     return {key: key for key in keys.split()}
 
 
+# Short names of keys of ``config.json``, as the model catalog heads its columns with them.
+SHORT_NAMES = {
+    "layers": "num_hidden_layers",
+    "width": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "ffn": "intermediate_size",
+    "vocab": "vocab_size",
+    "positions": "max_position_embeddings",
+}
+
+
+def expand_names(**values: Any) -> dict[str, Any]:
+    """Return values by the keys of ``config.json`` that ``SHORT_NAMES`` stand for; other names are keys."""
+    return {SHORT_NAMES.get(name, name): value for name, value in values.items()}
+
+
 def drop_keys(keys: Mapping[str, str], *left_out: str) -> dict[str, str]:
     """Return ``keys`` without those in ``left_out``."""
     return {key: field for key, field in keys.items() if key not in left_out}

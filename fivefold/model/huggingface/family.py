@@ -81,8 +81,7 @@ class Family:
     # The prefix of names in a full model, which a checkpoint without its head leaves out.
     base_prefix: str = ""
 
-    @property
-    def all_defaults(self) -> dict[str, Any]:
+    def list_defaults(self) -> dict[str, Any]:
         """Return the value of every missing key, by field of ``Config``."""
         return {**decoder.DEFAULTS, **self.defaults}
 

@@ -101,7 +101,7 @@ def list_unread(values: dict[str, Any], *, family: Family) -> Iterator[str]:
         {key for key, field in family.keys.items() if field != UNREAD} | EVERY_FAMILY.keys() | family.supported.keys()
     )
     given = {field: values[key] for key, field in family.keys.items() if key in values and field != UNREAD}
-    used_values = {**family.all_defaults, **given}
+    used_values = {**family.list_defaults(), **given}
     for key, value in values.items():
         if key in read or key in family.overwritten or _is_harmless(key):
             continue

@@ -68,7 +68,7 @@ def read_config(values: dict[str, Any], *, family: Family, name: str) -> Config:
     given = read_fields(values, family=family, name=name)
     if given.get("rope_parameters", {}) is None:  # null: use the family's default
         del given["rope_parameters"]
-    config = Config.read({**family.all_defaults, **given, "name": name}, origin=name)
+    config = Config.read({**family.list_defaults(), **given, "name": name}, origin=name)
     return _omit_mrope(config) if family.has_mrope else config
 
 
@@ -261,7 +261,7 @@ def require_shape(values: dict[str, Any], *, family: Family, name: str) -> None:
 
 def describe_assumed(values: dict[str, Any], *, family: Family) -> str:
     """Say as which architecture a config of an unknown ``model_type`` was read, and which values were assumed."""
-    defaults = {name: field.default for name, field in Config.model_fields.items()} | family.all_defaults
+    defaults = {name: field.default for name, field in Config.model_fields.items()} | family.list_defaults()
     assumed = [
         f"{key}={reprlib.repr(defaults[field])}"
         for field, key in _list_missing_fields(values, family=family)

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -45,13 +45,8 @@ AFMOE = Family(
     }
     | map_same_names("num_experts num_experts_per_tok moe_intermediate_size sliding_window layer_types mup_enabled"),
     defaults={
-        "vocab_size": 200_192,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
+        **expand_names(vocab=200_192, width=2048, ffn=6144, heads=16, head_dim=128, positions=16_384),
         "moe_intermediate_size": 1408,
-        "num_attention_heads": 16,
-        "head_dim": 128,
-        "max_position_embeddings": 16_384,
         "norm_epsilon": 1e-5,
         "num_experts": 64,
         "num_experts_per_tok": 6,

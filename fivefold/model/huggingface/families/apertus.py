@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
 
@@ -12,10 +12,8 @@ APERTUS = Family(
     architecture="ApertusForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias"),
     defaults={
-        "vocab_size": 131_072,
-        "intermediate_size": 14_336,
+        **expand_names(vocab=131_072, ffn=14_336, positions=65_536),
         "hidden_act": "xielu",
-        "max_position_embeddings": 65_536,
         "norm_epsilon": 1e-5,
         "rope_theta": 12_000_000.0,
         "rope_parameters": {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
 
@@ -12,10 +12,8 @@ ARCEE = Family(
     architecture="ArceeForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias mlp_bias"),
     defaults={
-        "hidden_size": 2560,
-        "intermediate_size": 18_432,
+        **expand_names(width=2560, ffn=18_432, positions=4096),
         "hidden_act": "relu2",
-        "max_position_embeddings": 4096,
         "norm_epsilon": 1e-5,
     },
     to_model=lambda config: build_model(config, mlp="plain"),

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.families import deepseek
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -31,12 +31,9 @@ AXK1 = replace(
     | map_same_names("mlp_layer_types"),
     defaults={
         **deepseek.V3.defaults,
-        "vocab_size": 163_840,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 64,
+        **expand_names(vocab=163_840, heads=64, kv_heads=64, positions=32_768),
         "num_experts": 192,
         "first_k_dense_replace": 1,
-        "max_position_embeddings": 32_768,
     },
     to_model=_build_axk1,
     write=decoder.write_latent,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.families import kimi_linear
 from fivefold.model.huggingface.families.kimi_linear import KINDS, list_layer_kinds
 from fivefold.model.huggingface.family import Family, Supported
@@ -90,14 +90,8 @@ BAILING_HYBRID = Family(
         "kda_lower_bound": "decay_lower_bound",
     },
     defaults={
-        "vocab_size": 157_184,
-        "hidden_size": 2560,
-        "intermediate_size": 6144,
+        **expand_names(vocab=157_184, width=2560, ffn=6144, layers=42, kv_heads=32, head_dim=128, positions=262_144),
         "moe_intermediate_size": 768,
-        "num_hidden_layers": 42,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 262_144,
         "rope_theta": 6_000_000.0,
         "num_experts": 512,
         "num_experts_per_tok": 8,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.families.cohere import write_rope_of_layers
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import (
@@ -48,15 +48,9 @@ BEAM = Family(
         "sliding_window layer_types mlp_layer_types final_logit_softcapping"
     ),
     defaults={
-        "vocab_size": 151_936,
-        "hidden_size": 5120,
-        "intermediate_size": 20_480,
+        **expand_names(vocab=151_936, width=5120, ffn=20_480, layers=52, heads=48, kv_heads=8, positions=8192),
         "moe_intermediate_size": 2560,
-        "num_hidden_layers": 52,
-        "num_attention_heads": 48,
-        "num_key_value_heads": 8,
         "head_dim": 128,
-        "max_position_embeddings": 8192,
         "num_experts": 256,
         "num_experts_per_tok": 8,
         "routed_scaling_factor": 2.5,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_head_dim
 from fivefold.model.spec import Model
@@ -25,12 +25,7 @@ BITNET = Family(
     architecture="BitNetForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias"),
     defaults={
-        "vocab_size": 128_256,
-        "hidden_size": 2560,
-        "intermediate_size": 6912,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 5,
+        **expand_names(vocab=128_256, width=2560, ffn=6912, layers=30, heads=20, kv_heads=5),
         "hidden_act": "relu2",
         "norm_epsilon": 1e-5,
         "rope_theta": 500_000.0,

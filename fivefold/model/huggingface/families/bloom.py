@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import QKV, FusedTensor, map_same_names
+from fivefold.model.huggingface.decoder import QKV, FusedTensor, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
@@ -54,11 +54,8 @@ BLOOM = Family(
         "layer_norm_epsilon": "norm_epsilon",
     },
     defaults={
-        "vocab_size": 250_880,
-        "hidden_size": 64,
+        **expand_names(vocab=250_880, width=64, layers=2, heads=8),
         "intermediate_size": None,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 8,
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
     },
@@ -96,11 +93,8 @@ MPT = Family(
     },
     tables=("attn_config",),
     defaults={
-        "vocab_size": 50_368,
-        "hidden_size": 2048,
+        **expand_names(vocab=50_368, width=2048, layers=24, heads=16),
         "intermediate_size": None,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
     },

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -20,12 +20,7 @@ from fivefold.model.spec import Model
 
 KEYS = decoder.LAYER_NORM_KEYS | {"layer_norm_eps": "norm_epsilon"} | map_same_names("attention_bias logit_scale")
 DEFAULTS = {
-    "vocab_size": 256_000,
-    "hidden_size": 8192,
-    "intermediate_size": 22_528,
-    "num_hidden_layers": 40,
-    "num_attention_heads": 64,
-    "max_position_embeddings": 8192,
+    **expand_names(vocab=256_000, width=8192, ffn=22_528, layers=40, heads=64, positions=8192),
     "norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
     "logit_scale": 0.0625,

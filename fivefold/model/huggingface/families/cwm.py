@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, list_sliding_layers, read_windows
 from fivefold.model.spec import Model
@@ -22,14 +22,8 @@ CWM = Family(
     architecture="CwmForCausalLM",
     keys=decoder.KEYS | map_same_names("mlp_bias sliding_window layer_types"),
     defaults={
-        "vocab_size": 128_256,
-        "hidden_size": 6144,
-        "intermediate_size": 21_504,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 48,
-        "num_key_value_heads": 8,
+        **expand_names(vocab=128_256, width=6144, ffn=21_504, layers=64, heads=48, kv_heads=8, positions=131_072),
         "head_dim": 128,
-        "max_position_embeddings": 131_072,
         "norm_epsilon": 1e-5,
         "sliding_window": 8192,
         "rope_theta": 1_000_000.0,

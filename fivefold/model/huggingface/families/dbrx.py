@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, QKV, FusedTensor, map_same_names
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, QKV, FusedTensor, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_experts
 from fivefold.model.spec import Model
@@ -52,11 +52,7 @@ DBRX = Family(
     | {"attn_config.rope_theta": "rope_theta"},
     tables=("attn_config", "ffn_config"),
     defaults={
-        "hidden_size": 2048,
-        "intermediate_size": 3584,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 1,
+        **expand_names(width=2048, ffn=3584, layers=24, heads=16, kv_heads=1),
         "norm_epsilon": 1e-5,
         "num_experts": 4,
         "num_experts_per_tok": 1,

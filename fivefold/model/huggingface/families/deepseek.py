@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -164,13 +164,8 @@ V3 = Family(
     keys=KEYS | {"num_local_experts": "num_experts", "n_routed_experts": "num_experts"} | decoder.MTP_KEYS,
     defaults={
         **DEFAULTS,
-        "vocab_size": 129_280,
-        "hidden_size": 7168,
-        "intermediate_size": 18_432,
+        **expand_names(vocab=129_280, width=7168, ffn=18_432, layers=61, heads=128, kv_heads=128, positions=4096),
         "moe_intermediate_size": 2048,
-        "num_hidden_layers": 61,
-        "num_attention_heads": 128,
-        "num_key_value_heads": 128,
         "n_shared_experts": 1,
         "num_experts": 256,
         "num_experts_per_tok": 8,
@@ -179,7 +174,6 @@ V3 = Family(
         "topk_group": 4,
         "first_k_dense_replace": 3,
         "norm_topk_prob": True,
-        "max_position_embeddings": 4096,
     },
     supported={"moe_layer_freq": LAYER_FREQUENCY},
     to_model=_build_v3,

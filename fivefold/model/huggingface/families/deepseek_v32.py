@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.families import deepseek
 from fivefold.model.huggingface.families.deepseek_v4 import HYPER_TENSORS
 from fivefold.model.huggingface.family import Supported
@@ -158,18 +158,12 @@ GLM_MOE_DSA = replace(
     keys=KEYS | map_same_names("indexer_types"),
     defaults={
         **V32.defaults,
-        "vocab_size": 154_880,
-        "hidden_size": 6144,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 78,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 64,
+        **expand_names(vocab=154_880, width=6144, ffn=12_288, layers=78, heads=64, kv_heads=64, positions=202_752),
         "q_lora_rank": 2048,
         "qk_nope_head_dim": 192,
         "v_head_dim": 256,
         "n_group": 1,
         "topk_group": 1,
-        "max_position_embeddings": 202_752,
         "norm_epsilon": 1e-5,
         "index_heads": 32,
     },
@@ -189,20 +183,14 @@ AXK2 = replace(
     keys=drop_keys(KEYS, "mlp_bias") | {"gated_norm_rank": "norm_gate_rank"},
     defaults={
         **V32.defaults,
-        "vocab_size": 163_840,
-        "hidden_size": 2048,
-        "intermediate_size": 5120,
+        **expand_names(vocab=163_840, width=2048, ffn=5120, layers=48, heads=32, kv_heads=32, positions=131_072),
         "moe_intermediate_size": 512,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
         "num_experts": 128,
         "q_lora_rank": 384,
         "kv_lora_rank": 128,
         "qk_rope_head_dim": 32,
         "v_head_dim": 64,
         "qk_nope_head_dim": 64,
-        "max_position_embeddings": 131_072,
         "n_group": None,
         "topk_group": None,
         "first_k_dense_replace": 1,
@@ -233,14 +221,8 @@ HY_V4 = replace(
     | {"hc_mult": "hyper_streams", "hc_magnitude": "hyper_magnitude", "hc_eps": "hyper_epsilon"},
     defaults={
         **GLM_MOE_DSA.defaults,
-        "vocab_size": 120_832,
-        "hidden_size": 2816,
-        "intermediate_size": 6912,
+        **expand_names(vocab=120_832, width=2816, ffn=6912, layers=34, heads=32, kv_heads=32, positions=262_144),
         "moe_intermediate_size": 768,
-        "num_hidden_layers": 34,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 262_144,
         "q_lora_rank": 1536,
         "routed_scaling_factor": 2.827,
         "first_k_dense_replace": 1,

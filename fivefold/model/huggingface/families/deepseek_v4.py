@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_biased_experts, read_mixers
 from fivefold.model.huggingface.rope import read_rope
@@ -221,13 +221,9 @@ DEEPSEEK_V4 = Family(
         "qk_rope_head_dim": "rope_head_dim",
     },
     defaults={
-        "vocab_size": 129_280,
-        "num_hidden_layers": 43,
-        "num_attention_heads": 64,
-        "head_dim": 512,
+        **expand_names(vocab=129_280, layers=43, heads=64, head_dim=512, positions=1_048_576),
         "intermediate_size": None,
         "moe_intermediate_size": 2048,
-        "max_position_embeddings": 1_048_576,
         "q_lora_rank": 1024,
         "num_experts": 256,
         "num_experts_per_tok": 6,

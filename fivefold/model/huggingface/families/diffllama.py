@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model
 
@@ -15,9 +15,7 @@ DIFFLLAMA = Family(
     architecture="DiffLlamaForCausalLM",
     keys=drop_keys(decoder.KEYS, "attention_dropout") | map_same_names("attention_bias"),
     defaults={
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
+        **expand_names(width=2048, ffn=8192, layers=16),
         "norm_epsilon": 1e-5,
     },
     supported={"attention_dropout": Supported((0,), "dropout of a difference of two softmaxes")},

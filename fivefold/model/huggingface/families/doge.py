@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_windows
 from fivefold.model.spec import Model
@@ -29,10 +29,7 @@ DOGE = Family(
     | map_same_names("attention_bias mlp_bias hidden_dropout sliding_window")
     | {"keep_window_size": "index_topk"},
     defaults={
-        "vocab_size": 32_768,
-        "hidden_size": 1024,
-        "intermediate_size": 2048,
-        "num_attention_heads": 8,
+        **expand_names(vocab=32_768, width=1024, ffn=2048, heads=8),
         "index_topk": 2048,
     },
     supported={"is_moe": Supported((False,), "experts that are found by keys")},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_biased_experts, read_windows
 from fivefold.model.spec import Model
@@ -27,12 +27,8 @@ DOTS1 = Family(
     | decoder.BIASED_EXPERT_KEYS
     | map_same_names("attention_bias first_k_dense_replace sliding_window max_window_layers layer_types"),
     defaults={
-        "vocab_size": 152_064,
-        "hidden_size": 4608,
-        "intermediate_size": 10_944,
+        **expand_names(vocab=152_064, width=4608, ffn=10_944, layers=62, kv_heads=32),
         "moe_intermediate_size": 1408,
-        "num_hidden_layers": 62,
-        "num_key_value_heads": 32,
         "norm_topk_prob": False,
         "sliding_window": 4096,
         "max_window_layers": 62,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.families import deepseek_v32
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
@@ -169,16 +169,11 @@ DOTS3_NOTE_TEXT = Family(
     },
     defaults={
         **deepseek_v32.V32.defaults,
-        "vocab_size": 152_064,
-        "hidden_size": 5120,
-        "intermediate_size": 13_824,
+        **expand_names(vocab=152_064, width=5120, ffn=13_824, layers=46, positions=524_288, head_dim=256),
         "moe_intermediate_size": 1536,
         "shared_expert_intermediate_size": 1536,
-        "num_hidden_layers": 46,
         "num_key_value_heads": None,
-        "max_position_embeddings": 524_288,
         "norm_epsilon": 1e-5,
-        "head_dim": 256,
         "q_lora_rank": 1024,
         "routed_scaling_factor": 1.0,
         "n_group": 1,

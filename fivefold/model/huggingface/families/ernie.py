@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_layers_of_experts
 from fivefold.model.shape import MoE
@@ -53,14 +53,8 @@ ERNIE4_5 = Family(
     architecture="Ernie4_5ForCausalLM",
     keys=KEYS,
     defaults={
-        "vocab_size": 103_424,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 18,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 2,
+        **expand_names(vocab=103_424, width=1024, ffn=3072, layers=18, heads=16, kv_heads=2, positions=131_072),
         "head_dim": 128,
-        "max_position_embeddings": 131_072,
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
         "rope_theta": 500_000.0,
@@ -84,13 +78,7 @@ ERNIE4_5_MOE = Family(
         "moe_intermediate_size moe_layer_start_index moe_layer_end_index moe_layer_interval router_aux_loss_coef"
     ),
     defaults={
-        "vocab_size": 103_424,
-        "hidden_size": 2560,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 131_072,
+        **expand_names(vocab=103_424, width=2560, ffn=12_288, layers=28, heads=20, kv_heads=4, positions=131_072),
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
         "rope_theta": 500_000.0,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -20,9 +20,7 @@ from fivefold.model.spec import Model
 
 KEYS = decoder.KEYS | map_same_names("sliding_window layer_types") | {"sliding_window_pattern": "sliding_window_period"}
 DEFAULTS = {
-    "vocab_size": 102_400,
-    "intermediate_size": 16_384,
-    "num_key_value_heads": 32,
+    **expand_names(vocab=102_400, ffn=16_384, kv_heads=32),
     "norm_epsilon": 1e-5,
     "sliding_window": 4096,
     "sliding_window_period": 4,

@@ -13,6 +13,7 @@ from fivefold.model.huggingface.decoder import (
     UNREAD_ROTARY_FACTOR,
     FusedTensor,
     drop_keys,
+    expand_names,
     map_same_names,
 )
 from fivefold.model.huggingface.family import Family, Supported
@@ -73,10 +74,8 @@ FALCON = Family(
         "layer_norm_epsilon": "norm_epsilon",
     },
     defaults={
-        "vocab_size": 65_024,
-        "hidden_size": 4544,
+        **expand_names(vocab=65_024, width=4544, heads=71),
         "intermediate_size": None,
-        "num_attention_heads": 71,
         "hidden_act": "gelu",
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.shape import Multipliers
@@ -84,10 +84,7 @@ FALCON_H1 = Family(
     },
     defaults={
         **state_space.DEFAULTS,
-        "vocab_size": 128_000,
-        "intermediate_size": 14_336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 8192,
+        **expand_names(vocab=128_000, ffn=14_336, kv_heads=8, positions=8192),
         "norm_epsilon": 1e-5,
         "ssm_inner": 1024,
         "norms_before_gate": True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -42,13 +42,7 @@ FLINT = Family(
         "shared_expert_intermediate_size mlp_only_layers decoder_sparse_step sliding_window layer_types"
     ),
     defaults={
-        "vocab_size": 150_144,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 49,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "max_position_embeddings": 262_144,
+        **expand_names(vocab=150_144, width=2048, ffn=6144, layers=49, kv_heads=4, head_dim=128, positions=262_144),
         "sliding_window": 513,
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 1024,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_windows
 from fivefold.model.huggingface.rope import read_gemma3_rope
@@ -22,12 +22,7 @@ KEYS = (
 )
 SUPPORTED = {"use_bidirectional_attention": Supported((False, None), "attention that is not causal")}
 DEFAULTS = {
-    "hidden_size": 2304,
-    "intermediate_size": 9216,
-    "num_hidden_layers": 26,
-    "num_attention_heads": 8,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
+    **expand_names(width=2304, ffn=9216, layers=26, heads=8, kv_heads=4, head_dim=256),
     "hidden_act": "gelu_pytorch_tanh",
     "tie_word_embeddings": True,
     "query_pre_attn_scalar": 256,
@@ -88,15 +83,9 @@ GEMMA = Family(
     architecture="GemmaForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias"),
     defaults={
-        "vocab_size": 256_000,
-        "hidden_size": 3072,
-        "intermediate_size": 24_576,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
+        **expand_names(vocab=256_000, width=3072, ffn=24_576, layers=28, heads=16, kv_heads=16, positions=8192),
         "head_dim": 256,
         "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
     },
     supported=SUPPORTED,

@@ -8,7 +8,7 @@ from typing import Any
 from fivefold.model.altup import MAX_STREAMS, AltUp
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.families import gemma, gemma4
 from fivefold.model.huggingface.families.gemma4 import read_common_fields
 from fivefold.model.huggingface.family import Supported, Wrapper
@@ -88,15 +88,9 @@ GEMMA3N_TEXT = replace(
     },
     defaults={
         **{key: value for key, value in gemma.GEMMA3_TEXT.defaults.items() if key in decoder.DEFAULTS},
-        "vocab_size": 262_400,
-        "hidden_size": 2048,
+        **expand_names(vocab=262_400, width=2048, layers=35, heads=8, kv_heads=2, head_dim=256, positions=32_768),
         "intermediate_size": None,
         "intermediate_sizes": 16_384,
-        "num_hidden_layers": 35,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "max_position_embeddings": 32_768,
         "sliding_window": 512,
         "rope_theta": 1_000_000.0,
         "rope_local_base_freq": 10_000.0,

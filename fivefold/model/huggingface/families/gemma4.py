@@ -10,7 +10,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.families import gemma
 from fivefold.model.huggingface.families.gemma import TENSORS
 from fivefold.model.huggingface.family import Supported, Wrapper
@@ -138,49 +138,41 @@ def _write_gemma4_text(model: Model) -> dict[str, Any]:
     return _write_gemma4(model) | width | table | {"enable_moe_block": model.moe is not None}
 
 
-GEMMA4_UNIFIED_TEXT = replace(
-    gemma.GEMMA3_TEXT,
-    model_type="gemma4_unified_text",
-    architecture="Gemma4UnifiedForCausalLM",
-    keys=drop_keys(
+KEYS = (
+    drop_keys(
         gemma.GEMMA3_TEXT.keys,
         *("query_pre_attn_scalar", "attn_logit_softcapping", "rope_local_base_freq", "sliding_window_pattern"),
         *("rope_theta", "rope_scaling", "original_max_position_embeddings"),
     )
     | map_same_names("global_head_dim per_layer_config num_kv_shared_layers use_double_wide_mlp")
-    | {"num_global_key_value_heads": "global_key_value_heads", "attention_k_eq_v": "ties_values"},
-    defaults={
-        **{key: value for key, value in gemma.GEMMA3_TEXT.defaults.items() if key in decoder.DEFAULTS},
-        "vocab_size": 262_144,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 30,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "per_layer_config": "global",
-        "max_position_embeddings": 262_144,
-        "sliding_window": 1024,
-        "rope_parameters": {
-            "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
-        },
-    },
-    supported={"use_bidirectional_attention": Supported((None, "vision"), "attention that is not causal")},
-    to_model=_build_gemma4,
-    write=_write_gemma4,
-    constants={"layer_scalar": (1.0,)},
+    | {"num_global_key_value_heads": "global_key_value_heads", "attention_k_eq_v": "ties_values"}
 )
+DEFAULTS = {
+    **{key: value for key, value in gemma.GEMMA3_TEXT.defaults.items() if key in decoder.DEFAULTS},
+    **expand_names(vocab=262_144, ffn=9216, layers=30, kv_heads=4, head_dim=256, positions=262_144),
+    "global_head_dim": 512,
+    "per_layer_config": "global",
+    "sliding_window": 1024,
+    "rope_parameters": {
+        "full_attention": {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    },
+}
 GEMMA4_TEXT = replace(
-    GEMMA4_UNIFIED_TEXT,
+    gemma.GEMMA3_TEXT,
     model_type="gemma4_text",
     architecture="Gemma4ForCausalLM",
-    keys=drop_keys(GEMMA4_UNIFIED_TEXT.keys)
+    keys=KEYS
     | map_same_names("enable_moe_block num_experts moe_intermediate_size")
     | {
         "hidden_size_per_layer_input": "per_layer_width",
         "vocab_size_per_layer_input": "per_layer_vocab",
         "top_k_experts": "num_experts_per_tok",
     },
+    defaults={**DEFAULTS, "max_position_embeddings": 131_072, "sliding_window": 512, "per_layer_width": 256},
+    supported={"use_bidirectional_attention": Supported((None, "vision"), "attention that is not causal")},
+    to_model=_build_gemma4,
+    write=_write_gemma4_text,
     tensors=TENSORS
     | {
         "embed.per_layer": "model.embed_tokens_per_layer",
@@ -198,14 +190,18 @@ GEMMA4_TEXT = replace(
         **dict.fromkeys(decoder.EXPERT_GATE_UP, FusedTensor("experts.gate_up_proj", decoder.EXPERT_GATE_UP)),
         "moe.experts.down": "experts.down_proj",
     },
-    defaults={
-        **GEMMA4_UNIFIED_TEXT.defaults,
-        "max_position_embeddings": 131_072,
-        "sliding_window": 512,
-        "per_layer_width": 256,
-    },
-    write=_write_gemma4_text,
+    constants={"layer_scalar": (1.0,)},
 )
+GEMMA4_UNIFIED_TEXT = replace(
+    GEMMA4_TEXT,
+    model_type="gemma4_unified_text",
+    architecture="Gemma4UnifiedForCausalLM",
+    keys=KEYS,
+    defaults=DEFAULTS,
+    write=_write_gemma4,
+    tensors=TENSORS,
+)
+
 WRAPPERS = (
     Wrapper("gemma4", "Gemma4ForConditionalGeneration", text="gemma4_text", tied=True),
     Wrapper("gemma4_unified", "Gemma4UnifiedForConditionalGeneration", text="gemma4_unified_text", tied=True),

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -21,12 +21,7 @@ from fivefold.model.spec import Model
 
 KEYS = decoder.KEYS | map_same_names("partial_rotary_factor attention_bias")
 DEFAULTS = {
-    "vocab_size": 151_552,
-    "intermediate_size": 13_696,
-    "num_hidden_layers": 40,
-    "num_key_value_heads": 2,
-    "head_dim": 128,
-    "max_position_embeddings": 131_072,
+    **expand_names(vocab=151_552, ffn=13_696, layers=40, kv_heads=2, head_dim=128, positions=131_072),
     "norm_epsilon": 1.5625e-7,
     "attention_bias": True,
     "partial_rotary_factor": 0.5,
@@ -92,14 +87,8 @@ GLM4_MOE = Family(
     | decoder.MTP_KEYS
     | map_same_names("partial_rotary_factor attention_bias use_qk_norm first_k_dense_replace"),
     defaults={
-        "vocab_size": 151_552,
-        "hidden_size": 4096,
-        "intermediate_size": 10_944,
+        **expand_names(vocab=151_552, width=4096, ffn=10_944, layers=46, heads=96, kv_heads=8, positions=131_072),
         "moe_intermediate_size": 1408,
-        "num_hidden_layers": 46,
-        "num_attention_heads": 96,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131_072,
         "norm_epsilon": 1e-5,
         "partial_rotary_factor": 0.5,
         "n_shared_experts": 1,
@@ -122,13 +111,8 @@ GLM4_MOE_LITE = Family(
     | {"head_dim": "qk_rope_head_dim", "qk_rope_head_dim": "qk_rope_head_dim"}
     | map_same_names("mlp_layer_types"),
     defaults={
-        "vocab_size": 154_880,
-        "hidden_size": 2048,
-        "intermediate_size": 10_240,
+        **expand_names(vocab=154_880, width=2048, ffn=10_240, layers=47, heads=20, kv_heads=20, positions=202_752),
         "moe_intermediate_size": 1536,
-        "num_hidden_layers": 47,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 20,
         "n_shared_experts": 1,
         "num_experts": 64,
         "num_experts_per_tok": 4,
@@ -138,7 +122,6 @@ GLM4_MOE_LITE = Family(
         "qk_nope_head_dim": 192,
         "qk_rope_head_dim": 64,
         "v_head_dim": 256,
-        "max_position_embeddings": 202_752,
         "norm_epsilon": 1e-5,
     },
     to_model=_build_glm4_moe_lite,
@@ -168,13 +151,7 @@ GLM_OCR_TEXT = replace(
     keys=drop_keys(KEYS, "attention_bias"),
     defaults={
         **GLM4V_TEXT.defaults,
-        "vocab_size": 59_392,
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131_072,
+        **expand_names(vocab=59_392, width=1024, ffn=4096, layers=16, heads=16, kv_heads=8, positions=131_072),
     },
     to_model=_build_glm4,
 )

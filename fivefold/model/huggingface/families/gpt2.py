@@ -5,20 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import GPT_KEYS, QKV, FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import GPT_KEYS, QKV, FusedTensor, drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import NAMES, build_model
 from fivefold.model.spec import Model
 
 KEYS = GPT_KEYS | map_same_names("scale_attn_weights")
 DEFAULTS = {
-    "vocab_size": 50_257,
-    "hidden_size": 768,
+    **expand_names(vocab=50_257, width=768, layers=12, heads=12, positions=1024),
     "intermediate_size": None,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
     "hidden_act": "gelu_new",
-    "max_position_embeddings": 1024,
     "norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
     "attention_dropout": 0.1,

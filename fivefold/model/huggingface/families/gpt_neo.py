@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import SIZES, drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import SIZES, drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, find_period
 from fivefold.model.spec import Model
@@ -66,13 +66,9 @@ GPT_NEO = Family(
     }
     | map_same_names("attention_types"),
     defaults={
-        "vocab_size": 50_257,
-        "hidden_size": 2048,
+        **expand_names(vocab=50_257, width=2048, layers=24, heads=16, positions=2048),
         "intermediate_size": None,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
         "hidden_act": "gelu_new",
-        "max_position_embeddings": 2048,
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
         "attention_types": ((("global", "local"), 12),),

@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, ROTARY, SIZES, FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import (
+    PLAIN_MLP,
+    QKV,
+    ROTARY,
+    SIZES,
+    FusedTensor,
+    drop_keys,
+    expand_names,
+    map_same_names,
+)
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
@@ -56,13 +65,8 @@ GPT_NEOX = Family(
     | {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_factor", "layer_norm_eps": "norm_epsilon"}
     | map_same_names("hidden_act head_dim attention_bias hidden_dropout use_parallel_residual"),
     defaults={
-        "vocab_size": 50_432,
-        "hidden_size": 6144,
-        "intermediate_size": 24_576,
-        "num_hidden_layers": 44,
-        "num_attention_heads": 64,
+        **expand_names(vocab=50_432, width=6144, ffn=24_576, layers=44, heads=64, positions=2048),
         "hidden_act": "gelu",
-        "max_position_embeddings": 2048,
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
         "attention_bias": True,
@@ -96,13 +100,9 @@ GPT_NEOX_JAPANESE = Family(
     }
     | map_same_names("hidden_act head_dim hidden_dropout"),
     defaults={
-        "vocab_size": 32_000,
-        "hidden_size": 2560,
+        **expand_names(vocab=32_000, width=2560, layers=32, heads=32, positions=2048),
         "intermediate_size": None,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
         "hidden_act": "gelu",
-        "max_position_embeddings": 2048,
         "norm_epsilon": 1e-5,
         "attention_dropout": 0.1,
         "tie_word_embeddings": True,

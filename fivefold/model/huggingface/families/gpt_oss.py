@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, map_same_names
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_experts, read_windows
 from fivefold.model.spec import Model
@@ -38,14 +38,8 @@ GPT_OSS = Family(
     architecture="GptOssForCausalLM",
     keys=decoder.GROUPED | decoder.EXPERT_KEYS | map_same_names("attention_bias sliding_window layer_types"),
     defaults={
-        "vocab_size": 201_088,
-        "hidden_size": 2880,
-        "intermediate_size": 2880,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
+        **expand_names(vocab=201_088, width=2880, ffn=2880, layers=36, heads=64, kv_heads=8, positions=131_072),
         "head_dim": 64,
-        "max_position_embeddings": 131_072,
         "norm_epsilon": 1e-5,
         "attention_bias": True,
         "sliding_window": 128,

@@ -5,20 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import GPT_KEYS, FusedTensor, map_same_names
+from fivefold.model.huggingface.decoder import GPT_KEYS, FusedTensor, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_head_dim
 from fivefold.model.spec import Model
 
 KEYS = GPT_KEYS | map_same_names("rotary_dim")
 DEFAULTS: dict[str, Any] = {
-    "vocab_size": 50_400,
-    "hidden_size": 4096,
+    **expand_names(vocab=50_400, width=4096, layers=28, heads=16, positions=2048),
     "intermediate_size": None,
-    "num_hidden_layers": 28,
-    "num_attention_heads": 16,
     "hidden_act": "gelu_new",
-    "max_position_embeddings": 2048,
     "norm_epsilon": 1e-5,
     "tie_word_embeddings": False,
     "rotary_dim": 64,

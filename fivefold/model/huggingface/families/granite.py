@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -186,13 +186,7 @@ GRANITE_SWA = Family(
     keys=KEYS | map_same_names("mlp_bias") | SWASH_KEYS,
     defaults={
         **DEFAULTS,
-        "vocab_size": 100_352,
-        "hidden_size": 2560,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 8192,
+        **expand_names(vocab=100_352, width=2560, ffn=8192, layers=24, heads=20, kv_heads=4, positions=8192),
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
         "sliding_window": 128,
@@ -218,13 +212,7 @@ GRANITE_DOCLING_TEXT = replace(
     architecture="GraniteDoclingTextModel",
     defaults={
         **DEFAULTS,
-        "vocab_size": 133_800,
-        "hidden_size": 1024,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32_768,
+        **expand_names(vocab=133_800, width=1024, ffn=2048, layers=28, heads=16, kv_heads=4, positions=32_768),
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
         "embedding_multiplier": 12.0,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_head_dim
 from fivefold.model.spec import Model
@@ -26,14 +26,8 @@ HELIUM = Family(
     architecture="HeliumForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias mlp_bias"),
     defaults={
-        "vocab_size": 48_000,
-        "hidden_size": 2560,
-        "intermediate_size": 7040,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 20,
-        "num_key_value_heads": 20,
+        **expand_names(vocab=48_000, width=2560, ffn=7040, layers=24, heads=20, kv_heads=20, positions=4096),
         "head_dim": 128,
-        "max_position_embeddings": 4096,
         "norm_epsilon": 1e-8,
         "rope_theta": 100_000.0,
     },

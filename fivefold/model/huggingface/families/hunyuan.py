@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -104,14 +104,8 @@ HY_V3 = Family(
     }
     | map_same_names("attention_bias mlp_bias num_experts_per_tok moe_intermediate_size mlp_layer_types"),
     defaults={
-        "vocab_size": 120_832,
-        "intermediate_size": 13_312,
+        **expand_names(vocab=120_832, ffn=13_312, layers=80, heads=64, kv_heads=8, head_dim=128, positions=131_072),
         "moe_intermediate_size": 1536,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131_072,
         "norm_epsilon": 1e-5,
         "rope_theta": 11_158_840.0,
         "num_experts": 192,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
 
@@ -12,12 +12,8 @@ JAIS2 = Family(
     architecture="Jais2ForCausalLM",
     keys=decoder.LAYER_NORM_KEYS | {"layer_norm_eps": "norm_epsilon"} | map_same_names("attention_bias mlp_bias"),
     defaults={
-        "vocab_size": 150_272,
-        "hidden_size": 3328,
-        "intermediate_size": 26_624,
-        "num_attention_heads": 26,
+        **expand_names(vocab=150_272, width=3328, ffn=26_624, heads=26, positions=8192),
         "hidden_act": "relu2",
-        "max_position_embeddings": 8192,
         "norm_epsilon": 1e-5,
         "attention_bias": True,
         "mlp_bias": True,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, find_period, read_experts, read_mixers
 from fivefold.model.shape import MixerName
@@ -89,10 +89,7 @@ JAMBA = Family(
         "mamba_proj_bias": "ssm_bias",
     },
     defaults={
-        "vocab_size": 65_536,
-        "intermediate_size": 14_336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 262_144,
+        **expand_names(vocab=65_536, ffn=14_336, kv_heads=8, positions=262_144),
         "num_experts": 16,
         "num_experts_per_tok": 2,
         "router_aux_loss_coef": 0.001,

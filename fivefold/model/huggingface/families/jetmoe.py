@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_experts
 from fivefold.model.spec import Model
@@ -38,13 +38,7 @@ JETMOE = Family(
         "aux_loss_coef": "router_aux_loss_coef",
     },
     defaults={
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 16,
-        "head_dim": 128,
-        "max_position_embeddings": 4096,
+        **expand_names(width=2048, ffn=5632, layers=12, heads=32, kv_heads=16, head_dim=128, positions=4096),
         "num_experts": 8,
         "num_experts_per_tok": 2,
         "router_aux_loss_coef": 0.01,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -92,12 +92,7 @@ KIMI_LINEAR = Family(
         "linear_conv_kernel_dim": "conv_taps",
     },
     defaults={
-        "vocab_size": 163_840,
-        "hidden_size": 2304,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 27,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 1_048_576,
+        **expand_names(vocab=163_840, width=2304, ffn=9216, layers=27, kv_heads=32, positions=1_048_576),
         "norm_epsilon": 1e-5,
         "kv_lora_rank": 512,
         "q_lora_rank": None,

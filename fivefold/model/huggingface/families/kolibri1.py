@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -47,14 +47,8 @@ KOLIBRI1 = Family(
         "layer_types"
     ),
     defaults={
-        "vocab_size": 128_000,
-        "hidden_size": 2560,
+        **expand_names(vocab=128_000, width=2560, layers=50, heads=48, kv_heads=4, head_dim=128, positions=262_144),
         "intermediate_size": None,
-        "num_hidden_layers": 50,
-        "num_attention_heads": 48,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "max_position_embeddings": 262_144,
         "sliding_window": 513,
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_mlp_layer_types, read_shared_expert, read_windows
 from fivefold.model.huggingface.rope import read_rope_tables
@@ -82,16 +82,10 @@ LAGUNA = Family(
         "sliding_window layer_types mlp_layer_types gating"
     ),
     defaults={
-        "vocab_size": 100_352,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
+        **expand_names(vocab=100_352, width=2048, ffn=8192, layers=40, heads=48, kv_heads=8, positions=131_072),
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
-        "num_hidden_layers": 40,
-        "num_attention_heads": 48,
-        "num_key_value_heads": 8,
         "head_dim": 128,
-        "max_position_embeddings": 131_072,
         "sliding_window": 512,
         "num_experts": 256,
         "num_experts_per_tok": 8,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, find_period, read_mixers
 from fivefold.model.huggingface.rope import KINDS as ROPE_KINDS
@@ -115,11 +115,7 @@ KEYS = {
     **map_same_names("conv_bias layer_types"),
 }
 DEFAULTS = {
-    "vocab_size": 65_536,
-    "hidden_size": 2560,
-    "intermediate_size": 12_288,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 128_000,
+    **expand_names(vocab=65_536, width=2560, ffn=12_288, kv_heads=8, positions=128_000),
     "norm_epsilon": 1e-5,
     "tie_word_embeddings": True,
     "rope_theta": 1_000_000.0,
@@ -198,13 +194,7 @@ LFM3 = Family(
     },
     defaults={
         **DEFAULTS,
-        "vocab_size": 128_000,
-        "hidden_size": 2048,
-        "intermediate_size": 7680,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
+        **expand_names(vocab=128_000, width=2048, ffn=7680, layers=24, heads=16, kv_heads=4, head_dim=128),
         "conv_taps": 7,
         "sliding_window": 256,
         "use_post_norm": True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
@@ -39,12 +39,7 @@ INTERNLM3 = Family(
     published_architecture="InternLM3ForCausalLM",
     keys=KEYS | {"qkv_bias": "attention_bias", "bias": "mlp_bias"},
     defaults={
-        "vocab_size": 128_512,
-        "intermediate_size": 10_240,
-        "num_hidden_layers": 48,
-        "num_key_value_heads": 2,
-        "head_dim": 128,
-        "max_position_embeddings": 32_768,
+        **expand_names(vocab=128_512, ffn=10_240, layers=48, kv_heads=2, head_dim=128, positions=32_768),
         "norm_epsilon": 1e-5,
     },
     to_model=_build_internlm3,
@@ -55,14 +50,8 @@ IQUESTCODER = Family(
     published_architecture="IQuestCoderForCausalLM",
     keys=KEYS,
     defaults={
-        "vocab_size": 76_800,
-        "hidden_size": 5120,
-        "intermediate_size": 27_648,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
+        **expand_names(vocab=76_800, width=5120, ffn=27_648, layers=80, heads=40, kv_heads=8, positions=131_072),
         "head_dim": 128,
-        "max_position_embeddings": 131_072,
         "norm_epsilon": 1e-5,
     },
     supported={
@@ -76,10 +65,7 @@ EMU3_TEXT = Family(
     architecture="Emu3TextModel",
     keys=KEYS,
     defaults={
-        "vocab_size": 184_622,
-        "intermediate_size": 14_336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 9216,
+        **expand_names(vocab=184_622, ffn=14_336, kv_heads=8, positions=9216),
         "norm_epsilon": 1e-5,
         "rope_theta": 1_000_000.0,
         "attention_dropout": 0.1,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, map_same_names
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -86,15 +86,9 @@ LLAMA4_TEXT = Family(
         "attention_bias"
     ),
     defaults={
-        "vocab_size": 202_048,
-        "hidden_size": 5120,
-        "intermediate_size": 8192,
+        **expand_names(vocab=202_048, width=5120, ffn=8192, layers=48, heads=40, kv_heads=8, positions=131_072),
         "intermediate_size_mlp": 16_384,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 8,
         "head_dim": 128,
-        "max_position_embeddings": 131_072,
         "norm_epsilon": 1e-5,
         "rope_theta": 500_000.0,
         "num_experts": 16,

@@ -10,7 +10,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_latent
 from fivefold.model.spec import Model
@@ -85,19 +85,13 @@ LONGCAT_FLASH = Family(
         "zero_expert_num": "identity_experts",
     },
     defaults={
-        "vocab_size": 131_072,
-        "hidden_size": 6144,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 64,
-        "max_position_embeddings": 131_072,
+        **expand_names(vocab=131_072, width=6144, ffn=12_288, layers=28, heads=64, positions=131_072, head_dim=64),
         "norm_epsilon": 1e-5,
         "rope_theta": 10_000_000.0,
         "q_lora_rank": 1536,
         "kv_lora_rank": 512,
         "qk_nope_head_dim": 128,
         "qk_rope_head_dim": 64,
-        "head_dim": 64,
         "v_head_dim": 128,
         "num_experts": 512,
         "num_experts_per_tok": 12,

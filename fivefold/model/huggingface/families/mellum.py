@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_mlp_layer_types, read_windows
 from fivefold.model.huggingface.rope import read_gemma3_rope
@@ -36,13 +36,7 @@ MELLUM = Family(
         "layer_types mlp_layer_types"
     ),
     defaults={
-        "vocab_size": 98_304,
-        "hidden_size": 2304,
-        "intermediate_size": 7168,
-        "num_hidden_layers": 28,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "max_position_embeddings": 131_072,
+        **expand_names(vocab=98_304, width=2304, ffn=7168, layers=28, kv_heads=4, head_dim=128, positions=131_072),
         "rope_theta": 500_000.0,
         "rope_local_base_freq": 10_000.0,
         "sliding_window": 1024,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -46,15 +46,9 @@ MIMO_V2_FLASH = Family(
     | map_same_names("attention_bias sliding_window layer_types mlp_layer_types v_head_dim")
     | {"attention_value_scale": "value_scale", "sliding_window_size": "tokens_before"},
     defaults={
-        "vocab_size": 152_576,
-        "intermediate_size": 16_384,
+        **expand_names(vocab=152_576, ffn=16_384, layers=48, heads=64, kv_heads=4, head_dim=192, positions=131_072),
         "moe_intermediate_size": 2048,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 4,
-        "head_dim": 192,
         "v_head_dim": 128,
-        "max_position_embeddings": 131_072,
         "norm_epsilon": 1e-5,
         "sliding_window": 129,
         "value_scale": 0.707,

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_latent
 from fivefold.model.spec import Model
@@ -40,19 +40,13 @@ MINICPM3 = Family(
     | {"scale_emb": "embedding_multiplier"}
     | map_same_names("mlp_bias scale_depth dim_model_base"),
     defaults={
-        "vocab_size": 73_448,
-        "hidden_size": 2560,
-        "intermediate_size": 6400,
-        "num_hidden_layers": 62,
-        "num_attention_heads": 40,
-        "num_key_value_heads": 40,
+        **expand_names(vocab=73_448, width=2560, ffn=6400, layers=62, heads=40, kv_heads=40, positions=32_768),
         "kv_lora_rank": 256,
         "q_lora_rank": 768,
         "qk_nope_head_dim": 64,
         "qk_rope_head_dim": 32,
         "v_head_dim": None,
         "rope_interleave": False,
-        "max_position_embeddings": 32_768,
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
         "embedding_multiplier": 12,

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_experts, read_mixers, read_windows
 from fivefold.model.huggingface.rope import read_rope
@@ -78,14 +78,8 @@ MINIMAX_M2 = Family(
     architecture="MiniMaxM2ForCausalLM",
     keys=decoder.KEYS | decoder.EXPERT_KEYS | map_same_names("partial_rotary_factor rotary_dim"),
     defaults={
-        "vocab_size": 200_064,
-        "hidden_size": 3072,
-        "intermediate_size": 1536,
-        "num_hidden_layers": 62,
-        "num_attention_heads": 48,
-        "num_key_value_heads": 8,
+        **expand_names(vocab=200_064, width=3072, ffn=1536, layers=62, heads=48, kv_heads=8, positions=196_608),
         "head_dim": 128,
-        "max_position_embeddings": 196_608,
         "rope_theta": 5_000_000.0,
         "num_experts": 256,
         "num_experts_per_tok": 8,
@@ -106,9 +100,7 @@ MINIMAX = Family(
     | {"block_size": "ssm_chunk"}
     | {name: name for names in FACTORS.values() for name in names},
     defaults={
-        "intermediate_size": 14_336,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131_072,
+        **expand_names(ffn=14_336, kv_heads=8, positions=131_072),
         "norm_epsilon": 1e-5,
         "rope_theta": 1_000_000.0,
         "num_experts": 8,

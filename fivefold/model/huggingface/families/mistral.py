@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_experts, read_windows
 from fivefold.model.huggingface.rope import read_temperature
 from fivefold.model.spec import Model
 
 DEFAULTS = {
-    "intermediate_size": 14_336,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 131_072,
+    **expand_names(ffn=14_336, kv_heads=8, positions=131_072),
 }
 
 
@@ -59,10 +57,7 @@ MINISTRAL3 = Family(
     keys=drop_keys(decoder.KEYS, "original_max_position_embeddings") | map_same_names("sliding_window"),
     defaults={
         **DEFAULTS,
-        "vocab_size": 131_072,
-        "num_hidden_layers": 34,
-        "head_dim": 128,
-        "max_position_embeddings": 262_144,
+        **expand_names(vocab=131_072, layers=34, head_dim=128, positions=262_144),
         "norm_epsilon": 1e-5,
         "rope_parameters": {
             "rope_type": "yarn",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_biased_experts, read_latent
 from fivefold.model.huggingface.rope import read_rope, read_temperature
@@ -32,11 +32,8 @@ MISTRAL4 = Family(
     | decoder.LATENT_KEYS
     | map_same_names("first_k_dense_replace"),
     defaults={
-        "vocab_size": 131_072,
-        "intermediate_size": 12_288,
+        **expand_names(vocab=131_072, ffn=12_288, layers=36, kv_heads=32, positions=1_048_576),
         "moe_intermediate_size": 2048,
-        "num_hidden_layers": 36,
-        "num_key_value_heads": 32,
         "n_shared_experts": 1,
         "num_experts": 128,
         "num_experts_per_tok": 4,
@@ -45,7 +42,6 @@ MISTRAL4 = Family(
         "qk_nope_head_dim": 64,
         "qk_rope_head_dim": 64,
         "v_head_dim": 128,
-        "max_position_embeddings": 1_048_576,
         "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": 10_000.0,

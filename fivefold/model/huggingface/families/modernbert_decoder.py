@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -71,13 +71,8 @@ MODERNBERT_DECODER = Family(
     }
     | map_same_names("norm_bias attention_bias mlp_bias embedding_dropout layer_types rope_parameters"),
     defaults={
-        "vocab_size": 50_368,
-        "hidden_size": 768,
-        "intermediate_size": 1152,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 12,
+        **expand_names(vocab=50_368, width=768, ffn=1152, layers=22, heads=12, positions=8192),
         "hidden_act": "gelu",
-        "max_position_embeddings": 8192,
         "norm_epsilon": 1e-5,
         "norm_bias": False,
         "head_bias": True,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
@@ -28,11 +28,7 @@ NANOCHAT = Family(
     architecture="NanoChatForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias final_logit_softcapping"),
     defaults={
-        "vocab_size": 50_304,
-        "hidden_size": 768,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 6,
+        **expand_names(vocab=50_304, width=768, ffn=8192, layers=12, heads=6),
         "hidden_act": "relu2",
         "final_logit_softcapping": 15.0,
     },

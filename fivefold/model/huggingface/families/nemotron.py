@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
@@ -30,12 +30,8 @@ NEMOTRON = Family(
     | {"norm_eps": "norm_epsilon"}
     | map_same_names("partial_rotary_factor attention_bias mlp_bias"),
     defaults={
-        "vocab_size": 256_000,
-        "hidden_size": 6144,
-        "intermediate_size": 24_576,
-        "num_attention_heads": 48,
+        **expand_names(vocab=256_000, width=6144, ffn=24_576, heads=48, positions=4096),
         "hidden_act": "relu2",
-        "max_position_embeddings": 4096,
         "norm_epsilon": 1e-5,
         "partial_rotary_factor": 0.5,
     },
@@ -47,15 +43,9 @@ COSMOS3_EDGE_TEXT = Family(
     architecture="Cosmos3EdgeTextModel",
     keys=decoder.KEYS | map_same_names("attention_bias mlp_bias"),
     defaults={
-        "vocab_size": 131_072,
-        "hidden_size": 2048,
-        "intermediate_size": 9216,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 8,
+        **expand_names(vocab=131_072, width=2048, ffn=9216, layers=28, heads=16, kv_heads=8, positions=131_072),
         "head_dim": 128,
         "hidden_act": "relu2",
-        "max_position_embeddings": 131_072,
         "norm_epsilon": 1e-5,
         "rope_theta": 100_000_000.0,
     },

@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, find_period, read_biased_experts
 from fivefold.model.shape import MixerName
@@ -111,12 +111,7 @@ NEMOTRON_H = Family(
     },
     defaults={
         **state_space.DEFAULTS,
-        "vocab_size": 131_072,
-        "num_hidden_layers": 4,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 4096,
-        "intermediate_size": 21_504,
+        **expand_names(vocab=131_072, layers=4, kv_heads=8, head_dim=128, positions=4096, ffn=21_504),
         "hidden_act": "relu2",
         "norm_epsilon": 1e-5,
         "ssm_head_dim": 64,

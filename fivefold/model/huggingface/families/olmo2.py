@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -121,11 +121,7 @@ OLMOE = Family(
     keys=decoder.KEYS | EXPERT_KEYS | CLIP | map_same_names("attention_bias norm_topk_prob"),
     defaults={
         **DEFAULTS,
-        "hidden_size": 2048,
-        "intermediate_size": 2048,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 16,
-        "max_position_embeddings": 4096,
+        **expand_names(width=2048, ffn=2048, layers=16, heads=16, positions=4096),
         "num_experts": 64,
         "num_experts_per_tok": 8,
         "router_aux_loss_coef": 0.01,

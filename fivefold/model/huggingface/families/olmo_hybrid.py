@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.families.qwen3_next import KINDS, NAMES, write_delta_net
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_mixers
@@ -71,11 +71,7 @@ OLMO_HYBRID = Family(
         "linear_allow_neg_eigval": "negative_eigenvalues",
     },
     defaults={
-        "vocab_size": 100_352,
-        "hidden_size": 3840,
-        "intermediate_size": 11_008,
-        "num_attention_heads": 30,
-        "max_position_embeddings": 65_536,
+        **expand_names(vocab=100_352, width=3840, ffn=11_008, heads=30, positions=65_536),
         "conv_taps": 4,
         "negative_eigenvalues": True,
     },

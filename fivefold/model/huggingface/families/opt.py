@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
@@ -56,11 +56,7 @@ OPT = Family(
         "word_embed_proj_dim": "embedding_width",
     },
     defaults={
-        "vocab_size": 50_272,
-        "hidden_size": 768,
-        "intermediate_size": 3072,
-        "num_hidden_layers": 12,
-        "num_attention_heads": 12,
+        **expand_names(vocab=50_272, width=768, ffn=3072, layers=12, heads=12),
         "hidden_act": "relu",
         "hidden_dropout": 0.1,
         "tie_word_embeddings": True,
@@ -92,15 +88,10 @@ BIOGPT = Family(
         "scale_embedding": "mup_enabled",
     },
     defaults={
-        "vocab_size": 42_384,
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
+        **expand_names(vocab=42_384, width=1024, ffn=4096, layers=24, heads=16, positions=1024),
         "hidden_act": "gelu",
         "hidden_dropout": 0.1,
         "attention_dropout": 0.1,
-        "max_position_embeddings": 1024,
         "tie_word_embeddings": True,
         "mup_enabled": True,
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import PLAIN_MLP, QKV, FusedTensor, drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
@@ -33,12 +33,8 @@ PERSIMMON = Family(
     | {"layer_norm_eps": "norm_epsilon", "qk_layernorm": "use_qk_norm"}
     | map_same_names("partial_rotary_factor"),
     defaults={
-        "vocab_size": 262_144,
-        "intermediate_size": 16_384,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 64,
+        **expand_names(vocab=262_144, ffn=16_384, layers=36, heads=64, positions=16_384),
         "hidden_act": "relu2",
-        "max_position_embeddings": 16_384,
         "norm_epsilon": 1e-5,
         "partial_rotary_factor": 0.5,
         "use_qk_norm": True,

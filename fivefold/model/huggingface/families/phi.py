@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import QKV, FusedTensor, map_same_names
+from fivefold.model.huggingface.decoder import QKV, FusedTensor, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_experts, read_windows
 from fivefold.model.huggingface.rope import read_rope, read_table
@@ -69,10 +69,7 @@ PHI = Family(
     }
     | map_same_names("partial_rotary_factor"),
     defaults={
-        "vocab_size": 51_200,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 24,
+        **expand_names(vocab=51_200, width=2048, ffn=8192, layers=24),
         "hidden_act": "gelu_new",
         "norm_epsilon": 1e-5,
         "partial_rotary_factor": 0.5,
@@ -94,10 +91,7 @@ PHI3 = Family(
     architecture="Phi3ForCausalLM",
     keys=decoder.KEYS | map_same_names("partial_rotary_factor sliding_window") | {"resid_pdrop": "hidden_dropout"},
     defaults={
-        "vocab_size": 32_064,
-        "hidden_size": 3072,
-        "intermediate_size": 8192,
-        "max_position_embeddings": 4096,
+        **expand_names(vocab=32_064, width=3072, ffn=8192, positions=4096),
         "original_max_position_embeddings": 4096,
         "norm_epsilon": 1e-5,
     },
@@ -112,10 +106,7 @@ PHIMOE = Family(
     | map_same_names("attention_bias sliding_window router_aux_loss_coef router_jitter_noise")
     | {"lm_head_bias": "head_bias", "num_local_experts": "num_experts"},
     defaults={
-        "vocab_size": 32_064,
-        "intermediate_size": 6400,
-        "num_key_value_heads": 8,
-        "max_position_embeddings": 131_072,
+        **expand_names(vocab=32_064, ffn=6400, kv_heads=8, positions=131_072),
         "norm_epsilon": 1e-5,
         "rope_theta": 1_000_000.0,
         "num_experts": 16,

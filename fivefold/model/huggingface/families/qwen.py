@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -18,10 +18,7 @@ from fivefold.model.spec import Model
 
 WINDOWS = map_same_names("use_sliding_window sliding_window max_window_layers layer_types")
 DEFAULTS = {
-    "vocab_size": 151_936,
-    "intermediate_size": 22_016,
-    "num_key_value_heads": 32,
-    "max_position_embeddings": 32_768,
+    **expand_names(vocab=151_936, ffn=22_016, kv_heads=32, positions=32_768),
     "use_sliding_window": False,
     "sliding_window": 4096,
     "max_window_layers": 28,
@@ -83,12 +80,7 @@ QWEN2_5_VL_TEXT = Family(
     keys=drop_keys(decoder.KEYS, "head_dim") | WINDOWS,
     defaults={
         **DEFAULTS,
-        "vocab_size": 152_064,
-        "hidden_size": 8192,
-        "intermediate_size": 29_568,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
+        **expand_names(vocab=152_064, width=8192, ffn=29_568, layers=80, heads=64, kv_heads=8),
         "norm_epsilon": 1e-5,
         "rope_theta": 1_000_000.0,
         "max_window_layers": 80,
@@ -114,10 +106,7 @@ QWEN3_MOE = Family(
     ),
     defaults={
         **DEFAULTS,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "num_hidden_layers": 24,
-        "num_key_value_heads": 4,
+        **expand_names(width=2048, ffn=6144, layers=24, kv_heads=4),
         "moe_intermediate_size": 768,
         "num_experts": 128,
         "num_experts_per_tok": 8,
@@ -143,11 +132,7 @@ QWEN2_MOE = Family(
     ),
     defaults={
         **DEFAULTS,
-        "hidden_size": 2048,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
+        **expand_names(width=2048, ffn=5632, layers=24, heads=16, kv_heads=16),
         "moe_intermediate_size": 1408,
         "shared_expert_intermediate_size": 5632,
         "num_experts": 60,
@@ -183,10 +168,7 @@ QWEN3_VL_MOE_TEXT = replace(
     keys=drop_keys(QWEN3_MOE.keys, "use_sliding_window", "sliding_window", "norm_topk_prob"),
     defaults={
         **QWEN3_MOE.defaults,
-        "intermediate_size": 5632,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 16,
-        "max_position_embeddings": 128_000,
+        **expand_names(ffn=5632, heads=16, kv_heads=16, positions=128_000),
         "rope_theta": 500_000.0,
         "moe_intermediate_size": 1408,
         "num_experts": 60,
@@ -206,11 +188,7 @@ QWEN2_5_OMNI_TEXT = replace(
     architecture="Qwen2_5OmniThinkerTextModel",
     defaults={
         **QWEN2_5_VL_TEXT.defaults,
-        "hidden_size": 3584,
-        "intermediate_size": 18_944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
-        "num_key_value_heads": 4,
+        **expand_names(width=3584, ffn=18_944, layers=28, heads=28, kv_heads=4),
         "norm_epsilon": 1e-6,
         "max_window_layers": 28,
         "tie_word_embeddings": True,
@@ -223,10 +201,7 @@ QWEN3_OMNI_MOE_TEXT = replace(
     keys={**QWEN3_VL_MOE_TEXT.keys, **map_same_names("norm_topk_prob")},
     defaults={
         **QWEN3_MOE.defaults,
-        "vocab_size": 3584,
-        "intermediate_size": 18_944,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 28,
+        **expand_names(vocab=3584, ffn=18_944, layers=28, heads=28),
         "rope_theta": 1_000_000.0,
         "norm_topk_prob": True,
         "sliding_window": None,

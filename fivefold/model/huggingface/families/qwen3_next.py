@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -98,12 +98,7 @@ EXPERT_KEYS = map_same_names(
     "num_experts num_experts_per_tok router_aux_loss_coef moe_intermediate_size shared_expert_intermediate_size"
 )
 DEFAULTS = {
-    "vocab_size": 248_320,
-    "intermediate_size": 12_288,
-    "num_attention_heads": 16,
-    "num_key_value_heads": 4,
-    "head_dim": 256,
-    "max_position_embeddings": 32_768,
+    **expand_names(vocab=248_320, ffn=12_288, heads=16, kv_heads=4, head_dim=256, positions=32_768),
     "partial_rotary_factor": 0.25,
     "conv_taps": 4,
 }
@@ -135,9 +130,7 @@ QWEN3_NEXT = Family(
     keys=KEYS | EXPERT_KEYS | map_same_names("norm_topk_prob mlp_only_layers decoder_sparse_step"),
     defaults={
         **EXPERT_DEFAULTS,
-        "vocab_size": 151_936,
-        "intermediate_size": 5632,
-        "num_hidden_layers": 48,
+        **expand_names(vocab=151_936, ffn=5632, layers=48),
         "num_experts": 512,
         "num_experts_per_tok": 10,
     },

@@ -7,7 +7,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, find_period
 from fivefold.model.huggingface.rope import read_rope
@@ -84,13 +84,8 @@ RECURRENT_GEMMA = Family(
         "logits_soft_cap": "final_logit_softcapping",
     },
     defaults={
-        "vocab_size": 256_000,
-        "hidden_size": 2560,
-        "intermediate_size": 7680,
-        "num_hidden_layers": 26,
-        "num_attention_heads": 10,
+        **expand_names(vocab=256_000, width=2560, ffn=7680, layers=26, heads=10, positions=8192),
         "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 8192,
         "tie_word_embeddings": True,
         "sliding_window": 2048,
         "conv_taps": 4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import state_space
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.mixers.rwkv import MIXED
@@ -39,12 +39,9 @@ RWKV = Family(
     },
     defaults={
         **state_space.UNUSED,
-        "vocab_size": 50_277,
-        "hidden_size": 4096,
+        **expand_names(vocab=50_277, width=4096, layers=32, positions=1024),
         "intermediate_size": None,
-        "num_hidden_layers": 32,
         "hidden_act": "relu2",
-        "max_position_embeddings": 1024,
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": False,
     },

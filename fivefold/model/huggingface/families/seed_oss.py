@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
@@ -21,13 +21,7 @@ SEED_OSS = Family(
     | map_same_names("attention_bias attention_out_bias mlp_bias")
     | {"residual_dropout": "hidden_dropout"},
     defaults={
-        "vocab_size": 155_136,
-        "intermediate_size": 27_648,
-        "num_hidden_layers": 64,
-        "num_attention_heads": 80,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 524_288,
+        **expand_names(vocab=155_136, ffn=27_648, layers=64, heads=80, kv_heads=8, head_dim=128, positions=524_288),
         "attention_bias": True,
         "attention_dropout": 0.1,
         "hidden_dropout": 0.1,

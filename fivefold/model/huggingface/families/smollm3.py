@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
@@ -32,13 +32,7 @@ SMOLLM3 = Family(
         "attention_bias mlp_bias use_sliding_window sliding_window layer_types no_rope_layers no_rope_layer_interval"
     ),
     defaults={
-        "vocab_size": 128_256,
-        "hidden_size": 2048,
-        "intermediate_size": 11_008,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 16,
-        "num_key_value_heads": 4,
-        "max_position_embeddings": 32_768,
+        **expand_names(vocab=128_256, width=2048, ffn=11_008, layers=36, heads=16, kv_heads=4, positions=32_768),
         "rope_theta": 2_000_000.0,
         "use_sliding_window": False,
         "tie_word_embeddings": True,

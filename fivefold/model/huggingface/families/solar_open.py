@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_biased_experts
 from fivefold.model.spec import Model
@@ -20,14 +20,9 @@ SOLAR_OPEN = Family(
     architecture="SolarOpenForCausalLM",
     keys=drop_keys(decoder.KEYS, "intermediate_size") | decoder.BIASED_EXPERT_KEYS | map_same_names("attention_bias"),
     defaults={
-        "vocab_size": 196_608,
+        **expand_names(vocab=196_608, layers=48, heads=64, kv_heads=8, head_dim=128, positions=131_072),
         "intermediate_size": None,
         "moe_intermediate_size": 1280,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 64,
-        "num_key_value_heads": 8,
-        "head_dim": 128,
-        "max_position_embeddings": 131_072,
         "norm_epsilon": 1e-5,
         "rope_theta": 1_000_000.0,
         "n_shared_experts": 1,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import drop_keys, map_same_names
+from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.huggingface.rope import read_rope
@@ -25,11 +25,7 @@ STABLELM = Family(
     | {"layer_norm_eps": "norm_epsilon", "use_qkv_bias": "attention_bias"}
     | map_same_names("partial_rotary_factor use_parallel_residual"),
     defaults={
-        "vocab_size": 50_304,
-        "hidden_size": 2560,
-        "intermediate_size": 6912,
-        "num_key_value_heads": 32,
-        "max_position_embeddings": 4096,
+        **expand_names(vocab=50_304, width=2560, ffn=6912, kv_heads=32, positions=4096),
         "norm_epsilon": 1e-5,
         "partial_rotary_factor": 0.25,
     },

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import map_same_names
+from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_windows
 from fivefold.model.spec import Model
@@ -23,14 +23,8 @@ STARCODER2 = Family(
     | {"norm_epsilon": "norm_epsilon", "use_bias": "attention_bias", "residual_dropout": "hidden_dropout"}
     | map_same_names("sliding_window embedding_dropout"),
     defaults={
-        "vocab_size": 49_152,
-        "hidden_size": 3072,
-        "intermediate_size": 12_288,
-        "num_hidden_layers": 30,
-        "num_attention_heads": 24,
-        "num_key_value_heads": 2,
+        **expand_names(vocab=49_152, width=3072, ffn=12_288, layers=30, heads=24, kv_heads=2, positions=4096),
         "hidden_act": "gelu_pytorch_tanh",
-        "max_position_embeddings": 4096,
         "norm_epsilon": 1e-5,
         "attention_bias": True,
         "embedding_dropout": 0.0,

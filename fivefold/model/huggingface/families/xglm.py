@@ -6,7 +6,7 @@ from typing import Any
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import GPT_KEYS, drop_keys
+from fivefold.model.huggingface.decoder import GPT_KEYS, drop_keys, expand_names
 from fivefold.model.huggingface.families.gpt2 import PLACES
 from fivefold.model.huggingface.families.opt import BIASES, TENSORS, WHOLE, build_scaled, write_scaled
 from fivefold.model.huggingface.family import Family, Supported
@@ -40,11 +40,7 @@ XGLM = Family(
         "scale_embedding": "mup_enabled",
     },
     defaults={
-        "vocab_size": 256_008,
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 16,
+        **expand_names(vocab=256_008, width=1024, ffn=4096, layers=24, heads=16),
         "hidden_act": "gelu",
         "hidden_dropout": 0.1,
         "attention_dropout": 0.1,
@@ -72,13 +68,8 @@ CTRL = Family(
     keys=drop_keys(GPT_KEYS, "n_inner", "activation_function", "attn_pdrop", "layer_norm_epsilon")
     | {"dff": "intermediate_size"},
     defaults={
-        "vocab_size": 246_534,
-        "hidden_size": 1280,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 48,
-        "num_attention_heads": 16,
+        **expand_names(vocab=246_534, width=1280, ffn=8192, layers=48, heads=16, positions=256),
         "hidden_act": "relu",
-        "max_position_embeddings": 256,
         "hidden_dropout": 0.1,
         "embedding_dropout": 0.1,
         "tie_word_embeddings": True,
