@@ -38,10 +38,10 @@ PLAIN = COMMON | {
         "VIA-Research/vTrain@f8dda84: use_gradient_bucket false; Megatron-LM of that time reduces at the end",
     ),
     "scatter_gather_tensors": Fact(True, f"{PTD_P} §4.1: scatter/gather between pipeline stages"),
-    # backward: sums of four biases; two more kernels per norm; two sums of the residual stream's gradients; the second
-    # products of scores and values, and two scalings of the former (alpha of baddbmm)
+    # backward: sums of four biases; two more kernels per norm; the second products of scores and values, and two
+    # scalings of the former (alpha of baddbmm)
     "extra_kernels": Fact(
-        (0, 14), "VIA-Research/vTrain@f8dda84:src/model/gpt_modeling.py, as in Megatron-LM: a layer's nodes of autograd"
+        (0, 12), "VIA-Research/vTrain@f8dda84:src/model/gpt_modeling.py, as in Megatron-LM: a layer's nodes of autograd"
     ),
 }
 PLAIN_AXES = Fact(("dp", "tp", "pp"), f"{PTD_P} §2: pipeline, tensor and data parallelism")

@@ -100,9 +100,9 @@ NANOTRON = StackEntry(
         "async_tp": Fact(True, f"{NANOTRON_REPOSITORY}@00708b8:src/nanotron/parallel/tensor_parallel/functional.py"),
         # forward: sequence lengths from the mask (6), keys and values concatenated and transposed (2), the output
         # transposed (1), SiLU separate from its product (1); backward: 8 for these, gradient sums of 4 weights and 2
-        # norms, the norms' second kernels (2), and sums of the residual stream (2)
+        # norms, and the norms' second kernels (2)
         "extra_kernels": Fact(
-            (10, 18),
+            (10, 16),
             f"{NANOTRON_REPOSITORY}@03b83fc:src/nanotron/models/llama.py, CoreAttention, CausalSelfAttention, "
             "GLUActivation; @069c21c:src/nanotron/optim/gradient_accumulator.py, _accumulate_grad",
         ),

@@ -115,7 +115,8 @@ class Prices:
         summed, passes = list(times), 1 if self.job.stack.is_compiled else 3
         for index, n_bytes in list_gradient_sums(ops) if self.autograd else ():
             seconds = self.memory_bound_seconds(passes * n_bytes)
-            summed[index] = summed[index]._replace(backward=summed[index].backward + seconds)
+            kernels = summed[index].backward_kernels + (not self.job.stack.is_compiled)
+            summed[index] = summed[index]._replace(backward=summed[index].backward + seconds, backward_kernels=kernels)
         return summed
 
     def operation(self, op: Op) -> OpTime:

@@ -153,7 +153,7 @@ def test_vtrain_composes_as_its_predictor_does() -> None:
     assert {case.layout.ac for case in of.values()} == {"none"}
     assert [of[tp, 1].model.vocab for tp in (1, 2, 4, 8)] == [50257, 50256, 50256, 50256]
     kernels = [of[at].job.stack.extra_kernels for at in ((4, 1), (8, 1), (8, 2))]
-    assert kernels == [(0, 14), (5, 20), (0, 14)]
+    assert kernels == [(0, 12), (5, 18), (0, 12)]
 
 
 def test_simumax_models_are_the_shortened_ones() -> None:

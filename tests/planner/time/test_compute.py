@@ -103,18 +103,22 @@ def test_gradients_of_tensors_with_several_readers_are_added_as_by_autograd():
     assert len(sums) == adds.count
 
 
-def test_sums_of_gradients_take_their_bytes_at_streaming_bandwidth():
+def test_sums_of_gradients_are_kernels_that_take_their_bytes_at_streaming_bandwidth():
     counts, layout = Counts(model("llama3-8b"), Job(sequence=2048, global_batch=4, linears="separate")), Layout(mbs=4)
     run = counts.stage_work(layout)[0][1][0]
-    ops, seconds = counts.list_ops(get_local_degrees(layout), run.name), {}
+    ops, seconds, launches = counts.list_ops(get_local_degrees(layout), run.name), {}, {}
     for compiled in (False, True):
         h100 = Prices(machine("h100"), ranks=1, job=counts.job.replace(compile=compiled))
         alone = [h100.operation(op) for op in ops]
         times = h100.add_gradient_sums(ops, alone)
         seconds[compiled] = sum(time.backward for time in times) - sum(time.backward for time in alone)
+        launches[compiled] = sum(
+            time.backward_kernels - one.backward_kernels for time, one in zip(times, alone, strict=True)
+        )
     stream = 4 * 2048 * 4096 * 2 / (0.86 * 3.35e12)
     assert seconds[False] == pytest.approx(5 * (3 * stream + 3e-6), rel=1e-3)  # also of gate and up
     assert seconds[True] == pytest.approx(5 * (stream + 3e-6), rel=1e-3)
+    assert launches == {False: 5, True: 0}  # compiled, within the kernel that uses the sum
 
 
 def test_gradients_of_biases_and_of_a_layer_norm_read_the_gradient_again():
