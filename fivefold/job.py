@@ -314,7 +314,7 @@ class Job(Record):
     imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the most loaded expert-parallel rank over the average
     # kept in host memory, under every layout; parameters: with gradients and optimizer states, as FSDP2's CPU offload
     offload: tuple[Offloaded, ...] = ()
-    optimizer: Optimizer = Optimizer()  # update rule and its settings
+    optimizer: Optimizer = Optimizer()  # update rule and its settings, as a table or the rule's name
     learning_rate: LearningRate = LearningRate()  # schedule of the learning rate
     ramp: Ramp | None = None  # batch-size ramp-up to ``global_batch``; plans are for the final size
     adapter: Adapter | None = None  # over frozen weights, as a table or ``lora:16``; None: all weights are trained
@@ -332,7 +332,7 @@ class Job(Record):
     @model_validator(mode="before")
     @classmethod
     def _resolve_names(cls, values: object) -> object:
-        """Resolve a stack, a recipe and an adapter given by name, or with some of their fields changed."""
+        """Resolve a stack, a recipe, optimizer and adapter given by name, or with some fields changed."""
         if not isinstance(values, dict):
             return values
         try:
@@ -348,6 +348,8 @@ class Job(Record):
                 values["precision"] = named.model_dump() | precision | {"name": named.name}
             if values.get("objective", "pretrain") == "sft":
                 values.setdefault("documents", "separate")
+            if isinstance(optimizer := values.get("optimizer"), str):
+                values["optimizer"] = {"kind": optimizer}
             if isinstance(adapter := values.get("adapter"), str):
                 values["adapter"] = parse_adapter(adapter)
         except UserError as error:

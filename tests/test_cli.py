@@ -55,7 +55,8 @@ def signals() -> object:
         ((*PREDICT, "--ga", "4"), r"No such option: --ga; gradients are accumulated over gbs / .*: set --gbs, .*"),
         ((*PREDICT, "--dtype", "bf16"), r"No such option: --dtype; the numbers of a step are --precision, .*"),
         ((*PREDICT, "--set", "gradient_accumulation=4"), r"--set .*: no such field: gradients are .*: set --gbs, .*"),
-        ((*PREDICT, "--set", "optimizer=muon"), r"--set optimizer must be a table .*, such as optimizer.kind=muon"),
+        ((*PREDICT, "--optimizer", "lion"), r"--optimizer must be 'adafactor', 'adamw', .*, not 'lion'.*"),
+        ((*PREDICT, "--optimizer", "sgd", "--set", "optimizer.kind=muon"), r"--optimizer and --set .* both set .*"),
         ((*PREDICT, "--set", "lr=1e-4"), r"--set lr: no such field; did you mean 'learning_rate.peak'\?"),
         ((*PREDICT, "--set", "gbs=64"), r"--set gbs: no such field; did you mean 'global_batch'\?"),
         ((*PREDICT, "--set", "gradient_checkpointing=true"), r"--set .*: no such field: recomputation is ac in .*"),
@@ -249,6 +250,10 @@ def test_a_full_disk_is_a_one_line_error(
     ("words", "job"),
     [
         ("--set loss=chunked --set optimizer.kind=muon", {"loss": "chunked", "optimizer.kind": "muon"}),
+        ("--optimizer muon", {"optimizer.kind": "muon", "optimizer.clip": 1.0}),
+        ("--optimizer muon --set optimizer.clip=0.5", {"optimizer.kind": "muon", "optimizer.clip": 0.5}),
+        ("--set optimizer=sgd --set optimizer.clip=0.5", {"optimizer.kind": "sgd", "optimizer.clip": 0.5}),
+        ("--job named.toml --optimizer adamw8bit", {"optimizer.kind": "adamw8bit", "optimizer.clip": 0.25}),
         ("--set overlap=dp,pp --set flat_copies=gradients", {"overlap": ["dp", "pp"], "flat_copies": ["gradients"]}),
         (
             "--set overlap= --set flat_copies=weights,gradients",
@@ -273,7 +278,7 @@ def test_any_job_field_can_be_set(
 ) -> None:
     """Each by its path, over the file and the options that name the rest of it."""
     monkeypatch.chdir(tmp_path)
-    Path("named.toml").write_text('precision = "fp8"\n')
+    Path("named.toml").write_text('precision = "fp8"\n[optimizer]\nclip = 0.25\n')
     result = json.loads(answer("predict", "nano", "h100:2", "dp2", "--json", *shlex.split(words)))["job"]
     for path, value in job.items():
         place: Any = result

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
 
 from fivefold.api.documentation import document_parameters, use_python_words
 from fivefold.api.job_fields import build_job, list_stated
@@ -336,7 +336,7 @@ def walk(
     from fivefold.requests.search import limit_memory
 
     limited_machine = limit_memory(_resolve_machine(machine), memory)
-    resolved_layout = _resolve_layout(layout)
+    resolved_layout = _resolve_layout(layout, limited_machine)
     resolved_model = _resolve_model(model)
     resolved_job = build_job(job, model=resolved_model, ranks=limited_machine.ranks, layouts=[resolved_layout])
     return run(
@@ -349,7 +349,7 @@ def walk(
 
 @document_parameters(AskOptions)
 def ask(
-    question: Question,
+    question: Question | Literal["time", "cost"],
     model: str | Model,
     machine: str | Machine,
     layout: str | Layout | None = None,
@@ -363,7 +363,7 @@ def ask(
 ) -> Rows[QuestionAnswer] | Rows[BatchSize] | Rows[Change] | Rows[RunEstimate] | Rows[Lengths]:
     """Answer a question: "micro-batch", "sequence", "gpus", "model", "batch", "run", "changes" or "finetune".
 
-    Without a layout, the answer is for the fastest layout that fits.
+    "time" and "cost" are "run". Without a layout, the answer is for the fastest layout that fits.
 
     Returns
     -------
@@ -386,11 +386,13 @@ def ask(
     from fivefold.machine.datacenter import apply_assumptions
     from fivefold.requests.answers import find_answers, read_noise_scale, refuse_unused
     from fivefold.requests.batch import choose_batch
+    from fivefold.requests.commands import parse_question
     from fivefold.requests.offers import apply_prices
 
+    question = cast("Question", parse_question(question))
     refuse_unused(question, tokens=tokens, assume=tuple(assume), noise=noise)
-    chosen = None if layout is None else _resolve_layout(layout)
     (priced_machine,) = apply_prices([_resolve_machine(machine)], price)
+    chosen = None if layout is None else _resolve_layout(layout, priced_machine)
     resolved_model = _resolve_model(model)
     resolved_job, _ = choose_batch(
         resolved_model,
@@ -493,7 +495,7 @@ def dryrun(
 
     resolved_model = _resolve_model(model)
     resolved_machine = _resolve_machine(machine)
-    resolved_layout = _resolve_layout(layout)
+    resolved_layout = _resolve_layout(layout, resolved_machine)
     resolved_job = build_job(job, model=resolved_model, ranks=resolved_machine.ranks, layouts=[resolved_layout])
     refuse(resolved_layout, model=resolved_model, job=resolved_job, machine=resolved_machine)
     table = Run(schedule=None if schedule is None else Path(schedule), job=resolved_job).table(resolved_layout)
@@ -622,7 +624,7 @@ def trace(
     if against is not None:
         model = _resolve_model(against[0])
         predicted_machine = _resolve_machine(against[1])
-        layout = _resolve_layout(against[2])
+        layout = _resolve_layout(against[2], predicted_machine)
         predicted = predict(model, predicted_machine, layout, **job)
         rated_machine, axes = rated_machine or predicted_machine, find_axes(layout)
     elif job:
@@ -735,7 +737,7 @@ def _resolve_machine(what: str | Machine) -> Machine:
     return load_machine(fspath(what)) if isinstance(what, str | PathLike) else what
 
 
-def _resolve_layout(what: str | Layout, machine: Machine | None = None) -> Layout:
+def _resolve_layout(what: str | Layout, machine: Machine) -> Layout:
     from fivefold.layout.spec import Layout
 
     return Layout.parse(what, machine=machine) if isinstance(what, str) else what

@@ -21,6 +21,7 @@ class JobWords(TypedDict, total=False):
     seq: int | None
     gbs: int | None
     precision: str | Mapping[str, Any] | None
+    optimizer: str | Mapping[str, Any] | None
     adapter: str | Mapping[str, Any] | None
     attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] | None
     sequence: int
@@ -31,7 +32,6 @@ class JobWords(TypedDict, total=False):
     emulate: bool
     imbalance: float
     offload: Sequence[Literal["optimizer", "activations", "parameters"]]
-    optimizer: Mapping[str, Any]
     learning_rate: Mapping[str, Any]
     ramp: Mapping[str, Any] | None
     freeze: Sequence[str]

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 
 def complete_model(incomplete: str) -> list[str]:
     """Complete the name of a model of the catalog."""
@@ -20,6 +22,13 @@ def complete_machine(incomplete: str) -> list[str]:
     return [name for name in (*ROWS, "local") if name.startswith(incomplete)]
 
 
+def complete_question(incomplete: str) -> list[str]:
+    """Complete a question of ``ask``."""
+    from fivefold.requests.commands import QUESTION_SYNONYMS, Question
+
+    return [name for name in (*get_args(Question), *QUESTION_SYNONYMS) if name.startswith(incomplete)]
+
+
 def complete_precision(incomplete: str) -> list[str]:
     """Complete the name of a precision recipe."""
     from fivefold.job import RECIPES
@@ -33,6 +42,13 @@ def complete_adapter(incomplete: str) -> list[str]:
 
     names = [f"{kind}:{rank}" for kind in ADAPTERS for rank in (8, 16, 32, 64)]
     return [name for name in names if name.startswith(incomplete)]
+
+
+def complete_optimizer(incomplete: str) -> list[str]:
+    """Complete the name of an optimizer."""
+    from fivefold.optimizers import KINDS
+
+    return [name for name in KINDS if name.startswith(incomplete)]
 
 
 def complete_stack(incomplete: str) -> list[str]:

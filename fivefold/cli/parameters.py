@@ -90,8 +90,8 @@ def make_parameter(
     if argument is not None and not metavar:  # in brackets if neither the user nor a config has to give it
         metavar = name.upper() if field.is_required() else f"[{name.upper()}]"
     settings |= {"metavar": metavar} if metavar else {}
+    settings |= {"parser": form.parser} if form.parser else {}
     if argument is None:
-        settings |= {"parser": option.parser} if option.parser else {}
         settings |= {"rich_help_panel": panel} if panel else {}
         info = typer.Option(*(option.names or (f"--{name.replace('_', '-')}",)), **settings)
     else:

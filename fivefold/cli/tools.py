@@ -25,11 +25,11 @@ from fivefold.cli.errors import settle
 from fivefold.record import UserError, make_unknown_name_error
 from fivefold.requests.commands import (
     COMMANDS,
+    AskedQuestion,
     AskRequest,
     CompareRequest,
     JobRequest,
     PredictRequest,
-    Question,
     SearchRequest,
 )
 from fivefold.requests.fields import ConfigModel, ConfigTarget, Line, Lines, ModelName, ShownLayouts
@@ -76,7 +76,7 @@ class CompareInput(CompareRequest):
 class AskInput(AskRequest):
     """The input of the tool ``ask``."""
 
-    question: Question = make_field(..., "The question.")
+    question: AskedQuestion = make_field(..., "The question.")
     answer: AnswerForm = "text"
 
 

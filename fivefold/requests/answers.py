@@ -128,10 +128,6 @@ def find_answers(
             model=model, machine=machine, job=job, layout=chosen_layout, risk=risk
         ),
     }
-    if question not in answer_by_question:
-        raise UserError(
-            f"unknown question {question!r}; ask {', '.join(['gpus', 'model', 'finetune', *answer_by_question])}"
-        )
     planner = get_planner(model, machine, job, risk)
     remarks = planner.list_remarks(chosen_layout, is_searched=layout is None)
     if question == "changes" and (miss := planner.describe_miss(chosen_layout)):

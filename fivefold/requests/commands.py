@@ -3,12 +3,14 @@
 Options of the terminal name files to read or write and select the output; the web page does not have them.
 """
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from fivefold.layout.batch import choose_gpu_counts
+from fivefold.record import make_unknown_name_error
 from fivefold.requests.fields import (
     TOKENS,
     AdapterText,
@@ -27,6 +29,7 @@ from fivefold.requests.fields import (
     Lines,
     MachineName,
     ModelName,
+    OptimizerName,
     PrecisionName,
     PrecisionNames,
     Prices,
@@ -48,6 +51,31 @@ from fivefold.step import FITS_RISK
 DEFAULT_TOKENS = 1e12  # of a run whose length is not given
 UNRANKABLE_DIFFERENCE = 0.02  # relative difference of step times below which a prediction cannot rank layouts
 Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes", "finetune"]
+QUESTION_SYNONYMS: Mapping[str, Question] = {
+    "time": "run",
+    "cost": "run",
+    "mbs": "micro-batch",
+    "seq": "sequence",
+    "gbs": "batch",
+    "lora": "finetune",
+    "qlora": "finetune",
+}
+
+
+def replace_synonym(question: str) -> str:
+    """Return the question that a synonym stands for, and any other text as it is."""
+    return QUESTION_SYNONYMS.get(question, question)
+
+
+def parse_question(text: str) -> str:
+    """Return the question of ``ask`` that ``text`` names; raises ``UserError`` if there is none."""
+    question = replace_synonym(text)
+    if question not in get_args(Question):
+        raise make_unknown_name_error(text, [*get_args(Question), *QUESTION_SYNONYMS], kind="question")
+    return question
+
+
+AskedQuestion = Annotated[Question, BeforeValidator(replace_synonym)]
 Batch = Literal["advised", "job"]
 Picture = Literal[
     "pipeline", "memory", "memory-parts", "roofline", "topology", "bandwidth", "collectives", "masks", "formats"
@@ -78,6 +106,7 @@ class JobRequest(Request):
     seq: Sequence = None
     gbs: GlobalBatch = None
     precision: PrecisionName = None
+    optimizer: OptimizerName = None
     adapter: AdapterText = None
     attention: AttentionKernel = None
     set: Settings = ()
@@ -346,8 +375,10 @@ class AskOptions(AskRequest, ConfigOptions, JsonOption):
     command = "ask"
     panel = "Plan"
     example = "ask sequence llama3-8b h100:8 --gbs 8"
-    question: Question = make_field(
-        ..., "The question: micro-batch, sequence, gpus, model, batch, run, changes or finetune.", Argument(place=-1)
+    question: AskedQuestion = make_field(
+        ...,
+        "The question: micro-batch, sequence, gpus, model, batch, run (also: time, cost), changes or finetune.",
+        Argument(place=-1, completion="complete_question", parser=parse_question),
     )
     chart: Path | None = make_field(None, "For run and sequence: draw the answer (.svg or .html).")
 

@@ -180,7 +180,7 @@ def describe_defaults(job: Job, *, stated: Collection[str] = ()) -> str:
         "global_batch": f"global batch {job.global_batch} (--gbs)",
         "precision": f"precision {job.precision.name} (--precision)",
         "steps": f"{job.steps} steps (--set steps=N)",
-        "optimizer": f"{optimizer.kind} (--set optimizer.kind=…)",
+        "optimizer": f"{optimizer.kind} (--optimizer)",
         "learning_rate": f"learning rate {rate.peak:g} (--set learning_rate.peak=…)",
     }
     default_job = Job()

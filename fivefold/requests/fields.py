@@ -62,6 +62,11 @@ PrecisionName = Annotated[
     Field(description="Precision recipe: fp32, bf16 (default), bf16-grad16, fp16, fp8, mxfp8, …"),
     Option(completion="complete_precision"),
 ]
+OptimizerName = Annotated[
+    Line | None,
+    Field(description="Update rule: adamw (default), adamw8bit, adamw4bit, muon, sgd or adafactor."),
+    Option(completion="complete_optimizer"),
+]
 AdapterText = Annotated[
     Line | None,
     Field(
@@ -81,7 +86,7 @@ AttentionKernel = Annotated[
 Settings = Annotated[
     Lines,
     Field(
-        description="Set any other job field, such as loss=chunked, overlap=dp,pp or optimizer.kind=muon; may be "
+        description="Set any other job field, such as loss=chunked, overlap=dp,pp or optimizer.clip=0.5; may be "
         "repeated."
     ),
     Option(metavar="FIELD=VALUE"),

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from fivefold.job import Job
 
 FIELDS = {"seq": "sequence", "gbs": "global_batch"}  # fields of a job by their short option
+OPTIMIZER = "optimizer.kind"  # the field of --optimizer, which keeps the other settings of a file's optimizer
+OPTION_FIELDS = FIELDS | {"optimizer": OPTIMIZER}
 
 
 def load_job(
@@ -26,7 +28,7 @@ def load_job(
     from fivefold.job import Job
 
     values = collect_fields(job, settings, base, **options)
-    given = [(FIELDS.get(name, name), f"--{name}") for name, value in options.items() if value is not None]
+    given = [(OPTION_FIELDS.get(name, name), f"--{name}") for name, value in options.items() if value is not None]
     given += [(key, f"--set {key}") for key in (setting.partition("=")[0] for setting in settings or [])]
     return Job.read(values, origin=str(job) if job else "job", options=dict(given))
 
@@ -46,9 +48,11 @@ def collect_fields(
         raise UserError(f"{job} has the table [job]; --job takes its fields without the table")
     values = (base or {}) | file_values
     given_options = {
-        FIELDS.get(name, name): (f"--{name}", value) for name, value in options.items() if value is not None
+        OPTION_FIELDS.get(name, name): (f"--{name}", value) for name, value in options.items() if value is not None
     }
-    values |= {field: value for field, (_, value) in given_options.items()}
+    values |= {field: value for field, (_, value) in given_options.items() if field != OPTIMIZER}
+    if OPTIMIZER in given_options:
+        _put(values, f"{OPTIMIZER}={given_options[OPTIMIZER][1]}")
     source_by_field = {field: option for field, (option, _) in given_options.items()}
     for setting in settings or []:
         key = _put(values, setting)
@@ -84,6 +88,8 @@ def _put(values: dict[str, Any], setting: str) -> str:
         table = values.setdefault(parent, {})
         if parent == "adapter" and isinstance(table, str):
             table = values[parent] = parse_adapter(table)
+        if parent == "optimizer" and isinstance(table, str):
+            table = values[parent] = {"kind": table}
         if parent in ("precision", "stack"):  # a named record or the default, with some of its fields changed
             table = values[parent] = _convert_to_table(table, parent)
         if not isinstance(table, dict):

@@ -37,6 +37,7 @@ class Argument:
 
     metavar: str | None = None
     completion: str | None = None
+    parser: Callable[[str], Any] | None = None
     place: int = 0
 
 

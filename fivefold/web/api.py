@@ -14,7 +14,7 @@ from fivefold.machine.catalog import list_names as machine_names
 from fivefold.model.catalog import list_names as model_names
 from fivefold.planner.compare import compare as side_by_side
 from fivefold.record import Record, UserError
-from fivefold.requests.commands import Question as Ask
+from fivefold.requests.commands import AskedQuestion
 from fivefold.results import run_folder
 from fivefold.results.balance import Ratios
 from fivefold.results.comparison import Comparison
@@ -90,7 +90,7 @@ def _add_process_routes(api: APIRouter, site: WebServer) -> None:
         return JSONResponse(await _answer_long(site, "search", query))
 
     @api.get("/ask/{question}", response_model=list[Reply])
-    async def ask(question: Ask, query: Annotated[AskQuestion, Query()]) -> Any:
+    async def ask(question: AskedQuestion, query: Annotated[AskQuestion, Query()]) -> Any:
         """Answer a question about a layout, or about a model and a machine: ``fivefold ask QUESTION --json``."""
         if question in SEARCH_QUESTIONS or not query.layout:  # needs a search
             return JSONResponse(await _answer_long(site, f"ask {question}", query))

@@ -135,6 +135,8 @@ def _write_python(query: JobQuestion, command: str) -> str:
         fields = job
     if query.reads_settings and (stack := load_settings().stack):  # functions read no settings
         fields.setdefault("stack", stack)
+    if isinstance(optimizer := fields.get("optimizer"), dict) and optimizer.keys() == {"kind"}:
+        fields["optimizer"] = optimizer["kind"]
     option_by_field = {name: option for option, name in FIELDS.items()}
     keywords |= {option_by_field.get(name, name): _parse_value(value) for name, value in fields.items()}
     return f"import fivefold as ff\n\nanswer = ff.{function}{_write_arguments(arguments, keywords)}"

@@ -30,6 +30,7 @@ from fivefold.planner.compare import ComparedCase, with_precision, with_stack
 from fivefold.record import UsageWarning, UserError
 from fivefold.requests.batch import choose_batch
 from fivefold.requests.commands import (
+    AskedQuestion,
     AskRequest,
     CompareRequest,
     LayoutRequest,
@@ -38,7 +39,6 @@ from fivefold.requests.commands import (
     RatiosRequest,
     SearchRequest,
 )
-from fivefold.requests.commands import Question as AskedQuestion
 from fivefold.requests.fields import FrontLevels, LayoutText, Line, Lines, MachineName, ModelName, ShownLayouts
 from fivefold.requests.job import collect_fields, get_job_words, list_stated, load_job
 from fivefold.requests.offers import apply_prices
@@ -106,7 +106,6 @@ class JobQuestion(MachineRequest, defer_build=False):
     reads_settings: ClassVar[bool] = True
     shape: ClassVar[tuple[str, ...]] = ("layers", "width", "heads", "kv_heads", "ffn", "vocab")
     job_keys: ClassVar[dict[str, str]] = {  # fields of a job that the page has controls for, and their keys
-        "optimizer": "optimizer.kind",
         "loss": "loss",
         "documents": "documents",
         "freeze": "freeze",
@@ -130,8 +129,7 @@ class JobQuestion(MachineRequest, defer_build=False):
     kv_heads: Heads | None = None
     ffn: Ffn | None = None
     vocab: Vocab | None = None
-    optimizer: Line | None = Field(None, description="Update rule: adamw, muon, …; likewise the next two fields.")
-    loss: Line | None = None
+    loss: Line | None = Field(None, description="Kernel of the loss, as --set loss=…; likewise the next field.")
     documents: Line | None = None
     freeze: Line | None = Field(None, description="Parts that are not trained, such as embed_tokens,layers[:-2].")
     fused_scans: Line | None = Field(None, description="true: scans run the kernels of flash-linear-attention.")

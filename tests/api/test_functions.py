@@ -265,7 +265,7 @@ def test_keyword_arguments_and_defaults_are_those_of_the_command_line(verb: str)
         (lambda: ff.predict("nano", "h100:8", "dp8", seq=1, sequence=2), "seq= and sequence= both set sequence"),
         (lambda: ff.predict("nano", "h100:8", "dp8", job="no.toml"), "no.toml: no such file"),
         (lambda: ff.search("nano", "h100:8", top=0), "top=0 must be 1 to 10000"),
-        (lambda: ff.ask("gpu", "nano", "h100:8"), "unknown question 'gpu'; ask gpus, model, "),
+        (lambda: ff.ask("gpu", "nano", "h100:8"), "unknown question 'gpu'; did you mean gpus?"),
         (lambda: ff.load("no.json"), "no.json: no such file"),
         (lambda: ff.load("no.jsonl"), "no.jsonl: no such file"),
     ],

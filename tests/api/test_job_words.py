@@ -37,7 +37,7 @@ class JobWords(TypedDict, total=False):
 
     job: str | PathLike[str] | Mapping[str, Any] | Job | None
 '''
-BY_NAME = ("precision", "stack", "adapter")  # a record by its name or as a table
+BY_NAME = ("precision", "stack", "adapter", "optimizer")  # a record by its name or as a table
 ELSEWHERE = {"job", "set"}  # stated by hand above; other fields, which are arguments here
 
 

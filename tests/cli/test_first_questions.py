@@ -9,6 +9,7 @@ import warnings
 import pytest
 
 import fivefold as ff
+from fivefold.cli.tools import AskInput
 from fivefold.layout.spec import Layout
 from fivefold.record import UsageWarning
 from fivefold.requests.machines import load_machine
@@ -163,6 +164,30 @@ def test_answers_in_python_print_as_the_table_of_the_terminal(
     table = str(replies).splitlines()
     assert [line.rstrip() for line in capsys.readouterr().out.splitlines()][-len(table) :] == table
     assert repr(replies) == "<1 row of QuestionAnswer>"
+
+
+@pytest.mark.parametrize(
+    ("synonym", "question"), [("time", "run"), ("cost", "run"), ("mbs", "micro-batch"), ("lora", "finetune")]
+)
+def test_ask_takes_everyday_words_for_its_questions(
+    synonym: str, question: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("nano", "h100:8", "dp8 zero3")
+    printed = []
+    for name in (synonym, question):
+        assert run(monkeypatch, "ask", name, *words, "--gbs", "64", "--json") == 0
+        printed.append(capsys.readouterr().out)
+    assert printed[0] == printed[1]
+    assert AskInput(question=synonym, model="nano", machine="h100:8").question == question
+    assert run(monkeypatch, "ask", "tim", *words) == 2
+    assert "unknown question 'tim'; did you mean time?\n" in capsys.readouterr().err
+
+
+def test_ask_in_python_takes_everyday_words_for_its_questions() -> None:
+    with pytest.warns(UsageWarning, match="dp8 is filled in"):
+        assert ff.ask("cost", "nano", "h100:8", "zero3", gbs=64) == ff.ask("run", "nano", "h100:8", "dp8 zero3", gbs=64)
+    with pytest.raises(ff.UserError, match="unknown question 'x'; known: batch, changes, cost, finetune, "):
+        ff.ask("x", "nano", "h100:8")  # type: ignore[arg-type]
 
 
 def test_ask_in_python_rejects_an_option_that_the_question_does_not_use() -> None:

@@ -334,5 +334,6 @@ def _list_options(job: Job) -> list[tuple[str, str]]:
         ]
         options.append(("--precision", names[0] if names else job.precision.name))
     for name, text in list_changed_settings(job):
-        options.append(("--attention", text) if name == "attention" else ("--set", f"{name}={text}"))
+        own_option = {"attention": "--attention", "optimizer.kind": "--optimizer"}.get(name)
+        options.append((own_option, text) if own_option else ("--set", f"{name}={text}"))
     return options
