@@ -295,5 +295,9 @@ def count_scale_bytes(base: Base | None, *shape: int) -> int:
 
 def count_nf4_scale_bytes(numel: int) -> int:
     """Return the bytes of the scales of a weight of ``numel`` elements in nf4, without codebooks."""
-    scales = ceil_div(numel, NF4_BLOCK)
-    return scales + 4 * ceil_div(scales, NF4_SCALES_BLOCK) + 4
+    return ceil_div(numel, NF4_BLOCK) + count_nf4_scales_of_scales(numel) + 4
+
+
+def count_nf4_scales_of_scales(numel: int) -> int:
+    """Return the bytes of the fp32 scales of the scales of a weight of ``numel`` elements in nf4."""
+    return 4 * ceil_div(numel, NF4_BLOCK * NF4_SCALES_BLOCK)

@@ -7,7 +7,7 @@ Source: ZeRO, arXiv:1910.02054. The planner counts bytes by these rules, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
 from fivefold.adapter import (
@@ -15,6 +15,7 @@ from fivefold.adapter import (
     NF4_CODEBOOK_BYTES,
     Base,
     count_element_bytes,
+    count_nf4_scales_of_scales,
     count_scale_bytes,
 )
 from fivefold.job import Job
@@ -314,8 +315,13 @@ class FrozenBytes(NamedTuple):
     scales: int
 
 
-def count_frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
-    """Return the bytes of a unit's frozen weights as they are stored; ``shards``: number of ZeRO-3 shards, else 1."""
+def count_frozen_bytes(
+    unit: FsdpUnit, *, shards: int, job: Job, full_numels: Mapping[str, int] | None = None
+) -> FrozenBytes:
+    """Return the bytes of a unit's frozen weights as they are stored; ``shards``: number of ZeRO-3 shards, else 1.
+
+    ``full_numels``: the elements by name of weights of which ``unit`` has the slices of one rank of tp.
+    """
     gathered = shard = scales = 0
     base: Base | None = "bf16" if job.adapter is None else job.adapter.base
     if not job.freezes_weights:
@@ -329,6 +335,9 @@ def count_frozen_bytes(unit: FsdpUnit, *, shards: int, job: Job) -> FrozenBytes:
         if is_quantized(weight, base):
             elements_bytes = count_element_bytes(base, elements)
             scales += count_scale_bytes(base, *weight.shape)
+            if base == "nf4" and full_numels is not None and job.stack.kernel_facts.fuses_linears:
+                scales += count_nf4_scales_of_scales(full_numels[weight.name])
+                scales -= count_nf4_scales_of_scales(weight.numel)  # our engine keeps those of the full weight
             if base == "nf4" and not job.stack.kernel_facts.fused_dequantization:
                 scales += NF4_CODEBOOK_BYTES
         else:

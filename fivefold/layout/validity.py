@@ -27,6 +27,7 @@ from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
 from fivefold.job import Job, Offloaded
 from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
+from fivefold.layout.quantized_base import explain_cut_block
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, find_divisor_below, format_stages, list_divisors
 from fivefold.layout.stages import find_first_backward_stage
@@ -887,12 +888,12 @@ def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str 
         return f"{what} not modelled with {feature}; use zero2, or another stack"
     if adapter is None or adapter.base not in QUANTIZED_BASES or adapter.base == "nf4":
         return None
-    shards_rows = job.stack.kernel_facts.fuses_linears and adapter.base in TRAINED_BASES
-    if tp > 1 or (is_zero3 and not shards_rows):
-        why = ", which bitsandbytes does not shard" if adapter.base == "int8" and not shards_rows else ""
+    if job.stack.kernel_facts.fuses_linears and adapter.base in TRAINED_BASES:
+        return None
+    if tp > 1 or is_zero3:
+        why = ", which bitsandbytes does not shard" if adapter.base == "int8" else ""
         feature = f"a base in {adapter.base} sharded by {'tp' if tp > 1 else 'ZeRO-3'}{why}"
-        stages = "zero0 to zero3" if shards_rows else "zero0 to zero2"
-        return f"adapters are not modelled with {feature}; use dp with {stages}, or base=nf4"
+        return f"adapters are not modelled with {feature}; use dp with zero0 to zero2, or base=nf4"
     return None
 
 
@@ -924,7 +925,7 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
         yield f"an adapter of {EMBEDDING} is not modelled with tp{layout.tp}; use dp, cp or pp"
     schedule = explain_unsupported_schedule(layout.schedule, job)
     base = explain_unsharded_base(job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
-    yield from filter(None, (schedule, base))
+    yield from filter(None, (schedule, base, explain_cut_block(model, job, tp=layout.tp)))
 
 
 def explain_unsharded_offload(offloaded: Iterable[Offloaded], *, zero: int, shards: int) -> str | None:

@@ -121,12 +121,6 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
     is_nf4 = adapter is not None and adapter.base == "nf4"
     for is_present, feature, fix in (
         (
-            adapter is not None and adapter.base in TRAINED_BASES and layout.tp > 1,
-            f"a base in {adapter.base if adapter else ''} under tp{layout.tp}, as its scales are those of full weights "
-            "and a rank's slice may begin within a block",
-            "dp, cp or pp instead of tp, or a base in 16 bits",
-        ),
-        (
             is_nf4 and any(weight.shape[-1] % 2 for weight in list_block_weights(model, 0) if is_gemm_weight(weight)),
             f"a base in nf4 of {model.name}, which has a matrix with an odd number of columns, two in a byte",
             "a base in 16 bits",

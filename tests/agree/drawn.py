@@ -179,6 +179,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "chunked loss": lambda _, job: job.stack.loss == "chunked",
     "unfused": lambda _, job: job.stack.attention == "unfused",
     "adapters": lambda _, job: job.adapter is not None,
+    "adapters over few bits": lambda _, job: job.adapter is not None and job.adapter.base in TRAINED_BASES,
     "adapter dropout": lambda _, job: job.adapter is not None and job.adapter.dropout > 0,
     "modules to save": lambda _, job: job.adapter is not None and bool(job.adapter.modules_to_save),
     "adapted ends": lambda _, job: job.adapter is not None and bool(job.adapter.adapted_ends),
@@ -339,6 +340,16 @@ def _is_supported_with(adapter: Adapter, case: Drawn) -> bool:
     return _is_supported(case.layout, case.job.replace(adapter=adapter), model=case.model)
 
 
+def _align_to_blocks(case: Drawn) -> Drawn:
+    """Return the case with matrices that tp cuts between blocks of 64 elements, and of 128 x 128, if that is legal."""
+    model, tp = case.model, case.layout.tp
+    fields: dict[str, Any] = {"width": 128, "head_dim": 128, "value_dim": None, "ffn": 128 * tp}
+    if model.moe is not None:
+        fields["moe"] = model.moe.replace(shared_ffn=128 * tp) if model.moe.shared_experts else model.moe
+    changed = _replace_if_legal(model, fields, layout=case.layout, job=case.job)
+    return case if changed is None else case._replace(model=changed)
+
+
 def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     """Return the case with an adapter; drawn apart, so that the case is the same without it."""
     linears = tuple(target for target in TARGETS if target != "g_proj" or case.model.output_gate)
@@ -356,8 +367,10 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     if chance.random() < 0.7 and _is_supported_with(of_experts, case):
         adapter = of_experts
     quantized = adapter.replace(base=TRAINED_BASES[case.number % len(TRAINED_BASES)])
-    if chance.random() < 0.5 and _is_supported_with(quantized, case):
-        adapter = quantized
+    if chance.random() < 0.5:
+        case = case if _is_supported_with(quantized, case) else _align_to_blocks(case)
+        bases = (quantized, adapter.replace(base="int8"))
+        adapter = next((choice for choice in bases if _is_supported_with(choice, case)), adapter)
     both: tuple[SavedModule, ...] = ("embed_tokens", "lm_head")
     saved = adapter.replace(modules_to_save=chance.choice(((), (), both[:1], both[1:], both)))
     if _is_supported_with(saved, case):

@@ -44,6 +44,7 @@ from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, sequence_ke
 from fivefold.trainer.model.quantized.fp8 import Fp8Weight
 from fivefold.trainer.model.quantized.int8 import Int8Weight
 from fivefold.trainer.model.quantized.nf4 import Nf4Weight
+from fivefold.trainer.model.quantized.weight import MatrixSlice
 from tests.planner.counts.expert_adapters import count_expert_adapters
 from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, ignore_progress, text_tokens, train_and_save
 
@@ -582,7 +583,9 @@ def test_codes_and_scales_equal_those_of_bitsandbytes(dtype: torch.dtype) -> Non
             weight = (torch.randn(shape, generator=generator) * std).to(dtype)
             weight[: shape[0] // 4] = 0
             packed, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=True, quant_type="nf4")
-            (ours,), buffers = Nf4Weight.allocate([weight.shape], dtype=dtype, device=weight.device)
+            (ours,), buffers = Nf4Weight.allocate(
+                [MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device
+            )
             assert torch.equal(ours.quantize(weight), packed.view(-1))
             assert torch.equal(ours.scales, state.absmax)
             assert torch.equal(ours.largest, state.state2.absmax)
@@ -599,7 +602,9 @@ def test_codes_and_scales_in_int8_equal_those_of_bitsandbytes(dtype: torch.dtype
         for std in (1e-3, 0.02, 3.0):
             weight = (torch.randn(shape, generator=generator) * std).to(dtype)
             theirs = nn.Int8Params(weight.clone(), requires_grad=False).to("cpu")
-            (ours,), buffers = Int8Weight.allocate([weight.shape], dtype=dtype, device=weight.device)
+            (ours,), buffers = Int8Weight.allocate(
+                [MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device
+            )
             codes = ours.quantize(weight)
             assert torch.equal(codes.view(torch.int8).view(shape), theirs.CB)
             assert torch.equal(ours.absmax, theirs.SCB)
@@ -621,7 +626,7 @@ def test_codes_and_scales_in_fp8_equal_those_of_transformers(shape: tuple[int, i
         weight = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) * std).to(dtype)
         weight[:128, :128] = 0
         theirs = integration.Fp8Quantize(quantizer).convert({"up.weight": weight})
-        (ours,), buffers = Fp8Weight.allocate([weight.shape], dtype=dtype, device=weight.device)
+        (ours,), buffers = Fp8Weight.allocate([MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device)
         codes = ours.quantize(weight)
         assert torch.equal(codes.view(shape), theirs["up.weight"].view(torch.uint8))
         assert torch.equal(ours.scales, theirs["up.weight_scale_inv"])
@@ -634,7 +639,7 @@ def test_codes_and_scales_in_fp8_equal_those_of_transformers(shape: tuple[int, i
 def test_blocks_in_fp8_at_the_ends_of_a_matrix_are_smaller() -> None:
     """Their values are those of full blocks padded with zeros; rows are dequantized from within a block too."""
     weight = torch.randn(300, 200, generator=torch.Generator().manual_seed(3))
-    (ours,), _ = Fp8Weight.allocate([weight.shape], dtype=weight.dtype, device=weight.device)
+    (ours,), _ = Fp8Weight.allocate([MatrixSlice.from_shape(weight.shape)], dtype=weight.dtype, device=weight.device)
     codes = ours.quantize(weight)
     dequantized = ours.dequantize(codes)
     assert torch.equal(dequantized, round_to_fp8(weight))

@@ -106,6 +106,8 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
     return losses, gradients, {name: factor.detach() for name, factor in factors.items()}
 
 
+# Under tp2 and tp4 its slices consist of full blocks of 64 elements, and of 128 x 128
+WIDE = PLAIN.replace(name="wide", width=128, head_dim=128, ffn=512)
 Box = tuple[str, tuple[int, ...], Tensor]
 
 
@@ -174,6 +176,18 @@ LAYOUTS = (
                 for base in ("int8", "fp8")
             ],
         ),
+        ("tp2 mbs4 ac=full", QLORA, WIDE),
+        ("tp2 nosp mbs8", LORA.replace(base="int8"), PLAIN),  # without blocks, so any slice
+        ("tp4 mbs4", DORA.replace(base="fp8"), WIDE),  # with fewer key heads than ranks
+        *mark_share(
+            99,
+            [
+                (layout, kind.replace(base=base), WIDE)
+                for layout in (*(at for at in LAYOUTS if "tp" in at), "tp2 dp2 zero3 mbs2 ac=full", "tp2 cp2 mbs4")
+                for kind in (LORA, DORA)
+                for base in ("nf4", "int8", "fp8")
+            ],
+        ),
         ("dp2 zero3 mbs1 ac=norm+act", DORA, PLAIN),
         ("pp3 mbs2 stages=0-3-0", LORA, PLAIN),  # embedding and head are stages that train nothing
         *mark_share(99, [(layout, DORA, model) for layout in LAYOUTS for model in (TIED, PLAIN)]),
@@ -202,9 +216,10 @@ def test_training_steps_equal_a_short_reference_of_lora(forked, text: str, adapt
     job = job_of(adapter)
     losses, gradients, finals = train_reference(model, job)
     ranks = forked(Layout.parse(text).world, train, model, text, job)
+    tolerance = 1e-5 if model is not WIDE else 3e-5  # rounding alone makes 6e-6 there, on one rank
     for ours, steps, final, _ in ranks:
         assert ours == pytest.approx(losses, rel=1e-6)
-        assert max(measure_distance(mine, theirs) for mine, theirs in zip(steps, gradients, strict=True)) <= 1e-5
+        assert max(measure_distance(mine, theirs) for mine, theirs in zip(steps, gradients, strict=True)) <= tolerance
         assert measure_distance(final, finals) <= 1e-5
     trained = sum(value.numel() for value in finals.values())
     assert sum(held for *_, held in ranks) >= trained
@@ -213,8 +228,6 @@ def test_training_steps_equal_a_short_reference_of_lora(forked, text: str, adapt
 @pytest.mark.parametrize(
     ("text", "changed", "words"),
     [
-        ("tp2", {"adapter": Adapter(base="nf4")}, "a base in nf4 under tp2, as its scales are those of full"),
-        ("tp2", {"adapter": Adapter(base="int8")}, "a base in int8 under tp2, as its scales .* use dp, cp or pp"),
         ("dp1", {"adapter": Adapter(kind="dora", dropout=0.1)}, "DoRA with dropout"),
         ("dp1", {"compile": True}, "compiled blocks"),
         ("dp1", {"precision": get_recipe("tf32")}, "precision tf32"),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from fivefold.job import Job
 from fivefold.layout.names import CONTEXT_PARALLELISMS, CP_KINDS, DEFAULT_ORDER, Axis, MeshAxis
+from fivefold.layout.quantized_base import explain_cut_block
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, list_divisors
@@ -197,6 +198,7 @@ class Space:
             for tp in sizes
             if is_divisible_by_tp(self.model, tp) and can_shard_tower(self.model, self.job, tp)
             if explain_unsharded_factors(self.model, self.job, tp=tp) is None
+            if explain_cut_block(self.model, self.job, tp=tp) is None
             if len((partials := self._list_partials(tp)).dp)
         ]
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.sharding import count_chunk_rows
 from fivefold.model.weights import Weight
-from fivefold.trainer.model.quantized.weight import QuantizedWeight
+from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
 from fivefold.trainer.parallel.mesh import AxisGroup
 
 
@@ -55,6 +55,11 @@ class WeightShard:
         self.quantized: QuantizedWeight | None = None
 
     @property
+    def matrix_slice(self) -> MatrixSlice:
+        """Return the slice of the full weight, a matrix, that this rank computes with."""
+        return MatrixSlice(torch.Size(self.local_weight.weight.shape), self.local_weight.local_slice.parts)
+
+    @property
     def stored_numel(self) -> int:
         """Return the elements of a padded chunk in its storage, which are bytes if the weight is in few bits."""
         return self.padded_numel if self.stored is None else self.stored.count_bytes(self.padded_numel)
@@ -78,7 +83,7 @@ class WeightShard:
         """Return the full weight ``full`` in fp32 with the values that it has once it is stored."""
         if self.quantized is None:
             return full.to(self.weight.dtype).float()
-        return self.quantized.dequantize(self.quantized.quantize(full)).float()
+        return type(self.quantized).round(full.to(self.weight.device), dtype=self.quantized.dtype).float()
 
     def values(self) -> Tensor:
         """Return this shard's rows as they are computed with: dequantized if they are in few bits."""

@@ -104,7 +104,7 @@ class ZeroUnit:
         self._chunks = chunks + frozen_chunks * self.gathers_frozen
 
     def _allocate_frozen(self) -> list[Tensor]:
-        """Allocate this rank's rows of frozen weights, and all scales of quantized ones; return the rows by weight."""
+        """Allocate this rank's rows of frozen weights, and the scales of quantized ones; return the rows by weight."""
         sizes = [part.stored_numel for part in self.frozen if part.stored is None]
         quantized = [part for part in self.frozen if part.stored is not None]
         quantized_sizes = [part.stored_numel for part in quantized]
@@ -113,8 +113,8 @@ class ZeroUnit:
         self.scale_buffers: list[Tensor] = []
         for stored in {part.stored: None for part in quantized if part.stored is not None}:
             parts = [part for part in quantized if part.stored is stored]
-            shapes = [part.shape for part in parts]
-            weights, buffers = stored.allocate(shapes, dtype=self.dtypes.weights, device=self.device)
+            slices = [part.matrix_slice for part in parts]
+            weights, buffers = stored.allocate(slices, dtype=self.dtypes.weights, device=self.device)
             self.scale_buffers += buffers
             for part, weight in zip(parts, weights, strict=True):
                 part.quantized = weight

@@ -289,6 +289,28 @@ def test_counts_of_adapters_over_bases_in_few_bits_equal_the_dry_run(number: int
     assert list_miscounts(Drawn(number, DENSE.replace(qkv_bias=True), Layout.parse(text), job)) == []
 
 
+# tp cuts its matrices between blocks; those of the MLP have more than 256 blocks in nf4
+BLOCKS = DENSE.replace(name="blocks", width=128, head_dim=128, ffn=512)
+
+
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
+@pytest.mark.parametrize(
+    ("text", "base"),
+    mark_share(
+        3,
+        [
+            (text, base)
+            for text in ("tp2 mbs1", "tp2 dp2 zero3 mbs1 ac=full", "tp4 nosp mbs1", "tp2 pp2 mbs1 ac=full")
+            for base in TRAINED_BASES
+        ],
+    ),
+)
+def test_counts_of_adapters_over_cut_bases_equal_the_dry_run(number: int, text: str, base: Base) -> None:
+    """Every rank has the scales of its slices; those in nf4 are scaled themselves by those of the full weight."""
+    layout, job = Layout.parse(text), FP32.replace(adapter=Adapter(rank=3, base=base))
+    assert list_miscounts(Drawn(number, BLOCKS.replace(heads=2 * layout.tp), layout, job)) == []
+
+
 @pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
 @pytest.mark.parametrize(
     ("text", "saved", "loss"),

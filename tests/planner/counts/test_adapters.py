@@ -299,7 +299,24 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
             "DoRA over a base in int8 and the stack",
         ),
         ("dp1", {"adapter": {"kind": "dora", "base": "fp8"}, "stack": "ddp"}, "DoRA over a base in fp8 and the stack"),
-        ("tp2", {"adapter": {"base": "fp8"}}, "a base in fp8 sharded by tp; use dp with zero0 to zero3"),
+        (
+            "tp2",
+            {"adapter": {"base": "fp8"}},
+            "adapter.base=fp8 has a scale for each block of 128 x 128, and tp2 cuts attention.k.weight [128, 256] into "
+            "slices of 64 rows; use dp, cp or pp, adapter.base=int8, or a base in 16 bits",
+        ),
+        (
+            "tp4",
+            {"adapter": "qlora:8"},
+            "adapter.base=nf4 has a scale for each 64 elements, and tp4 cuts mlp.down.weight [256, 640] into slices of "
+            "160 columns; use tp2, adapter.base=int8, or a base in 16 bits",
+        ),
+        (
+            "tp2",
+            {"adapter": {"base": "fp8"}, "stack": "ddp"},
+            "a base in fp8 sharded by tp; use dp with zero0 to zero2",
+        ),
+        ("tp2", {"adapter": {"base": "mxfp4"}}, "a base in mxfp4 sharded by tp; use dp with zero0 to zero2"),
         (
             "dp2 zero3",
             {"adapter": {"base": "int8"}, "stack": "fsdp2"},

@@ -23,7 +23,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 
-from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, Adapter
+from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, Adapter, Base
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.weights import list_adapter_weights, list_trained_weights
@@ -57,11 +57,11 @@ def ignore_progress(_what: str, _done: int, _of: int) -> None:
     """No progress bar."""
 
 
-def base_of(path: Path, family: str) -> Path:
+def base_of(path: Path, family: str, **changed: int) -> Path:
     """A small model of ``family`` with random weights, as transformers saves it."""
     torch.manual_seed(1)
     special = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    AutoModelForCausalLM.from_config(CONFIGS[family](**SIZES, **special)).save_pretrained(path)
+    AutoModelForCausalLM.from_config(CONFIGS[family](**SIZES | special | changed)).save_pretrained(path)
     return path
 
 
@@ -152,9 +152,42 @@ def test_adapters_read_back_from_a_peft_folder(
             torch.testing.assert_close(WeightSource.find(source).decoder()(text_tokens()), logits, rtol=1e-5, atol=1e-5)
 
 
-def test_a_base_in_nf4_is_merged_as_it_was_trained(forked: Fork, tmp_path: Path) -> None:
-    base, adapter, layout = base_of(tmp_path / "base", "llama"), ADAPTER.replace(base="nf4"), Layout.parse("dp2 zero3")
-    logits, _ = forked(2, train_and_save, tmp_path / "run", base, layout, adapter)[0]
+def resume(path: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[str, Tensor]:
+    """The full weights of a run that continues from the checkpoint ``path``, on the first rank."""
+    job, model = job_of(adapter), HuggingFaceFolder.open(base).model
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    huggingface_import.start(base, built=built, model=model)
+    checkpoint.load(path, built=built, model=model, job=job)
+    return gather_full_weights(built, model=model)
+
+
+# tp2 cuts its matrices between blocks of 64 elements, and of 128 x 128
+BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "head_dim": 128}
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "kind", "base", "sizes"),
+    [
+        ("dp2 zero3", "dp1", "lora", "nf4", {}),
+        ("tp2", "dp2 zero3", "lora", "nf4", BLOCKS),
+        ("dp2 zero3", "tp2", "dora", "int8", {}),
+        ("tp2 nosp mbs4", "dp1", "lora", "fp8", BLOCKS),
+        *mark_share(
+            99, [("dp2 zero3", "tp2", "dora", "fp8", BLOCKS), ("tp2", "dp1", "dora", "nf4", BLOCKS)],
+        ),
+    ],
+)  # fmt: skip
+def test_a_base_in_few_bits_is_merged_and_continued_as_it_was_trained(
+    forked: Fork, tmp_path: Path, text: str, other: str, kind: str, base: Base, sizes: dict[str, int]
+) -> None:
+    """Weights of its folder are quantized again, in full, and cut by the layout that continues."""
+    folder, adapter = base_of(tmp_path / "base", "llama", **sizes), ADAPTER.replace(kind=kind, base=base)
+    logits, weights = forked(2, train_and_save, tmp_path / "run", folder, Layout.parse(text), adapter)[0]
+    layout = Layout.parse(other)
+    continued = forked(layout.world, resume, find(tmp_path / "run"), folder, layout, adapter)[0]
+    assert continued.keys() == weights.keys()
+    for name, weight in weights.items():  # merged by other products
+        torch.testing.assert_close(continued[name], weight, rtol=1e-6, atol=1e-7)
     export(find(tmp_path / "run"), tmp_path / "out", dtype="fp32", file_bytes=10**9, report=ignore_progress, merge=True)
     with torch.no_grad():
         theirs = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")(text_tokens()).logits

@@ -90,7 +90,12 @@ def count_part_states(
     # frozen weights are sharded where gathered weights are freed, and have no gradients or states
     keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
     shards_frozen = keeps_copy or not zero_policy.weights_stay
-    frozen = count_frozen_bytes(all_weights, shards=shards if shards_frozen else 1, job=job)
+    frozen = count_frozen_bytes(
+        all_weights,
+        shards=shards if shards_frozen else 1,
+        job=job,
+        full_numels={weight.name: weight.numel for weight in unsharded},
+    )
     unit = select_trained(unit, job)
     padded = count_padded_numel(unit, shards=shards)
     shard_numel_padded = padded // shards

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fivefold.adapter import FP8_BLOCK
-from fivefold.trainer.model.quantized.weight import QuantizedWeight
+from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
 from fivefold.units import ceil_div
 
 LARGEST_CODE = torch.finfo(torch.float8_e4m3fn).max
@@ -30,31 +30,30 @@ class Fp8Weight(QuantizedWeight):
 
     base = "fp8"
 
-    def __init__(self, shape: torch.Size, *, dtype: torch.dtype, scales: Tensor) -> None:
-        self.shape, self.dtype = shape, dtype
+    def __init__(self, piece: MatrixSlice, *, dtype: torch.dtype, scales: Tensor) -> None:
+        self.piece, self.shape, self.dtype = piece, piece.shape, dtype
         self.scales = scales
 
     @classmethod
     def allocate(
-        cls, shapes: Sequence[torch.Size], *, dtype: torch.dtype, device: torch.device
+        cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
     ) -> tuple[list[Self], list[Tensor]]:
-        """Return the weights of ``shapes`` without values, and the buffer of their scales."""
-        grids = [[ceil_div(size, FP8_BLOCK) for size in shape] for shape in shapes]
+        """Return the weights of ``slices`` without values, and the buffer of their scales."""
+        grids = [[ceil_div(size, FP8_BLOCK) for size in piece.shape] for piece in slices]
         sizes = [prod(grid) for grid in grids]
         buffer = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
         parts = buffer.split(sizes) if sizes else ()
         weights = [
-            cls(shape, dtype=dtype, scales=part.view(grid))
-            for shape, part, grid in zip(shapes, parts, grids, strict=True)
+            cls(piece, dtype=dtype, scales=part.view(grid))
+            for piece, part, grid in zip(slices, parts, grids, strict=True)
         ]
         return weights, [buffer]
 
     def quantize(self, weight: Tensor) -> Tensor:
-        """Set the scales to those of ``weight``, and return its codes [out · in]."""
+        """Set the scales to those of the full ``weight``, and return the codes [out · in] of the slice."""
         codes, scales = quantize_fp8(weight.to(self.scales.device, self.dtype))
-        self.scales.copy_(scales)
-        elements: Tensor = codes
-        return elements
+        self.scales.copy_(self.piece.cut(scales, rows=FP8_BLOCK, columns=FP8_BLOCK))
+        return self.piece.cut(codes.view(self.piece.full)).flatten()
 
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the weight [out, in] of all ``elements``."""

@@ -17,37 +17,36 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model.quantized.weight import QuantizedWeight
+from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
 
 LARGEST_CODE = 127.0
 CHUNK_ELEMENTS = 2**20  # elements that are dequantized at once without a kernel of their own
 
 
 class Int8Weight(QuantizedWeight):
-    """The scales of a weight [out, in] in int8: ``absmax`` [out], of each row."""
+    """The scales of a weight [out, in] in int8: ``absmax`` [out], of each full row."""
 
     base = "int8"
 
-    def __init__(self, shape: torch.Size, *, dtype: torch.dtype, absmax: Tensor) -> None:
-        self.shape, self.dtype = shape, dtype
+    def __init__(self, piece: MatrixSlice, *, dtype: torch.dtype, absmax: Tensor) -> None:
+        self.piece, self.shape, self.dtype = piece, piece.shape, dtype
         self.absmax = absmax
 
     @classmethod
     def allocate(
-        cls, shapes: Sequence[torch.Size], *, dtype: torch.dtype, device: torch.device
+        cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
     ) -> tuple[list[Self], list[Tensor]]:
-        """Return the weights of ``shapes`` without values, and the buffer of their scales."""
-        rows = [shape[0] for shape in shapes]
+        """Return the weights of ``slices`` without values, and the buffer of their scales."""
+        rows = [piece.shape[0] for piece in slices]
         scales = torch.zeros(sum(rows), dtype=torch.float32, device=device)
         parts = scales.split(rows) if rows else ()
-        return [cls(shape, dtype=dtype, absmax=part) for shape, part in zip(shapes, parts, strict=True)], [scales]
+        return [cls(piece, dtype=dtype, absmax=part) for piece, part in zip(slices, parts, strict=True)], [scales]
 
     def quantize(self, weight: Tensor) -> Tensor:
-        """Set the scales to those of ``weight``, and return its codes [out · in]."""
+        """Set the scales to those of the full ``weight``, and return the codes [out · in] of the slice."""
         codes, absmax = quantize_int8(weight.to(self.absmax.device, self.dtype).half())  # as Int8Params casts it
-        self.absmax.copy_(absmax)
-        elements: Tensor = codes
-        return elements
+        self.absmax.copy_(self.piece.cut(absmax[:, None], columns=self.piece.full[1])[:, 0])
+        return self.piece.cut(codes.view(self.piece.full)).flatten()
 
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the weight [out, in] of all ``elements``."""

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from fivefold.adapter import NF4_BLOCK, NF4_SCALES_BLOCK
-from fivefold.trainer.model.quantized.weight import QuantizedWeight
+from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
 from fivefold.units import ceil_div
 
 # 16 quantiles of a normal distribution in [-1, 1], with an exact 0
@@ -37,50 +37,59 @@ CHUNK_BLOCKS = 2**14  # blocks that are dequantized at once without a kernel of 
 class Nf4Weight(QuantizedWeight):
     """The scales of a weight [out, in] in nf4, whose elements are packed two to a byte.
 
-    ``scales``: codes of the absmax of each block; ``largest``: the largest of each 256 of these; ``mean``: [1].
+    ``scales``: codes of the absmax of each block of the slice; ``largest``: the largest of each 256 of these in the
+    full weight, whose blocks are in its order; ``mean``: [1]. ``runs``: see ``_list_runs``.
     """
 
     base = "nf4"
 
-    def __init__(self, shape: torch.Size, *, dtype: torch.dtype, scales: Tensor, largest: Tensor, mean: Tensor) -> None:
-        self.shape, self.dtype = shape, dtype
+    def __init__(
+        self, piece: MatrixSlice, *, dtype: torch.dtype, scales: Tensor, largest: Tensor, mean: Tensor
+    ) -> None:
+        self.piece, self.shape, self.dtype = piece, piece.shape, dtype
         self.scales, self.largest, self.mean = scales, largest, mean
+        self.runs = _list_runs(piece)
 
     @classmethod
     def allocate(
-        cls, shapes: Sequence[torch.Size], *, dtype: torch.dtype, device: torch.device
+        cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
     ) -> tuple[list[Self], list[Tensor]]:
-        """Return the weights of ``shapes`` without values, and the two buffers of their scales, of bytes and fp32."""
-        blocks = [ceil_div(shape.numel(), NF4_BLOCK) for shape in shapes]
-        groups = [ceil_div(count, NF4_SCALES_BLOCK) for count in blocks]
+        """Return the weights of ``slices`` without values, and the two buffers of their scales, of bytes and fp32."""
+        blocks = [ceil_div(piece.shape.numel(), NF4_BLOCK) for piece in slices]
+        groups = [ceil_div(piece.full.numel(), NF4_BLOCK * NF4_SCALES_BLOCK) for piece in slices]
         codes = torch.zeros(sum(blocks), dtype=torch.uint8, device=device)
         floats = torch.zeros(sum(groups) + len(groups), dtype=torch.float32, device=device)
         sizes = [size for count in groups for size in (count, 1)]
         parts = iter(floats.split(sizes) if sizes else ())
         scales = codes.split(blocks) if blocks else ()
         weights = [
-            cls(shape, dtype=dtype, scales=part, largest=next(parts), mean=next(parts))
-            for shape, part in zip(shapes, scales, strict=True)
+            cls(piece, dtype=dtype, scales=part, largest=next(parts), mean=next(parts))
+            for piece, part in zip(slices, scales, strict=True)
         ]
         return weights, [codes, floats]
 
     def quantize(self, weight: Tensor) -> Tensor:
-        """Set the scales to those of ``weight``, and return its packed elements [out · in / 2] of bytes."""
-        packed, *scales = quantize_nf4(weight.to(self.scales.device, self.dtype))
-        for kept, computed in zip((self.scales, self.largest, self.mean), scales, strict=True):
-            kept.copy_(computed)
-        elements: Tensor = packed
-        return elements
+        """Set the scales to those of the full ``weight``, and return the slice's elements [out · in / 2] of bytes."""
+        packed, scales, largest, mean = quantize_nf4(weight.to(self.scales.device, self.dtype))
+        self.scales.copy_(scales[_list_blocks(self.runs, scales.device)])
+        self.largest.copy_(largest)
+        self.mean.copy_(mean)
+        if self.shape == self.piece.full:
+            elements: Tensor = packed
+            return elements
+        return self.piece.cut(packed.view(len(weight), -1), columns=2).flatten()
 
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the weight [out, in] of all ``elements``."""
-        out: Tensor = dequantize_nf4(elements, self.scales, self.largest, self.mean, list(self.shape), self.dtype)
+        out: Tensor = dequantize_nf4(
+            elements, self.scales, self.largest, self.mean, list(self.shape), self.dtype, self.runs
+        )
         return out
 
     def dequantize_rows(self, elements: Tensor, *, first: int, rows: int) -> Tensor:
         """Return ``rows`` rows from row ``first`` on in fp32; ``elements`` has only those of these rows."""
         columns = self.shape[1:].numel()
-        scales = _absmax(self.scales, self.largest, self.mean).repeat_interleave(NF4_BLOCK)
+        scales = _absmax(self.scales, self.largest, self.mean, self.runs).repeat_interleave(NF4_BLOCK)
         values = _unpack(elements)[: rows * columns] * scales[first * columns : (first + rows) * columns]
         return values.to(self.dtype).float().view(rows, *self.shape[1:])
 
@@ -115,11 +124,17 @@ def _(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @torch.library.custom_op("fivefold::dequantize_nf4", mutates_args=())
 def dequantize_nf4(
-    packed: Tensor, scales: Tensor, largest: Tensor, mean: Tensor, shape: list[int], dtype: torch.dtype
+    packed: Tensor,
+    scales: Tensor,
+    largest: Tensor,
+    mean: Tensor,
+    shape: list[int],
+    dtype: torch.dtype,
+    runs: list[int],
 ) -> Tensor:
     """Return the weight of ``shape`` in ``dtype``: products in fp32, rounded once."""
     out = torch.empty(shape, dtype=dtype, device=packed.device)
-    flat, absmax = out.view(-1), _absmax(scales, largest, mean)
+    flat, absmax = out.view(-1), _absmax(scales, largest, mean, runs)
     step = CHUNK_BLOCKS * NF4_BLOCK
     for start in range(0, flat.numel(), step):
         stop = min(start + step, flat.numel())
@@ -134,8 +149,41 @@ def dequantize_nf4(
 
 
 @dequantize_nf4.register_fake
-def _(packed: Tensor, scales: Tensor, largest: Tensor, mean: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
+def _(
+    packed: Tensor,
+    scales: Tensor,
+    largest: Tensor,
+    mean: Tensor,
+    shape: list[int],
+    dtype: torch.dtype,
+    runs: list[int],
+) -> Tensor:
     return packed.new_empty(shape, dtype=dtype)
+
+
+def _list_runs(piece: MatrixSlice) -> list[int]:
+    """Return the blocks of a slice in the full weight: first, stride, number of runs and blocks of a run of each part.
+
+    Full rows are one run of blocks that follow one another; of some columns each row is a run.
+    """
+    _, full_columns = piece.full
+    runs = []
+    for rows, columns in piece.parts:
+        first = rows.start * full_columns + columns.start
+        number, numel = rows.stop - rows.start, columns.stop - columns.start
+        if numel == full_columns:
+            number, numel = 1, number * full_columns
+        runs += [first // NF4_BLOCK, full_columns // NF4_BLOCK, number, ceil_div(numel, NF4_BLOCK)]
+    return runs
+
+
+def _list_blocks(runs: list[int], device: torch.device) -> Tensor:
+    """Return the numbers in the full weight of the blocks of ``runs`` (``_list_runs``)."""
+    parts = []
+    for first, stride, number, blocks in zip(*(iter(runs),) * 4, strict=True):
+        starts = first + stride * torch.arange(number, device=device)
+        parts.append((starts[:, None] + torch.arange(blocks, device=device)).flatten())
+    return torch.cat(parts)
 
 
 def _unpack(packed: Tensor) -> Tensor:
@@ -143,10 +191,10 @@ def _unpack(packed: Tensor) -> Tensor:
     return _pairs(packed.device)[packed.int()].view(-1)
 
 
-def _absmax(scales: Tensor, largest: Tensor, mean: Tensor) -> Tensor:
+def _absmax(scales: Tensor, largest: Tensor, mean: Tensor, runs: list[int]) -> Tensor:
     """Return the absmax of each block in fp32."""
     values = _dynamic_values(scales.device)[scales.int()]
-    return values.mul_(largest.repeat_interleave(NF4_SCALES_BLOCK)[: len(values)]).add_(mean)
+    return values.mul_(largest[_list_blocks(runs, scales.device) // NF4_SCALES_BLOCK]).add_(mean)
 
 
 def _scale_by_absmax(flat: Tensor, block: int) -> tuple[Tensor, Tensor]:

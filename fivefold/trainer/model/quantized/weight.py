@@ -1,25 +1,58 @@
-"""The interface of a frozen weight in few bits: its scales, which every rank has, and its elements, which are sharded.
+"""The interface of a frozen weight in few bits: its scales, and its elements, which ZeRO-3 shards.
 
 quantize     weight [out, in] → elements, a flat tensor of bytes; the scales are kept here
 dequantize   elements → weight [out, in], before each product; freed after it
+
+Under tensor parallelism both are those of a rank's slice, and equal those of the full weight there: it is quantized in
+full and cut. No block that shares a scale is cut (``layout/quantized_base.py``).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Self
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
 from fivefold.adapter import QuantizedBase, count_element_bytes
+from fivefold.units import ceil_div
+
+
+class MatrixSlice(NamedTuple):
+    """A slice of a matrix of shape ``full``: ``parts`` of its rows and columns, one after another along dim 0."""
+
+    full: torch.Size
+    parts: tuple[tuple[slice, ...], ...]
+
+    @classmethod
+    def from_shape(cls, shape: torch.Size) -> MatrixSlice:
+        """Return the slice that is the full matrix."""
+        return cls(shape, (tuple(slice(0, size) for size in shape),))
+
+    @property
+    def shape(self) -> torch.Size:
+        """Return the shape of the slice."""
+        _, columns = self.parts[0]
+        return torch.Size((sum(rows.stop - rows.start for rows, _ in self.parts), columns.stop - columns.start))
+
+    def cut(self, matrix: Tensor, *, rows: int = 1, columns: int = 1) -> Tensor:
+        """Return the slice of ``matrix``, which has one element for ``rows`` x ``columns`` of the full one."""
+        pieces = [
+            matrix[
+                part_rows.start // rows : ceil_div(part_rows.stop, rows),
+                part_columns.start // columns : ceil_div(part_columns.stop, columns),
+            ]
+            for part_rows, part_columns in self.parts
+        ]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
 
 class QuantizedWeight(ABC):
-    """The scales of a weight [out, in], which are all here even where ZeRO-3 shards its elements.
+    """The scales of a weight [out, in], or of a slice of it, which are all here even where ZeRO-3 shards its elements.
 
-    ``shape`` and ``dtype`` are those of the dequantized weight.
+    ``shape`` and ``dtype`` are those of the dequantized slice.
     """
 
     base: QuantizedBase
@@ -29,13 +62,13 @@ class QuantizedWeight(ABC):
     @classmethod
     @abstractmethod
     def allocate(
-        cls, shapes: Sequence[torch.Size], *, dtype: torch.dtype, device: torch.device
+        cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
     ) -> tuple[list[Self], list[Tensor]]:
-        """Return the weights of ``shapes`` without values, and the buffers of which their scales are views."""
+        """Return the weights of ``slices`` without values, and the buffers of which their scales are views."""
 
     @abstractmethod
     def quantize(self, weight: Tensor) -> Tensor:
-        """Set the scales to those of ``weight``, and return its elements as a flat tensor of bytes."""
+        """Set the scales to those of the full ``weight``, and return the slice's elements as a flat tensor of bytes."""
 
     @abstractmethod
     def dequantize(self, elements: Tensor) -> Tensor:
@@ -53,5 +86,5 @@ class QuantizedWeight(ABC):
     @classmethod
     def round(cls, weight: Tensor, *, dtype: torch.dtype) -> Tensor:
         """Return ``weight`` as it is computed with in ``dtype`` when it is stored in this format."""
-        (stored,), _ = cls.allocate([weight.shape], dtype=dtype, device=weight.device)
+        (stored,), _ = cls.allocate([MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device)
         return stored.dequantize(stored.quantize(weight))

@@ -1,0 +1,64 @@
+"""How tensor parallelism cuts frozen weights in few bits: between elements that share a scale, never through them.
+
+    int8   a scale for each row: columns have the scales of full rows, so any slice is allowed
+    nf4    a scale for each 64 elements of the weight's rows, one after another
+    fp8    a scale for each block of 128 x 128
+
+Codes and scales of a slice are then those of the full weight, and a run under tp computes with the same base as one
+process.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, Base
+from fivefold.job import Job
+from fivefold.layout.sharding import is_quantized, shard_weight
+from fivefold.layout.spec import Layout, list_divisors
+from fivefold.model.spec import Model
+from fivefold.model.weights import Weight, list_block_weights
+
+
+def explain_cut_block(model: Model, job: Job, *, tp: int) -> str | None:
+    """Return why tp cannot cut the job's base where its blocks end, in one line; None if it can."""
+    base = None if job.adapter is None else job.adapter.base
+    if tp == 1 or base not in ("nf4", "fp8") or not job.stack.kernel_facts.fuses_linears:
+        return None
+    return _explain_cut_block(model, base, tp)
+
+
+@lru_cache(maxsize=1024)
+def _explain_cut_block(model: Model, base: Base, tp: int) -> str | None:
+    """Return the line of ``explain_cut_block`` for a base with blocks."""
+    if (cut := _find_cut_block(model, base, tp)) is None:
+        return None
+    aligned = [degree for degree in list_divisors(tp)[1:-1] if _find_cut_block(model, base, degree) is None]
+    instead = f"tp{aligned[-1]}" if aligned else "dp, cp or pp"
+    block = f"{NF4_BLOCK} elements" if base == "nf4" else f"block of {FP8_BLOCK} x {FP8_BLOCK}"
+    return (
+        f"adapter.base={base} has a scale for each {block}, and tp{tp} cuts {cut}; use {instead}, adapter.base=int8, "
+        "or a base in 16 bits"
+    )
+
+
+def _find_cut_block(model: Model, base: Base, tp: int) -> str | None:
+    """Return a weight that tp cuts within a block, and where; None if there is none."""
+    layout, seen = Layout(tp=tp), set[Weight]()
+    block = NF4_BLOCK if base == "nf4" else FP8_BLOCK
+    for layer in range(model.layers):
+        for weight in list_block_weights(model, layer):
+            if weight in seen or not is_quantized(weight, base) or weight.kind.startswith("expert"):
+                continue
+            seen.add(weight)
+            rows, columns = shard_weight(weight, model=model, layout=layout, vocab=0).shape
+            slices, what = [], "rows"
+            if columns < weight.shape[1]:
+                slices, what = [columns], "columns"
+            elif rows < weight.shape[0]:  # of each part of a weight that has several
+                slices = [size // tp for size in weight.parts] or [rows]
+            row = columns if base == "nf4" and what == "rows" else 1  # elements that follow one another
+            if (uneven := next((size for size in slices if size * row % block), None)) is not None:
+                name = f"{weight.name} [{weight.shape[0]}, {weight.shape[1]}]"
+                return f"{name} into slices of {uneven} {what}"
+    return None
