@@ -186,13 +186,17 @@ def list_mismatches(model: Model, job: Job, machine: Machine | None = None) -> I
     yield from _check_stored_weights(model, job)
     yield from _check_frozen_job(model, job)
     if job.objective == "dpo":
-        for is_present, feature, fix in (
+        yield from _list_present(
+            "objective=dpo is not modelled with",
             (model.moe is not None, f"experts of {model.name}", "a dense model"),
             (job.precision.is_low_precision, f"precision {job.precision.name}", "bf16"),
             (job.stack.loss_facts.chunked, "a loss in chunks", "loss=fused"),
-        ):
-            if is_present:
-                yield f"objective=dpo is not modelled with {feature}; use {fix}"
+        )
+
+
+def _list_present(what: str, *features: tuple[object, str, str]) -> Iterator[str]:
+    """Yield that ``what`` does not go together with each feature that is present, and what to use instead."""
+    return (f"{what} {feature}; use {fix}" for is_present, feature, fix in features if is_present)
 
 
 def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
@@ -218,7 +222,8 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
         )
     if (tokens := count_image_tokens(model, job)) > job.sequence:
         yield f"images={job.images} have {tokens} tokens, more than the sequence of {job.sequence}; try seq {tokens}"
-    for is_present, feature, fix in (
+    yield from _list_present(
+        f"images={job.images} are not counted with",
         (model.hyper_connections is not None, "hyper-connections", "a model with one residual stream"),
         (model.per_layer_inputs is not None, "per-layer inputs", "a model without them"),
         (job.objective == "dpo", "objective=dpo", "sft"),
@@ -237,9 +242,7 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
             f"a base in {job.adapter.base if job.adapter else ''}",
             "a base in 16 bits",
         ),
-    ):
-        if is_present:
-            yield f"images={job.images} are not counted with {feature}; use {fix}"
+    )
 
 
 def count_image_tokens(model: Model, job: Job) -> int:
@@ -634,7 +637,8 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
         return
     what = "freeze is" if adapter is None else "adapters are"
     merges_adapters = adapter is not None and stack.merges_adapters
-    for is_present, feature, fix in (
+    yield from _list_present(
+        f"{what} not modelled with",
         (model.attention_experts, f"experts of attention of {model.name}", "a model without them"),
         (
             model.mla is not None and model.mla.indexer is not None,
@@ -673,9 +677,7 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
             f"wgrad_accumulation={stack.wgrad_accumulation} of the stack {stack.name}",
             "wgrad_accumulation=separate",
         ),
-    ):
-        if is_present:
-            yield f"{what} not modelled with {feature}; use {fix}"
+    )
     yield from _freeze_mismatches(model, job) if adapter is None else _check_adapters(model, job, adapter)
 
 
@@ -689,12 +691,11 @@ def _freezes_low_precision(model: Model, job: Job) -> bool:
 
 def _freeze_mismatches(model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why the parts that the job freezes are not modelled, or leave nothing to train."""
-    for is_present, feature, fix in (
+    yield from _list_present(
+        "freeze is not modelled with",
         (job.objective == "dpo", "objective=dpo", "sft, or an adapter"),
         (job.images > 0, f"images={job.images}", "freeze_vision_tower, or no images"),
-    ):
-        if is_present:
-            yield f"freeze is not modelled with {feature}; use {fix}"
+    )
     try:
         frozen = resolve_freeze(model, job.freeze)
     except UserError as error:
@@ -734,16 +735,15 @@ def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
 def _check_merged_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why adapters are not modelled with a stack whose merged projections share factors."""
     stack, what = job.stack, f"the stack {job.stack.name}"
-    for is_present, feature, fix in (
+    yield from _list_present(
+        "adapters are not modelled with",
         (stack.kernel_facts.fuses_linears, f"merged_adapters={stack.merged_adapters} and {what}", "linears=separate"),
         (adapter.has_magnitudes, f"DoRA and {what}", "kind=lora"),
         (adapter.base not in (None, "bf16", "fp32"), f"a base in {adapter.base} and {what}", "base=bf16"),
         (bool(adapter.modules_to_save), f"modules_to_save and {what}", "adapters alone"),
         (bool(adapter.adapted_ends), f"targets {','.join(adapter.adapted_ends)} and {what}", ALL_LINEAR),
         (adapter.adapts_experts, f"adapters of routed experts and {what}", ALL_LINEAR),
-    ):
-        if is_present:
-            yield f"adapters are not modelled with {feature}; use {fix}"
+    )
     targets = list_targets(model, adapter.replace(targets=(ALL_LINEAR,), rank_pattern=(), alpha_pattern=()))
     for linears in MERGED_LINEARS.values():
         merged = [target for target in targets if not set(TARGETS[target]).isdisjoint(linears)]
@@ -765,7 +765,8 @@ def _check_published_base(model: Model, job: Job, adapter: Adapter) -> Iterator[
     is_dequantized = job.stack.kernel_facts.fuses_linears and base in TRAINED_BASES
     if base == "mxfp4" and model.moe is None:
         yield f"adapter.base=mxfp4: {model.name} has no routed experts, which alone are in MXFP4; use base=nf4"
-    for is_present, feature, fix in (
+    yield from _list_present(
+        "adapters are not modelled with",
         (
             adapter.has_magnitudes and not is_dequantized,
             f"DoRA over a base in {base} and the stack {job.stack.name}",
@@ -778,9 +779,7 @@ def _check_published_base(model: Model, job: Job, adapter: Adapter) -> Iterator[
         ),
         (base != "int8" and adapter.adapts_experts, f"routed experts in {base}", "base=bf16, or all-linear"),
         (base == "fp8" and job.precision.autocasts, f"a base in fp8 under autocast ({job.precision.name})", "bf16"),
-    ):
-        if is_present:
-            yield f"adapters are not modelled with {feature}; use {fix}"
+    )
 
 
 def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
@@ -790,7 +789,8 @@ def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator
         yield f"adapter.targets={targets}: {model.name} has no routed experts; use {ALL_LINEAR}"
         return
     others = [target for target in list_targets(model, adapter) if target in TARGETS]
-    for is_present, feature, fix in (
+    yield from _list_present(
+        f"adapter.targets={targets} is not modelled with",
         (model.mlp != "gated", f"{model.name}, whose experts have no gate", ALL_LINEAR),
         (model.moe.identity_experts > 0, f"{model.name}, whose experts may give tokens back", ALL_LINEAR),
         (adapter.has_magnitudes, "DoRA, as in PEFT", "kind=lora"),
@@ -800,9 +800,7 @@ def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator
             "no adapters of attention below them",
             "q_proj,v_proj too",
         ),
-    ):
-        if is_present:
-            yield f"adapter.targets={targets} is not modelled with {feature}; use {fix}"
+    )
 
 
 def _check_end_adapters(job: Job, adapter: Adapter) -> Iterator[str]:
@@ -810,20 +808,20 @@ def _check_end_adapters(job: Job, adapter: Adapter) -> Iterator[str]:
     targets = ",".join(adapter.adapted_ends)
     in_full = [name for name in adapter.adapted_ends if name in adapter.modules_to_save]
     adapts_embedding, adapts_head = EMBEDDING in adapter.adapted_ends, HEAD in adapter.adapted_ends
-    for is_present, feature, fix in (
+    yield from _list_present(
+        f"adapter.targets={targets} is not modelled with",
         (bool(in_full), f"modules_to_save={','.join(in_full)}, which trains them in full", "one of both"),
         (adapts_embedding and adapter.has_magnitudes, "DoRA of an embedding", "kind=lora, or other targets"),
         (adapts_embedding and job.images > 0, f"images={job.images}", "no images, or other targets"),
         (adapts_head and job.stack.loss_facts.chunked, f"loss={job.stack.loss}", "loss=fused"),
-    ):
-        if is_present:
-            yield f"adapter.targets={targets} is not modelled with {feature}; use {fix}"
+    )
 
 
 def _check_saved_modules(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why modules that are trained in full next to the adapter are not modelled."""
     saved = f"adapter.modules_to_save={','.join(adapter.modules_to_save)}"
-    for is_present, feature, fix in (
+    yield from _list_present(
+        f"{saved} is not modelled with",
         (model.tied_embeddings, f"{model.name}, whose embedding and head are one weight", "a model with two weights"),
         (job.objective == "dpo", "objective=dpo, whose reference is the model without them", "sft"),
         (
@@ -832,9 +830,7 @@ def _check_saved_modules(model: Model, job: Job, adapter: Adapter) -> Iterator[s
             "bf16-autocast",
         ),
         (job.images > 0, f"images={job.images}", "no images"),
-    ):
-        if is_present:
-            yield f"{saved} is not modelled with {feature}; use {fix}"
+    )
 
 
 def explain_unsupported_schedule(schedule: ScheduleName, job: Job) -> str | None:
@@ -942,7 +938,8 @@ def _check_offload(layout: Layout, job: Job) -> Iterator[str]:
         return
     if (reason := explain_unsharded_offload(("parameters",), zero=layout.zero, shards=layout.shards)) is not None:
         yield reason
-    for is_present, feature, fix in (
+    yield from _list_present(
+        "offload=parameters is not modelled with",
         (
             job.stack.zero3_gather == "weights",
             f"the stack {job.stack.name}, which gathers weight by weight",
@@ -950,9 +947,7 @@ def _check_offload(layout: Layout, job: Job) -> Iterator[str]:
         ),
         (job.precision.gathers == "fp8", f"precision {job.precision.name}, which gathers weights in fp8", "bf16"),
         (job.copies_reference, "objective=dpo without an adapter", "an adapter"),
-    ):
-        if is_present:
-            yield f"offload=parameters is not modelled with {feature}; use {fix}"
+    )
 
 
 def _check_preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:

@@ -73,7 +73,7 @@ def find_largest_micro_batch(
     sizes = (layout.replace(mbs=size) for size in reversed(list_divisors(batch)))
     legal = [size for size in sizes if is_legal(size, model=model, job=job, machine=machine)]
     for tried in legal:
-        if _fits(planner, tried):
+        if planner.fits(tried):
             sequences = f"{tried.mbs} sequence{'s' if tried.mbs > 1 else ''}"
             answer = _answer(question, f"{sequences} at a time", tried.mbs, planner, tried)
             if tried.mbs < batch:
@@ -164,7 +164,7 @@ def _describe_full_remedy(model: Model, machine: Machine, job: Job, layout: Layo
 
     def fits(candidate: Machine, tried: Layout) -> bool:
         planner = Planner(model=model, machine=candidate, job=job, risk=risk)
-        return is_legal(tried, model=model, job=job, machine=candidate) and _fits(planner, tried)
+        return is_legal(tried, model=model, job=job, machine=candidate) and planner.fits(tried)
 
     offloaded = smallest.replace(offload=("optimizer",))
     if fits(machine, offloaded):
@@ -190,7 +190,7 @@ def _predict_fine_tune(model: Model, machine: Machine, job: Job, layout: Layout,
     refuse(layout, model=model, job=job, machine=machine)
     sizes = (layout.replace(mbs=size) for size in reversed(list_divisors(max(1, job.global_batch // layout.dp))))
     legal = [size for size in sizes if is_legal(size, model=model, job=job, machine=machine)]
-    largest = next((size for size in legal if _fits(planner, size)), None)
+    largest = next((size for size in legal if planner.fits(size)), None)
     try:
         longest = search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk).value
     except UserError:  # not even the shortest fits
@@ -657,10 +657,6 @@ def _list_degree_changes(job: Job, layout: Layout) -> Iterator[tuple[str, Job, L
     for degree in (layout.ep // 2, 2 * layout.ep) if layout.ep > 1 else ():
         if other := change(layout, ep=degree):
             yield f"ep{degree}", job, other
-
-
-def _fits(planner: Planner, layout: Layout) -> bool:
-    return planner.fits(layout)
 
 
 def _find_largest(fits: Callable[[int], bool], *, limit: int, start: int = 1) -> int:
