@@ -33,6 +33,10 @@ class PartialLayouts(NamedTuple):
     ac: Ints
     inner: Ints
 
+    def select(self, names: str) -> list[Ints]:
+        """Return the columns with these names."""
+        return [getattr(self, name) for name in names.split()]
+
     def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
         """Return some of the rows."""
         return type(self)(*(column[index] for column in self))

@@ -288,22 +288,19 @@ class Estimates(Tables):
     def states(self, candidates: CandidateLayouts) -> Floats:
         """Return the bytes of states and the elements updated, [n, ``StateFigure``, units]."""
         partials = self.partials.take(candidates.partial)
-        columns = [
-            partials.tp,
-            partials.inner,
-            partials.ep,
-            partials.etp,
-            candidates.zero,
-            candidates.shards,
-            partials.dp * partials.cp,
-            self._ends_on_different_ranks[candidates.shape],
-        ]
-        columns += [self.reduces_often(candidates).astype(np.int64), (partials.pp == 1).astype(np.int64)]
+        columns = [*partials.select("tp inner ep etp"), *self._list_sharding_columns(candidates)]
+        columns += [candidates.zero, (partials.pp == 1).astype(np.int64)]
 
         def compute(layout: Layout, _sequences: int) -> Floats:
             return self._count_states(layout).T
 
         return self._look_up("states", candidates, columns, compute, cost=self._state_cost)
+
+    def _list_sharding_columns(self, candidates: CandidateLayouts) -> list[Ints]:
+        """Return the columns that say how weights and gradients are sharded, and how often gradients are reduced."""
+        partials = self.partials.take(candidates.partial)
+        ends = self._ends_on_different_ranks[candidates.shape]
+        return [candidates.shards, partials.dp * partials.cp, ends, self.reduces_often(candidates).astype(np.int64)]
 
     def _count_resting_states(self, layout: Layout, *, experts: bool) -> Floats:
         """Return the bytes [units, 2] at rest and of gradients at the update, of experts or of dense weights."""
@@ -471,14 +468,7 @@ class Estimates(Tables):
     def stage_message_seconds(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (lateness, sending)] of a message between stages, as in ``StageSeconds``."""
         partials = self.partials.take(candidates.partial)
-        columns = [
-            partials.mbs,
-            partials.cp,
-            partials.tp,
-            partials.inner,
-            partials.sp,
-            self._overlaps_p2p[candidates.shape],
-        ]
+        columns = [*partials.select("mbs cp tp inner sp"), self._overlaps_p2p[candidates.shape]]
         columns += self._list_placement_columns(candidates, ("tp",)) + self._list_placement_columns(candidates, ("pp",))
 
         def compute(layout: Layout, _sequences: int) -> Floats:
@@ -489,21 +479,11 @@ class Estimates(Tables):
     def parallel(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (gather, reduce, copies, copy_out, copy_in), units] as in ``GatherReduceTime``."""
         partials = self.partials.take(candidates.partial)
-        columns = [
-            partials.tp,
-            partials.inner,
-            partials.sp,
-            partials.ep,
-            partials.etp,
-            candidates.shards,
-            partials.dp * partials.cp,
-            self._ends_on_different_ranks[candidates.shape],
-        ]
-        columns += [self.reduces_often(candidates).astype(np.int64)]
+        columns = [*partials.select("tp inner sp ep etp"), *self._list_sharding_columns(candidates)]
         columns += self._list_placement_columns(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
         enters_both_ends = self._enters_both_ends[candidates.shape]
         if self.counts.job.stack.replicated_grad_reduce == "weight":  # after every backward
-            columns += [partials.mbs, partials.cp]
+            columns += partials.select("mbs cp")
         job = self.counts.job
         if job.stack.reduce_bucket or job.freezes_weights:  # by stage other messages, or other gathers
             columns += [candidates.zero, (partials.pp == 1).astype(np.int64)]

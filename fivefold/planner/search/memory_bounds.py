@@ -8,7 +8,7 @@ for four ranks of each pipeline, of which the maximum is taken. The tests compar
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -83,15 +83,16 @@ def list_stage_units(
     table, _ = count_stage_units(counts, shape, recompute_every=recompute_every, runs=runs)
     stages = [shape.pipeline.stages_of_rank(rank, pp=shape.pp, v=shape.v) for rank in range(shape.pp)]
     unit_counts = np.array([table[list(rank_stages)].sum(axis=0) for rank_stages in stages])
-    blocks, following = _find_last_blocks(counts, shape, recompute_every=recompute_every, runs=runs)
+    blocks = _list_stage_blocks(counts, shape, recompute_every=recompute_every, runs=runs)
+    last, following = ([stage[-place] if len(stage) >= place else HEAD for stage in blocks] for place in (1, 2))
     ends = shape.pp // 2 if shape.pipeline.enters_both_ends else shape.pp - 1  # of the last stage
-    last_block = next(block for block in reversed(blocks) if block != HEAD)
+    last_block = next(block for block in reversed(last) if block != HEAD)
     ranks = [0, int(unit_counts[:, BLOCKS:].sum(axis=1).argmax()), int(unit_counts[:, last_block].argmax()), ends]
     closing = [
-        [*_find_closing_blocks(counts, shape, stages[rank][0], recompute_every=recompute_every, runs=runs)]
-        for rank in ranks
+        [*_find_closing_blocks(counts, blocks[stage], is_first_stage=stage == 0, runs=runs)]
+        for stage in (stages[rank][0] for rank in ranks)
     ]
-    return StageUnits(table, stages, unit_counts, blocks, following, ranks, closing)
+    return StageUnits(table, stages, unit_counts, last, following, ranks, closing)
 
 
 def count_live_units(shape: PipelineShape, units: StageUnits, *, micro_batches: int) -> LiveUnits:
@@ -120,44 +121,32 @@ def count_live_units(shape: PipelineShape, units: StageUnits, *, micro_batches: 
     )
 
 
-def _find_last_blocks(
+def _list_stage_blocks(
     counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
-) -> tuple[list[int], list[int]]:
-    """Return the index into ``runs`` of the last block of each stage, and of the one before it; HEAD if none."""
+) -> list[list[int]]:
+    """Return the index into ``runs`` of each block of each stage."""
     layers = counts.model.layers
     layout = build_pipeline_layout(shape, recompute_every=recompute_every)
     is_recomputed = list_recomputed_layers(layers, layout)
     block_index = {make_column_key(run): index for index, run in enumerate(runs)}
-    stage_blocks = [
+    return [
         [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in stage]
         for stage in list_stage_layers(layers, layout)
     ]
-    last, following = (
-        [stage[-position] if len(stage) >= position else HEAD for stage in stage_blocks] for position in (1, 2)
-    )
-    return last, following
 
 
 def _find_closing_blocks(
-    counts: Counts, shape: PipelineShape, stage: int, *, recompute_every: int, runs: list[UnitGroup]
+    counts: Counts, blocks: Sequence[int], *, is_first_stage: bool, runs: list[UnitGroup]
 ) -> Iterator[tuple[int, NDArray[np.float64], int]]:
-    """Yield the indices into ``runs`` of the first block of a stage and of the first with experts.
+    """Yield the indices into ``runs`` of the first of the ``blocks`` of a stage and of the first with experts.
 
     Without experts it is the first again; of a stage without blocks it is HEAD. Each comes with the numbers of units
     before it and the index of the block before it.
     """
-    layers = counts.model.layers
-    layout = build_pipeline_layout(shape, recompute_every=recompute_every)
-    is_recomputed = list_recomputed_layers(layers, layout)
-    block_index = {make_column_key(run): position for position, run in enumerate(runs)}
-    own_layers = list_stage_layers(layers, layout)[stage]
-    blocks = [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in own_layers]
-    first_moe = next(
-        (position for position, layer in enumerate(own_layers) if counts.count_moe_layers(counts.kinds[layer])), 0
-    )
-    for position in (0, first_moe):
+    routes = (position for position, block in enumerate(blocks) if counts.count_moe_layers(runs[block].name))
+    for position in (0, next(routes, 0)):
         units_before = np.bincount(blocks[:position], minlength=len(runs)).astype(float)
-        units_before[EMBED] = stage == 0
+        units_before[EMBED] = is_first_stage
         yield blocks[position] if blocks else HEAD, units_before, blocks[position - 1] if position else HEAD
 
 

@@ -104,18 +104,8 @@ class Tables:
         """Return the columns that determine the operations of a rank."""
         partials = self.partials.take(candidates.partial)
         retains_outputs = ((partials.pp > 1) & (self.planner.job.stack.stage_outputs == "retained")).astype(np.int64)
-        return [
-            partials.mbs,
-            retains_outputs,
-            partials.cp,
-            partials.kind,
-            partials.tp,
-            partials.inner,
-            partials.sp,
-            partials.ep,
-            partials.etp,
-            self._recomputed[partials.ac],
-        ]
+        degrees = partials.select("cp kind tp inner sp ep etp")
+        return [partials.mbs, retains_outputs, *degrees, self._recomputed[partials.ac]]
 
     def _list_placement_columns(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
         """Return the columns on which message times depend.
@@ -123,8 +113,8 @@ class Tables:
         They are ranks, stride (up to a node's size) and link of each group.
         """
         partials = self.partials.take(candidates.partial)
-        columns = [partials.dp, partials.tp, partials.cp, partials.pp, candidates.order]
-        columns += [partials.ep, partials.etp] if self.counts.model.moe else []
+        degrees = partials.select("dp tp cp pp ep etp" if self.counts.model.moe else "dp tp cp pp")
+        columns = [*degrees, candidates.order]
         columns += [candidates.shards] if "shard" in axes else []
         links = self.planner.machine.links
 
