@@ -189,16 +189,24 @@ def read_latent(config: Config, rotary: dict[str, Any] | None = None) -> dict[st
     }
 
 
-def read_experts(config: Config) -> dict[str, Any]:
-    """Return the fields of experts in every layer, each as wide as ``intermediate_size``.
+def read_experts(config: Config, **of_family: Any) -> dict[str, Any]:
+    """Return the fields of experts that all families read in one way, overridden by ``of_family``.
 
-    A softmax over the logits of the chosen experts equals that over all logits, rescaled to sum to one.
+    A family has them in every layer unless it says otherwise. They are as wide as ``intermediate_size`` in a family
+    without a key for their width. A softmax over the logits of the chosen experts equals that over all logits, rescaled
+    to sum to one.
     """
     return {
         "experts": config.num_experts,
         "topk": config.num_experts_per_tok,
-        "ffn": config.intermediate_size,
+        "ffn": config.moe_intermediate_size or config.intermediate_size,
+        "shared_experts": config.n_shared_experts or 0,
         "aux_coefficient": config.router_aux_loss_coef,
+        "normalized": config.norm_topk_prob,
+        "scaling": config.routed_scaling_factor,
+        "groups": config.n_group or 1,
+        "topk_groups": config.topk_group or 1,
+        **of_family,
     }
 
 
@@ -238,33 +246,13 @@ def read_gated_experts(config: Config) -> dict[str, Any]:
     """Return the fields of experts with a shared one, whose output is multiplied by a gate."""
     if not config.shared_expert_intermediate_size:
         raise config.mistake("shared_expert_intermediate_size=0 leaves a gate without an expert; give its width")
-    return {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "shared_gate": True,
-        "aux_coefficient": config.router_aux_loss_coef,
-        "normalized": config.norm_topk_prob,
-        **read_shared_expert(config),
-        **read_sparse_steps(config, dense=()),
-    }
+    shared = read_shared_expert(config) | read_sparse_steps(config, dense=())
+    return read_experts(config, shared_gate=True, **shared)
 
 
 def read_biased_experts(config: Config) -> dict[str, Any]:
     """Return the fields of DeepSeek-V3's experts: sigmoid scores, balanced by a bias, limited to groups of experts."""
-    return {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "shared_experts": config.n_shared_experts or 0,
-        "score": "sigmoid",
-        "balance": "free",
-        "aux_coefficient": 0.0,
-        "normalized": config.norm_topk_prob,
-        "scaling": config.routed_scaling_factor,
-        "groups": config.n_group or 1,
-        "topk_groups": config.topk_group or 1,
-    }
+    return read_experts(config, score="sigmoid", balance="free", aux_coefficient=0.0)
 
 
 def read_mtp(config: Config) -> dict[str, Any] | None:

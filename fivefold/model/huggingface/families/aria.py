@@ -17,7 +17,7 @@ def _build_aria(config: Config) -> Model:
             "ones, which "
             "have silu, and is not supported; remove it or give hidden_act='silu'"
         )
-    moe = read_experts(config) | {"shared_experts": config.n_shared_experts}
+    moe = read_experts(config, shared_experts=config.n_shared_experts)
     return build_model(config, moe=moe)
 
 

@@ -12,6 +12,7 @@ from fivefold.model.huggingface.mapping import (
     build_model,
     find_period,
     list_sliding_layers,
+    read_experts,
     read_mlp_layer_types,
     read_windows,
 )
@@ -79,16 +80,13 @@ def _build_cohere2_moe(config: Config) -> Model:
         )
     prefix = list_sliding_layers(dense, period=config.prefix_dense_sliding_window_pattern)
     slides = prefix + list_sliding_layers(layers - dense, period=config.sliding_window_pattern)
-    moe = {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.intermediate_size,
-        "shared_experts": config.n_shared_experts or 0,
-        "aux_coefficient": 0.0,
-        "score": config.scoring_func,
-        "normalized": config.scoring_func == "softmax" or config.norm_topk_prob,
+    moe = read_experts(
+        config,
+        aux_coefficient=0.0,
+        score=config.scoring_func,
+        normalized=config.scoring_func == "softmax" or config.norm_topk_prob,
         **read_mlp_layer_types(config, dense=dense),
-    }
+    )
     model = _build_command(
         config,
         **read_windows(config, default=slides[:layers]),

@@ -16,7 +16,7 @@ def _build_dbrx(config: Config) -> Model:
     """Build DBRX, whose rotary base published files have in ``attn_config``; transformers reads ``rope_parameters``."""
     if config.weight_norm not in (1, None):
         raise config.mistake(f"moe_normalize_expert_weights={config.weight_norm:g} is not supported; give 1, or null")
-    moe = read_experts(config) | {"normalized": config.weight_norm is not None}
+    moe = read_experts(config, normalized=config.weight_norm is not None)
     return build_model(config, norm="layernorm", norm_bias=False, qkv_clip=config.qkv_clip, moe=moe)
 
 

@@ -11,6 +11,7 @@ from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
+    read_experts,
     read_latent,
     read_mlp_layer_types,
     read_mtp,
@@ -104,18 +105,14 @@ def _build_ocr2(config: Config) -> Model:
             "no mlp_layer_types, without which transformers' code fails; give dense or sparse by layer"
         )
     grouped = config.topk_method == "group_limited_greedy"
-    moe = {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "shared_experts": config.n_shared_experts or 0,
-        "aux_coefficient": 0.0,
-        "normalized": False,
-        "scaling": config.routed_scaling_factor,
-        "groups": config.n_group if grouped else 1,
-        "topk_groups": config.topk_group if grouped else 1,
+    moe = read_experts(
+        config,
+        aux_coefficient=0.0,
+        normalized=False,
+        groups=config.n_group if grouped else 1,
+        topk_groups=config.topk_group if grouped else 1,
         **read_mlp_layer_types(config, dense=0),
-    }
+    )
     return build_model(config, moe=moe)
 
 

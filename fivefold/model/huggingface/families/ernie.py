@@ -9,7 +9,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
-from fivefold.model.huggingface.mapping import build_model, read_layers_of_experts
+from fivefold.model.huggingface.mapping import build_model, read_experts, read_layers_of_experts
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 
@@ -26,17 +26,14 @@ def _build_ernie4_5_moe(config: Config) -> Model:
     layers = range(config.num_hidden_layers)
     last = len(layers) - 1 if config.moe_layer_end_index == -1 else config.moe_layer_end_index
     within = range(config.moe_layer_start_index, last + 1)
-    moe = {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "shared_experts": config.n_shared_experts,
-        "balance": "free",
-        "aux_coefficient": 0.0,
+    moe = read_experts(
+        config,
+        balance="free",
+        aux_coefficient=0.0,
         **read_layers_of_experts(
             [layer in within and (layer + 1) % config.moe_layer_interval == 0 for layer in layers]
         ),
-    }
+    )
     return _build_ernie4_5(config).replace(head_bias=config.attention_bias, moe=MoE.read(moe, origin=config.name))
 
 

@@ -8,6 +8,7 @@ from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
+    read_experts,
     read_shared_expert,
     read_sparse_steps,
     read_windows_of_rotating_layers,
@@ -19,16 +20,7 @@ def _build_flint(config: Config) -> Model:
     """Build Flint: the first two, every fourth and the last layer are full; sigmoid routing after two dense layers."""
     layers = config.num_hidden_layers
     slides = tuple(not (layer < 2 or layer % 4 == 1 or layer == layers - 1) for layer in range(layers))
-    moe = {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "aux_coefficient": config.router_aux_loss_coef,
-        "score": "sigmoid",
-        "normalized": config.norm_topk_prob,
-        **read_shared_expert(config),
-        **read_sparse_steps(config, dense=(0, 1)),
-    }
+    moe = read_experts(config, score="sigmoid", **read_shared_expert(config), **read_sparse_steps(config, dense=(0, 1)))
     fields = read_windows_of_rotating_layers(config, default=slides)
     return build_model(config, **fields, qk_norm="head", attention_sinks=True, moe=moe)
 

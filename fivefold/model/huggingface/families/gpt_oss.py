@@ -19,7 +19,7 @@ def _build_gpt_oss(config: Config) -> Model:
     fields = {
         "activation": "clamped_swiglu",
         "attention_sinks": True,
-        "moe": read_experts(config) | {"router_bias": True, "expert_bias": True},
+        "moe": read_experts(config, router_bias=True, expert_bias=True),
     }
     slides = read_windows(config, default=(True, False))
     return build_model(config, **slides, **fields)

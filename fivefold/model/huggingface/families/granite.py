@@ -95,12 +95,12 @@ def _build_granite_swa(config: Config) -> Model:
 
 def _build_granitemoe_swa(config: Config) -> Model:
     fields = _read_swash(config) | _read_factors(config)
-    return build_model(config, **fields, moe=read_experts(config) | read_shared_expert(config))
+    return build_model(config, **fields, moe=read_experts(config, **read_shared_expert(config)))
 
 
 def _build_granitemoeshared(config: Config) -> Model:
     """Build Granite with experts, which may have a shared one."""
-    return build_model(config, **_read_factors(config), moe=read_experts(config) | read_shared_expert(config))
+    return build_model(config, **_read_factors(config), moe=read_experts(config, **read_shared_expert(config)))
 
 
 def _build_granitemoehybrid(config: Config) -> Model:
@@ -111,7 +111,7 @@ def _build_granitemoehybrid(config: Config) -> Model:
     position = "rope" if config.position_embedding_type == "rope" else "none"
     fields |= _read_factors(config) | {"position": position}
     if config.num_experts:
-        return build_model(config, **fields, moe=read_experts(config) | read_shared_expert(config))
+        return build_model(config, **fields, moe=read_experts(config, **read_shared_expert(config)))
     if not config.shared_expert_intermediate_size:
         raise config.mistake("shared_intermediate_size=0 leaves no MLP in a model without experts; give its width")
     return build_model(config, **fields, ffn=config.shared_expert_intermediate_size)

@@ -55,7 +55,7 @@ def _build_v1_moe(config: Config) -> Model:
             f"moe_topk={list(topks)!r} has {len(topks)} entries for {layers} layers, which may not differ: give one "
             "number"
         )
-    moe = read_experts(config) | {"topk": topks[0], "shared_experts": 1, "balance": "none"}
+    moe = read_experts(config, topk=topks[0], shared_experts=1, balance="none")
     return _build_v1(config, moe=moe)
 
 

@@ -28,7 +28,7 @@ def _build_jamba(config: Config) -> Model:
     net = state_space.read_mamba(config) | {"norms": "weighted"}
     fields = read_mixers(config, {"mamba": net}, kinds={}, default=default) | {"position": "none"}
     if (config.num_experts or 0) > 1 and any(routes):
-        experts = read_experts(config) | {"normalized": False, "pattern": find_period(tuple(routes))}
+        experts = read_experts(config, normalized=False, pattern=find_period(tuple(routes)))
         fields["moe"] = experts
     return build_model(config, **fields)
 

@@ -22,7 +22,7 @@ def _build(config: Config) -> Model:
         kv_heads=kv_heads,
         attention_experts=True,
         out_bias=True,
-        moe=read_experts(config) | {"output_bias": True},
+        moe=read_experts(config, output_bias=True),
     )
 
 

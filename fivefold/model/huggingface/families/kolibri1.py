@@ -11,6 +11,7 @@ from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import (
     build_model,
     list_sliding_layers,
+    read_experts,
     read_shared_expert,
     read_windows,
     read_windows_of_rotating_layers,
@@ -22,17 +23,9 @@ def _build_kolibri1(config: Config) -> Model:
     """Build Kolibri 1: norms around attention and experts; the last of five layers is full and does not rotate."""
     read = read_windows if config.sliding_window is None else read_windows_of_rotating_layers
     windows = read(config, default=list_sliding_layers(config.num_hidden_layers, period=5))
-    moe = {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "score": "sigmoid",
-        "balance": "free",
-        "biased": "logits",
-        "aux_coefficient": 0.0,
-        "normalized": config.norm_topk_prob,
-        **read_shared_expert(config),
-    }
+    moe = read_experts(
+        config, score="sigmoid", balance="free", biased="logits", aux_coefficient=0.0, **read_shared_expert(config)
+    )
     fields: dict[str, Any] = {"ffn": config.moe_intermediate_size, "block": "sandwich", "qk_norm": "head"}
     return build_model(config, **windows, **fields, moe=moe)
 

@@ -8,7 +8,13 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, read_mlp_layer_types, read_shared_expert, read_windows
+from fivefold.model.huggingface.mapping import (
+    build_model,
+    read_experts,
+    read_mlp_layer_types,
+    read_shared_expert,
+    read_windows,
+)
 from fivefold.model.huggingface.rope import read_rope_tables
 from fivefold.model.spec import Model
 
@@ -32,17 +38,9 @@ def _build_laguna(config: Config) -> Model:
         "gate_per_head": config.gating in (True, "per-head"),
         "sliding": sliding_rope or None,
     }
-    moe = {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "score": "sigmoid",
-        "balance": "free",
-        "aux_coefficient": config.router_aux_loss_coef,
-        "scaling": config.routed_scaling_factor,
-        **read_shared_expert(config),
-        **read_mlp_layer_types(config, dense=1),
-    }
+    moe = read_experts(
+        config, score="sigmoid", balance="free", **read_shared_expert(config), **read_mlp_layer_types(config, dense=1)
+    )
     return build_model(config, **rope, **windows, **fields, moe=moe)
 
 

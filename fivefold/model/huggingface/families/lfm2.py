@@ -8,7 +8,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, find_period, read_mixers
+from fivefold.model.huggingface.mapping import build_model, find_period, read_experts, read_mixers
 from fivefold.model.huggingface.rope import KINDS as ROPE_KINDS
 from fivefold.model.huggingface.rope import read_rope_tables
 from fivefold.model.shape import MixerName
@@ -41,17 +41,13 @@ def _build_lfm2(config: Config) -> Model:
 
 def _build_lfm2_moe(config: Config) -> Model:
     """Build LFM2 with experts after the first dense layers, routed by sigmoids and a balancing bias."""
-    moe = {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "dense_layers": min(config.first_k_dense_replace, config.num_hidden_layers),
-        "score": "sigmoid",
-        "balance": "free" if config.use_routing_bias else "none",
-        "aux_coefficient": 0.0,
-        "normalized": config.norm_topk_prob,
-        "scaling": config.routed_scaling_factor,
-    }
+    moe = read_experts(
+        config,
+        dense_layers=min(config.first_k_dense_replace, config.num_hidden_layers),
+        score="sigmoid",
+        balance="free" if config.use_routing_bias else "none",
+        aux_coefficient=0.0,
+    )
     return build_model(config, **_read_layers(config), moe=moe)
 
 

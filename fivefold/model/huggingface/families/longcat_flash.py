@@ -12,7 +12,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_latent
+from fivefold.model.huggingface.mapping import build_model, read_experts, read_latent
 from fivefold.model.spec import Model
 
 
@@ -25,18 +25,15 @@ def _build(config: Config) -> Model:
         raise config.mistake("q_lora_rank=None makes transformers' code fail; give the rank of the queries")
     fields = read_latent(config)
     fields["mla"]["scaled"] = "queries"
-    moe = {
-        "experts": config.num_experts,
-        "identity_experts": config.identity_experts or 0,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "balance": "free",
-        "aux_coefficient": 0.0,
-        "normalized": False,
-        "scaling": config.routed_scaling_factor,
-        "joins_mlp": True,
-        "pattern": (True, False),
-    }
+    moe = read_experts(
+        config,
+        identity_experts=config.identity_experts or 0,
+        balance="free",
+        aux_coefficient=0.0,
+        normalized=False,
+        joins_mlp=True,
+        pattern=(True, False),
+    )
     blocks = config.num_hidden_layers if layers is None else layers // 2
     if not blocks:
         raise config.mistake(f"num_hidden_layers={layers} has to be 2 or more, as a block has two layers")

@@ -6,21 +6,14 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import build_model, read_mlp_layer_types, read_windows
+from fivefold.model.huggingface.mapping import build_model, read_experts, read_mlp_layer_types, read_windows
 from fivefold.model.huggingface.rope import read_gemma3_rope
 from fivefold.model.spec import Model
 
 
 def _build_mellum(config: Config) -> Model:
     """Return the model of a Mellum config."""
-    moe = {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "aux_coefficient": config.router_aux_loss_coef,
-        "normalized": config.norm_topk_prob,
-        **read_mlp_layer_types(config, dense=0),
-    }
+    moe = read_experts(config, **read_mlp_layer_types(config, dense=0))
     windows = read_windows(config, default=(False,))
     fields = read_gemma3_rope(config) | windows
     return build_model(config, **fields, qk_norm="head", moe=moe)

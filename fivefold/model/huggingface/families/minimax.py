@@ -19,7 +19,7 @@ def _build_minimax_m2(config: Config) -> Model:
     head_dim = config.head_dim or config.hidden_size // config.num_attention_heads
     if config.rotary_dim is not None and config.unread_rotary_factor == 1:  # as in published files
         config = config.replace(partial_rotary_factor=config.rotary_dim / head_dim)
-    moe = read_experts(config) | {"score": "sigmoid", "balance": "free"}
+    moe = read_experts(config, score="sigmoid", balance="free")
     return build_model(config, **read_rope(config, has_partial_rotary=True), qk_norm="full", moe=moe)
 
 

@@ -46,13 +46,9 @@ def _build_olmo3(config: Config) -> Model:
     return _build_olmo(config, **read_gemma3_rope(config), **windows)
 
 
-def _read_experts(config: Config) -> dict[str, Any]:
-    return read_experts(config) | {"normalized": config.norm_topk_prob}
-
-
 def _build_flex_olmo(config: Config) -> Model:
     """Build FlexOlmo: OLMo 2 with experts in every layer."""
-    return _build_olmo(config, moe=_read_experts(config))
+    return _build_olmo(config, moe=read_experts(config))
 
 
 def _build_olmoe(config: Config) -> Model:

@@ -46,7 +46,7 @@ def _build_phimoe(config: Config) -> Model:
         rope["rope_scaling"]["attention_factor"] = table.short_mscale
     if config.num_experts_per_tok != 2:
         raise config.mistake(f"num_experts_per_tok={config.num_experts_per_tok}, but SparseMixer chooses two; use 2")
-    moe = read_experts(config) | {"score": "sparsemixer", "normalized": False, "jitter": config.router_jitter_noise}
+    moe = read_experts(config, score="sparsemixer", normalized=False, jitter=config.router_jitter_noise)
     return build_model(
         config,
         **rope,

@@ -11,6 +11,7 @@ from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import (
     build_model,
+    read_experts,
     read_gated_experts,
     read_windows,
 )
@@ -47,14 +48,7 @@ def _build_qwen3_moe(config: Config) -> Model:
     dense = sorted(config.mlp_only_layers or ())
     if dense != list(range(len(dense))):
         raise config.mistake(f"mlp_only_layers={dense} needs dense layers after experts, which is not supported")
-    moe = {
-        "experts": config.num_experts,
-        "topk": config.num_experts_per_tok,
-        "ffn": config.moe_intermediate_size,
-        "dense_layers": len(dense),
-        "aux_coefficient": config.router_aux_loss_coef,
-        "normalized": config.norm_topk_prob,
-    }
+    moe = read_experts(config, dense_layers=len(dense))
     return build_model(config, **read_windows(config), qk_norm="head", moe=moe)
 
 
