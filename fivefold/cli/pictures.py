@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import print_line, show
-from fivefold.record import UserError
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
@@ -24,7 +23,7 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
     from fivefold.rendering import memory, pipeline
     from fivefold.rendering.table import build_heading
 
-    rank, limit = _find_peak_stage(step), TERMINAL_MICRO_BATCHES // layout.v
+    rank, limit = find_peak_stage(step), TERMINAL_MICRO_BATCHES // layout.v
     memory_levels = list_levels(planner, layout, rank=rank, limit=limit)
     rows = build_spans(planner, layout, limit=limit)
     show(
@@ -32,7 +31,7 @@ def draw(planner: Planner, layout: Layout, step: Step) -> None:
             "Pipeline over time" if layout.pp > 1 else "Time of a rank", pipeline.describe_step(step.time, rows)
         )
     )
-    show(pipeline.PipelinePicture(rows, drawn=_describe_limit(planner, layout, limit)))
+    show(pipeline.PipelinePicture(rows, drawn=describe_limit(planner, layout, limit)))
     show(build_heading(f"Memory over time of pipeline rank {rank}" if layout.pp > 1 else "Memory over time"))
     show(memory.MemoryPicture(memory_levels, rank=rank, capacity_bytes=planner.machine.chip.memory_bytes))
 
@@ -43,9 +42,9 @@ def draw_step_charts(planner: Planner, layout: Layout, step: Step) -> dict[str, 
     from fivefold.planner.time.spans import build_spans
     from fivefold.rendering.drawing import memory, pipeline
 
-    rank, limit = _find_peak_stage(step), CHART_MICRO_BATCHES // layout.v
+    rank, limit = find_peak_stage(step), CHART_MICRO_BATCHES // layout.v
     memory_levels = list_levels(planner, layout, rank=rank, limit=limit)
-    caption = _describe_limit(planner, layout, limit)
+    caption = describe_limit(planner, layout, limit)
     return {
         "pipeline": pipeline.draw_file(build_spans(planner, layout, limit=limit), step=step, drawn=caption),
         "memory": memory.draw_file(
@@ -58,13 +57,7 @@ def save_charts(planner: Planner, layout: Layout, step: Step, *, folder: Path) -
     """Save charts of the pipeline and of the peak memory per rank, as .svg and .html."""
     from fivefold.rendering import charts
 
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--charts {folder} is a file; name a folder")
-    pictures = draw_step_charts(planner, layout, step)
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures.items():
-        for suffix in (".svg", ".html"):
-            charts.save(picture, (folder / name).with_suffix(suffix))
+    charts.save_all(draw_step_charts(planner, layout, step), folder, (".svg", ".html"))
     print_line(f"wrote pipeline and memory as .svg and .html to {folder}")
 
 
@@ -78,13 +71,14 @@ def save_trace(planner: Planner, layout: Layout, step: Step, *, path: Path) -> N
         "machine": step.machine,
         "layout": step.layout,
         "step_seconds": f"{step.time.step_seconds:.6g}",
-        "drawn": _describe_limit(planner, layout, TRACE_MICRO_BATCHES),
+        "drawn": describe_limit(planner, layout, TRACE_MICRO_BATCHES),
     }
     trace.save(build_spans(planner, layout, limit=TRACE_MICRO_BATCHES), path, about=about)
     print_line(f"wrote {path}; open it at https://ui.perfetto.dev")
 
 
-def _describe_limit(planner: Planner, layout: Layout, limit: int) -> str:
+def describe_limit(planner: Planner, layout: Layout, limit: int) -> str:
+    """Return which micro-batches of a step are drawn, if not all are."""
     from fivefold.planner.time.spans import count_simulated
     from fivefold.rendering.pipeline import describe_window
 
@@ -92,5 +86,6 @@ def _describe_limit(planner: Planner, layout: Layout, limit: int) -> str:
     return describe_window(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
 
 
-def _find_peak_stage(step: Step) -> int:
+def find_peak_stage(step: Step) -> int:
+    """Return the pipeline stage with the highest peak."""
     return max(step.memory.stages, key=lambda stage: stage.peak_bytes).stage

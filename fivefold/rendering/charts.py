@@ -121,6 +121,21 @@ def save(chart: Chart | PictureFile, path: Path) -> None:
         file.write_bytes(_convert_chart(chart, path.suffix))
 
 
+def save_all(pictures: Mapping[str, Chart | PictureFile], folder: Path, suffixes: Sequence[str]) -> None:
+    """Write pictures by name into the folder of ``--charts``, each with every suffix."""
+    check_folder(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, picture in pictures.items():
+        for suffix in suffixes:
+            save(picture, folder / f"{name}{suffix}")
+
+
+def check_folder(folder: Path) -> None:
+    """Raise ``UserError`` if the folder of ``--charts`` is a file."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--charts {folder} is a file; name a folder")
+
+
 def _convert_chart(chart: Chart, suffix: str) -> bytes:
     """Return a chart as the bytes of an SVG, PNG, PDF or HTML file."""
     _import_altair()

@@ -348,10 +348,5 @@ def _coarsen(path: Sequence[PathPiece]) -> list[PathPiece]:
 
 def save_charts(report: TraceReport, path: Sequence[PathPiece], folder: Path) -> None:
     """Write breakdown and path as .svg and .html into ``folder``."""
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--charts {folder} is a file; name a folder")
     pictures = {"breakdown": draw_breakdown(report), "critical-path": draw_path(report, path)}
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures.items():
-        for suffix in (".svg", ".html"):
-            charts.save(picture, folder / f"{name}{suffix}")
+    charts.save_all(pictures, folder, (".svg", ".html"))

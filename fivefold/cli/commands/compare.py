@@ -45,11 +45,7 @@ def compare(request: CompareOptions, job: Job, stated: frozenset[str]) -> None:
     with add_fields(list_fields(notes) if request.as_json else {}):
         show(comparison.model_dump_json(indent=2) if request.as_json else page.render_page(comparison))
     if charts:
-        if charts.exists() and not charts.is_dir():
-            raise UserError(f"--charts {charts} is a file; name a folder")
-        charts.mkdir(parents=True, exist_ok=True)
-        for name, chart in page.draw_charts(comparison).items():
-            pictures.save(chart, (charts / name).with_suffix(".svg"))
+        pictures.save_all(page.draw_charts(comparison), charts, (".svg",))
         print_line(f"wrote time.svg and memory.svg to {charts}")
 
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 
 from fivefold.cli.options import parse_integers, print_line, show
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
 from fivefold.requests.commands import DryrunOptions
 
 if TYPE_CHECKING:
@@ -149,8 +148,6 @@ def _save_charts(dry_run: DryRun, machine: Machine, *, folder: Path) -> None:
     from fivefold.rendering import charts
     from fivefold.rendering.drawing import memory, pipeline
 
-    if folder.exists() and not folder.is_dir():
-        raise UserError(f"--charts {folder} is a file; name a folder")
     assert dry_run.step is not None
     rows, memory_levels, rank = _list_spans(dry_run)
     pictures = {
@@ -159,10 +156,7 @@ def _save_charts(dry_run: DryRun, machine: Machine, *, folder: Path) -> None:
             memory_levels, step=dry_run.step, rank=rank, capacity_bytes=machine.chip.memory_bytes
         ),
     }
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, picture in pictures.items():
-        for suffix in (".svg", ".html"):
-            charts.save(picture, folder / f"{name}{suffix}")
+    charts.save_all(pictures, folder, (".svg", ".html"))
     print_line(f"wrote pipeline and memory as .svg and .html to {folder}")
 
 

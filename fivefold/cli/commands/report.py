@@ -26,6 +26,8 @@ from fivefold.step import FITS_RISK
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
+    from fivefold.machine.spec import Machine
+    from fivefold.model.spec import Model
     from fivefold.planner.predict import Planner
     from fivefold.rendering.report import Drawing, Provenance
     from fivefold.results.run_folder import RunFolder
@@ -124,15 +126,12 @@ def _describe_system() -> str:
 def _report_config(file: Path, gpus: str, ignore: Sequence[str]) -> tuple[str, list[str], list[str]]:
     """Return the report of a config of any software, on the machine of ``--gpus``."""
     from fivefold.cli.arguments import resolve_machine
-    from fivefold.planner.predict import get_planner, predict
-    from fivefold.rendering import report as page
     from fivefold.rendering.elements import build_heading, build_paragraph
 
     config = load_config([str(file)], build_request(gpus), ignore=ignore)
     model, layout, job = config.model, config.layout, config.job
     machine = resolve_machine(gpus, layout.world)
-    step = predict(model=model, machine=machine, layout=layout, job=job)
-    parts = page.report_step(step, draw_step(get_planner(model, machine, job), layout, step))
+    parts = _report_layout(model, machine, job, layout)
     notes = list(describe_notes(config.notes))
     for line in notes:
         print_line(f"fivefold: {line}")
@@ -149,7 +148,7 @@ def _report_question(
     """Return the report of a model, a machine and perhaps a layout: the predicted step, or a search's proposal."""
     from fivefold.layout.spec import Layout
     from fivefold.model.catalog import resolve
-    from fivefold.planner.predict import get_planner, predict
+    from fivefold.planner.predict import get_planner
     from fivefold.rendering import report as page
 
     if len(what) == 1:
@@ -165,8 +164,7 @@ def _report_question(
     if len(what) == 3:
         layout = Layout.parse(what[2], machine=machine)
         job = fill_batch(job, ranks=machine.ranks, stated=stated, layouts=[layout])
-        step = predict(model=model, machine=machine, layout=layout, job=job)
-        parts = page.report_step(step, draw_step(get_planner(model, machine, job), layout, step))
+        parts = _report_layout(model, machine, job, layout)
         return _format_title(model.name, machine.name, machine.ranks), parts, [format_command("predict", what, job)]
     job = fill_batch(job, ranks=machine.ranks, stated=stated)
     from fivefold.planner.search import search
@@ -269,19 +267,24 @@ def _load_step(step: Step, verb: str) -> tuple[str, Drawing | None, list[str]]:
     return title, draw_step(step_planner, layout, step) if is_unchanged else None, commands
 
 
+def _report_layout(model: Model, machine: Machine, job: Job, layout: Layout) -> list[str]:
+    """Return the page of the predicted step of a layout."""
+    from fivefold.planner.predict import get_planner, predict
+    from fivefold.rendering import report as page
+
+    step = predict(model=model, machine=machine, layout=layout, job=job)
+    return page.report_step(step, draw_step(get_planner(model, machine, job), layout, step))
+
+
 def draw_step(planner: Planner, layout: Layout, step: Step) -> Drawing:
     """Return the planned step's spans and the live bytes over time of the rank with the highest peak."""
-    from fivefold.cli.pictures import CHART_MICRO_BATCHES
+    from fivefold.cli.pictures import CHART_MICRO_BATCHES, describe_limit, find_peak_stage
     from fivefold.planner.time.memory_over_time import list_levels
-    from fivefold.planner.time.spans import build_spans, count_simulated
-    from fivefold.rendering.pipeline import describe_window
+    from fivefold.planner.time.spans import build_spans
     from fivefold.rendering.report import Drawing
 
-    rank = max(step.memory.stages, key=lambda stage: stage.peak_bytes).stage
-    limit = CHART_MICRO_BATCHES // layout.v
-    micro_batches = layout.micro_batches(planner.job)
+    rank, limit = find_peak_stage(step), CHART_MICRO_BATCHES // layout.v
     rows = build_spans(planner, layout, limit=limit)
-    caption = describe_window(count_simulated(layout, micro_batches=micro_batches, limit=limit), micro_batches)
     return Drawing(
         rows,
         [f"rank {index}" for index in range(len(rows))],
@@ -289,7 +292,7 @@ def draw_step(planner: Planner, layout: Layout, step: Step) -> Drawing:
         rank,
         planner.machine.chip.memory_bytes,
         layout.pp,
-        caption,
+        describe_limit(planner, layout, limit),
     )
 
 

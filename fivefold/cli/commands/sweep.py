@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
 from fivefold.requests.commands import SweepOptions
 from fivefold.requests.machines import find_local_machine_file
 from fivefold.requests.sweep import choose_default_path, plan_trials
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 @accept_request(SweepOptions)
 def sweep(request: SweepOptions) -> None:
     """Predict, and measure if asked, every combination of models, machines, ranks, layouts and jobs."""
+    from fivefold.rendering.charts import check_folder
     from fivefold.rendering.progress import show_progress
     from fivefold.rendering.sweep import table
     from fivefold.sweeps import rows_file
@@ -38,8 +38,8 @@ def sweep(request: SweepOptions) -> None:
         return
     path = request.out or choose_default_path(request.file)
     rows_file.check(path)
-    if charts is not None and charts.exists() and not charts.is_dir():
-        raise UserError(f"--charts {charts} is a file; name a folder")
+    if charts is not None:
+        check_folder(charts)
     with open_journal(path.with_name(f"{path.name}.journal")) as journal, show_progress("sweeping") as progress:
         submit = _submit if request.slurm else None
         measures = request.measure or request.slurm
