@@ -10,7 +10,7 @@ Each source of a kind has the same weight, and ``DOUBT`` further ones have the m
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
 from math import exp, hypot, log
 from pathlib import Path
@@ -87,36 +87,26 @@ def _strip_settings(job: Job) -> Job:
     return job.replace(adapter=None, sequence=1, global_batch=1, precision="bf16", stack=stack)
 
 
+COMPARED: Mapping[Difference, str] = {  # fields of ``RunFacts``
+    "model": "model", "ranks": "ranks", "sequence": "sequence", "batch": "batch", "precision": "precision",
+    "adapter": "adapter", "software": "software", "settings": "settings", "layout": "layout",
+    "micro-batch": "micro_batch", "recomputation": "recomputation",
+}  # fmt: skip
+
+
 def find_differences(first: RunFacts, second: RunFacts) -> frozenset[Difference]:
     """Return the kinds of difference between two runs; empty if they are equal.
 
     A batch that grows with ranks or sequences is no difference of its own. Of two layouts with other degrees, the
     micro-batch and the recomputation are part of that difference.
     """
-    kinds: set[Difference] = set()
-    if first.model != second.model:
-        kinds.add("model")
-    if first.ranks != second.ranks:
-        kinds.add("ranks")
-    if first.sequence != second.sequence:
-        kinds.add("sequence")
-    if first.batch != second.batch and not kinds & {"ranks", "sequence"}:
-        kinds.add("batch")
-    if first.precision != second.precision:
-        kinds.add("precision")
-    if first.adapter != second.adapter:
-        kinds.add("adapter")
-    if first.software != second.software:
-        kinds.add("software")
-    elif first.settings != second.settings:
-        kinds.add("settings")
-    if first.layout != second.layout:
-        kinds.add("layout")
-    else:
-        if first.micro_batch != second.micro_batch:
-            kinds.add("micro-batch")
-        if first.recomputation != second.recomputation:
-            kinds.add("recomputation")
+    kinds = {kind for kind, field in COMPARED.items() if getattr(first, field) != getattr(second, field)}
+    if kinds & {"ranks", "sequence"}:
+        kinds -= {"batch"}
+    if "software" in kinds:
+        kinds -= {"settings"}
+    if "layout" in kinds:
+        kinds -= {"micro-batch", "recomputation"}
     if first.chip != second.chip:
         in_layout = kinds & {"layout", "micro-batch", "recomputation"}
         kinds = (kinds - in_layout) | {"chip and layout" if in_layout else "chip"}

@@ -33,11 +33,6 @@ def _build_command(config: Config, **of_family: Any) -> Model:
     return build_model(config, **fields, **of_family)
 
 
-def _build_cohere(config: Config) -> Model:
-    """Build Command-R and R+; the latter norms queries and keys, with a weight for each head."""
-    return _build_command(config, qk_norm="heads" if config.use_qk_norm else "none")
-
-
 def _build_cohere2(config: Config) -> Model:
     """Build Command-R7B and A, in which only sliding-window layers rotate."""
     default = list_sliding_layers(config.num_hidden_layers, period=config.sliding_window_pattern)
@@ -117,12 +112,13 @@ def _write_cohere2_moe(model: Model) -> dict[str, Any]:
     }
 
 
+# Command-R and R+; the latter norms queries and keys, with a weight for each head.
 COHERE = Family(
     model_type="cohere",
     architecture="CohereForCausalLM",
     keys=KEYS | map_same_names("use_qk_norm"),
     defaults={**DEFAULTS, "rope_theta": 500_000.0},
-    to_model=_build_cohere,
+    to_model=lambda config: _build_command(config, qk_norm="heads" if config.use_qk_norm else "none"),
     interleaved_rotary=True,
 )
 COHERE2 = Family(

@@ -53,11 +53,6 @@ def _build(config: Config, *, pattern: tuple[bool, ...], gates_queries: bool = F
     return build_model(config, **fields, moe=moe, **own)
 
 
-def _build_v32(config: Config) -> Model:
-    """Build DeepSeek-V3.2, every layer of which has an indexer."""
-    return _build(config, pattern=())
-
-
 def _read_pattern(config: Config, *, default: tuple[str, ...]) -> tuple[bool, ...]:
     """Return which layers choose keys; the others attend to the keys that the indexer of an earlier layer chose."""
     layers = config.num_hidden_layers
@@ -70,11 +65,6 @@ def _read_pattern(config: Config, *, default: tuple[str, ...]) -> tuple[bool, ..
         )
     pattern = find_period(tuple(kind == "full" for kind in kinds[:layers]))
     return () if all(pattern) else pattern
-
-
-def _build_glm_moe_dsa(config: Config) -> Model:
-    """Build GLM-5, some of whose layers attend to the keys that the indexer of an earlier layer chose."""
-    return _build(config, pattern=_read_pattern(config, default=("full",) * config.num_hidden_layers))
 
 
 def _build_hy_v4(config: Config) -> Model:
@@ -92,11 +82,6 @@ def _build_hy_v4(config: Config) -> Model:
             "epsilon": config.hyper_epsilon,
         },
     )
-
-
-def _build_axk2(config: Config) -> Model:
-    """Build A.X K2: gates on the norms and on attention."""
-    return _build(config, pattern=(), gates_queries=True, output_gate=True, norm_gate_rank=config.norm_gate_rank)
 
 
 def _write(model: Model) -> dict[str, Any]:
@@ -132,6 +117,7 @@ KEYS = drop_keys(
     "index_n_heads": "index_heads",
     **map_same_names("index_head_dim index_topk"),
 }
+# DeepSeek-V3.2, every layer of which has an indexer.
 V32 = replace(
     deepseek.V3,
     model_type="deepseek_v32",
@@ -146,11 +132,12 @@ V32 = replace(
     },
     supported={"moe_layer_freq": deepseek.V3.supported["moe_layer_freq"]},
     overwritten=("layer_types",),
-    to_model=_build_v32,
+    to_model=lambda config: _build(config, pattern=()),
     write=_write,
     tensors={**deepseek.V3.tensors, **TENSORS},
     is_trained=False,
 )
+# GLM-5, some of whose layers attend to the keys that the indexer of an earlier layer chose.
 GLM_MOE_DSA = replace(
     V32,
     model_type="glm_moe_dsa",
@@ -172,10 +159,11 @@ GLM_MOE_DSA = replace(
         "index_topk_pattern": Supported((None,), "a pattern in an old key: write it as indexer_types"),
         "index_topk_freq": Supported((1,), "a period in an old key: write it as indexer_types"),
     },
-    to_model=_build_glm_moe_dsa,
+    to_model=lambda config: _build(config, pattern=_read_pattern(config, default=("full",) * config.num_hidden_layers)),
     write=_write_glm_moe_dsa,
 )
 
+# A.X K2: gates on the norms and on attention.
 AXK2 = replace(
     V32,
     model_type="axk2",
@@ -197,7 +185,9 @@ AXK2 = replace(
         "index_heads": 16,
         "norm_gate_rank": 16,
     },
-    to_model=_build_axk2,
+    to_model=lambda config: _build(
+        config, pattern=(), gates_queries=True, output_gate=True, norm_gate_rank=config.norm_gate_rank
+    ),
     write=lambda model: _write(model) | {"gated_norm_rank": model.norm_gate_rank},
     tensors={
         **V32.tensors,

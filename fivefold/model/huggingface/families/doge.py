@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_windows
-from fivefold.model.spec import Model
 
-
-def _build(config: Config) -> Model:
-    """Build Doge with an MLP in every layer."""
-    return build_model(
-        config,
-        **read_windows(config),
-        qk_norm="head",
-        residual_weights=True,
-        dynamic_mask=config.index_topk,
-        embedding_dropout=0.0,
-    )
-
-
+# Doge with an MLP in every layer.
 DOGE = Family(
     model_type="doge",
     architecture="DogeForCausalLM",
@@ -39,7 +25,14 @@ DOGE = Family(
         "norm_topk_prob",
         "router_aux_loss_coef",
     ),  # unread without is_moe
-    to_model=_build,
+    to_model=lambda config: build_model(
+        config,
+        **read_windows(config),
+        qk_norm="head",
+        residual_weights=True,
+        dynamic_mask=config.index_topk,
+        embedding_dropout=0.0,
+    ),
     write=lambda model: {"keep_window_size": model.dynamic_mask or 2048},
     tensors={
         **decoder.TENSORS,

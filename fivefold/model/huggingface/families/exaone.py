@@ -42,11 +42,6 @@ def _read_attention(config: Config) -> dict[str, Any]:
     return read(config, default=default) | {"qk_norm": "head"}
 
 
-def _build_exaone4(config: Config) -> Model:
-    """Build EXAONE 4: norms after attention and MLP."""
-    return build_model(config, **_read_attention(config), block="post")
-
-
 def _build_exaone_moe(config: Config) -> Model:
     """Build K-EXAONE: DeepSeek-V3's experts."""
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=config.first_k_dense_replace)
@@ -59,12 +54,13 @@ def _write_layer_types(model: Model) -> dict[str, Any]:
     return decoder.write_layer_types(model) | {"sliding_window": window}
 
 
+# EXAONE 4: norms after attention and MLP.
 EXAONE4 = Family(
     model_type="exaone4",
     architecture="Exaone4ForCausalLM",
     keys=KEYS,
     defaults=DEFAULTS,
-    to_model=_build_exaone4,
+    to_model=lambda config: build_model(config, **_read_attention(config), block="post"),
     write=_write_layer_types,
     tensors=decoder.TENSORS | {"norm1": "post_attention_layernorm", "norm2": "post_feedforward_layernorm"},
 )

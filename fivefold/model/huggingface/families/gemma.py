@@ -39,8 +39,7 @@ def _build_gemma1(config: Config) -> Model:
     """Build Gemma 1: ``gelu`` in its files means the approximation by tanh."""
     if config.hidden_act == "gelu":
         config = config.replace(hidden_act="gelu_pytorch_tanh")
-    fields = {"norm_plus_one": True, "embedding_scale": config.hidden_size**0.5}
-    return build_model(config, **fields)
+    return build_model(config, norm_plus_one=True, embedding_scale=config.hidden_size**0.5)
 
 
 def _build_gemma(config: Config, *, slides: tuple[bool, ...], **of_family: Any) -> Model:
@@ -59,13 +58,7 @@ def _build_gemma(config: Config, *, slides: tuple[bool, ...], **of_family: Any) 
 
 def _build_gemma2(config: Config) -> Model:
     """Build Gemma 2: every other layer has a sliding window; scores and logits are capped."""
-    fields = {"attention_softcap": config.attn_logit_softcapping}
-    return _build_gemma(config, slides=(True, False), **fields)
-
-
-def _build_vaultgemma(config: Config) -> Model:
-    """Build VaultGemma: Gemma 2 without norms after attention and MLP."""
-    return _build_gemma2(config).replace(block="pre")
+    return _build_gemma(config, slides=(True, False), attention_softcap=config.attn_logit_softcapping)
 
 
 def _build_gemma3(config: Config) -> Model:
@@ -106,12 +99,13 @@ GEMMA2 = Family(
     to_model=_build_gemma2,
     tensors=TENSORS,
 )
+# VaultGemma: Gemma 2 without norms after attention and MLP.
 VAULTGEMMA = replace(
     GEMMA2,
     model_type="vaultgemma",
     architecture="VaultGemmaForCausalLM",
     supported={},
-    to_model=_build_vaultgemma,
+    to_model=lambda config: _build_gemma2(config).replace(block="pre"),
     tensors=decoder.TENSORS | {"norm2": "pre_feedforward_layernorm"},
 )
 GEMMA3_TEXT = Family(

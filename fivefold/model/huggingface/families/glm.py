@@ -56,11 +56,6 @@ def _build_glm4_moe_lite(config: Config) -> Model:
     return build_model(config, **read_latent(config), moe=moe)
 
 
-def _build_glm4v(config: Config) -> Model:
-    """Build the text model of GLM-4.1V and 4.6V as GLM-4 of 2025; queries, keys and values always have biases."""
-    return _build_glm4(config.replace(attention_bias=True))
-
-
 GLM = Family(
     model_type="glm",
     architecture="GlmForCausalLM",
@@ -130,6 +125,7 @@ GLM4_MOE_LITE = Family(
     stacked_tensors=decoder.name_stacked_experts(),
 )
 
+# The text model of GLM-4.1V and 4.6V as GLM-4 of 2025; queries, keys and values always have biases.
 GLM4V_TEXT = replace(
     GLM4,
     model_type="glm4v_text",
@@ -141,7 +137,7 @@ GLM4V_TEXT = replace(
         "norm_epsilon": 1e-5,
         "partial_rotary_factor": 1.0,
     },
-    to_model=_build_glm4v,
+    to_model=lambda config: _build_glm4(config.replace(attention_bias=True)),
     has_mrope=True,
 )
 GLM_OCR_TEXT = replace(

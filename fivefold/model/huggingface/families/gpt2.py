@@ -52,11 +52,6 @@ def _build_gpt2(config: Config) -> Model:
     )
 
 
-def _build_gpt_bigcode(config: Config) -> Model:
-    """Build GPT-BigCode: GPT-2 with one key head, unless ``multi_query`` is false."""
-    return _build_gpt2(config).replace(kv_heads=1 if config.multi_query else config.num_attention_heads)
-
-
 def _build_gpt(config: Config) -> Model:
     """Build GPT: GPT-2 with norms after each sum of the residual stream, and none before the head."""
     if config.hidden_act not in ACTIVATIONS_OF_GPT:
@@ -110,13 +105,16 @@ GPT = Family(
     base_prefix="transformer.",
 )
 
+# GPT-BigCode: GPT-2 with one key head, unless ``multi_query`` is false.
 GPT_BIGCODE = Family(
     model_type="gpt_bigcode",
     architecture="GPTBigCodeForCausalLM",
     keys=KEYS | map_same_names("multi_query"),
     defaults={**DEFAULTS, "hidden_act": "gelu_pytorch_tanh", "multi_query": True},
     supported=CROSS_ATTENTION,
-    to_model=_build_gpt_bigcode,
+    to_model=lambda config: _build_gpt2(config).replace(
+        kv_heads=1 if config.multi_query else config.num_attention_heads
+    ),
     write=lambda model: {"multi_query": model.kv_heads == 1},
     tensors={
         **PLACES,

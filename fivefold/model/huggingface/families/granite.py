@@ -98,11 +98,6 @@ def _build_granitemoe_swa(config: Config) -> Model:
     return build_model(config, **fields, moe=read_experts(config, **read_shared_expert(config)))
 
 
-def _build_granitemoeshared(config: Config) -> Model:
-    """Build Granite with experts, which may have a shared one."""
-    return build_model(config, **_read_factors(config), moe=read_experts(config, **read_shared_expert(config)))
-
-
 def _build_granitemoehybrid(config: Config) -> Model:
     """Build Granite 4: Mamba-2 in most layers; without experts its MLP has the width of the shared one."""
     default: tuple[MixerName, ...] = tuple("mamba2" for _ in range(config.num_hidden_layers))
@@ -127,37 +122,32 @@ def _write_granitemoehybrid(model: Model) -> dict[str, Any]:
     }
 
 
-def _build_granite(config: Config) -> Model:
-    return build_model(config, **_read_factors(config))
-
-
-def _build_granitemoe(config: Config) -> Model:
-    """Build Granite with experts in every layer, each of width intermediate_size."""
-    return build_model(config, **_read_factors(config), moe=read_experts(config))
-
-
 GRANITE = Family(
     model_type="granite",
     architecture="GraniteForCausalLM",
     keys=KEYS | map_same_names("mlp_bias"),
     defaults=DEFAULTS,
-    to_model=_build_granite,
+    to_model=lambda config: build_model(config, **_read_factors(config)),
 )
+# Granite with experts in every layer, each of width intermediate_size.
 GRANITEMOE = Family(
     model_type="granitemoe",
     architecture="GraniteMoeForCausalLM",
     keys=EXPERT_KEYS,
     defaults=EXPERT_DEFAULTS,
-    to_model=_build_granitemoe,
+    to_model=lambda config: build_model(config, **_read_factors(config), moe=read_experts(config)),
     tensors=EXPERT_TENSORS,
     stacked_tensors=STACKED,
 )
+# Granite with experts, which may have a shared one.
 GRANITEMOESHARED = Family(
     model_type="granitemoeshared",
     architecture="GraniteMoeSharedForCausalLM",
     keys=EXPERT_KEYS | SHARED_KEY,
     defaults=EXPERT_DEFAULTS,
-    to_model=_build_granitemoeshared,
+    to_model=lambda config: build_model(
+        config, **_read_factors(config), moe=read_experts(config, **read_shared_expert(config))
+    ),
     tensors=EXPERT_TENSORS | SHARED_TENSORS,
     stacked_tensors=STACKED,
 )

@@ -64,8 +64,7 @@ def _build_hy_v3(config: Config) -> Model:
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=1)
     if not moe["shared_experts"]:  # transformers then builds a shared MLP as large as that of a dense layer
         moe |= {"shared_experts": 1, "shared_ffn": config.intermediate_size}
-    fields = {"qk_norm": "head", "moe": moe}
-    return build_model(config, **fields)
+    return build_model(config, qk_norm="head", moe=moe)
 
 
 HUNYUAN_DENSE = Family(

@@ -22,11 +22,6 @@ def _build_internlm3(config: Config) -> Model:
     return build_model(config)
 
 
-def _build_emu3(config: Config) -> Model:
-    """Build the text model of Emu3: Llama whose dropout of attention also applies to what each branch adds."""
-    return build_model(config.replace(hidden_dropout=config.attention_dropout))
-
-
 LLAMA = Family(
     model_type="llama",
     architecture="LlamaForCausalLM",
@@ -60,6 +55,7 @@ IQUESTCODER = Family(
     },
 )
 
+# The text model of Emu3: Llama whose dropout of attention also applies to what each branch adds.
 EMU3_TEXT = Family(
     model_type="emu3_text_model",
     architecture="Emu3TextModel",
@@ -70,6 +66,6 @@ EMU3_TEXT = Family(
         "rope_theta": 1_000_000.0,
         "attention_dropout": 0.1,
     },
-    to_model=_build_emu3,
+    to_model=lambda config: build_model(config.replace(hidden_dropout=config.attention_dropout)),
 )
 WRAPPERS = (Wrapper("emu3", "Emu3ForConditionalGeneration", text="emu3_text_model", tied=False),)

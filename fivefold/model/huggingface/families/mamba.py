@@ -22,11 +22,6 @@ def _build(config: Config, **norms: Any) -> Model:
     return build_model(config, mixers=("mamba",), mamba=net, feed_forwards=(False,), position="none", **unused)
 
 
-def _build_falcon_mamba(config: Config) -> Model:
-    """Build Falcon Mamba, whose steps, B and C are normed without weights."""
-    return _build(config, norms="unit", norm_epsilon=config.mixer_rms_eps)
-
-
 def _write_mamba(model: Model) -> dict[str, Any]:
     """Return the keys of this family's ``config.json`` for ``model``."""
     net = model.mamba
@@ -79,11 +74,12 @@ MAMBA = Family(
     write=_write_mamba,
     tensors=state_space.BACKBONE_TENSORS,
 )
+# Falcon Mamba, whose steps, B and C are normed without weights.
 FALCON_MAMBA = replace(
     MAMBA,
     model_type="falcon_mamba",
     architecture="FalconMambaForCausalLM",
     keys={**MAMBA.keys, **map_same_names("mixer_rms_eps")},
-    to_model=_build_falcon_mamba,
+    to_model=lambda config: _build(config, norms="unit", norm_epsilon=config.mixer_rms_eps),
     write=_write_falcon_mamba,
 )

@@ -27,16 +27,6 @@ def _build_ministral(config: Config) -> Model:
     return _build_mistral(config)
 
 
-def _build_ministral3(config: Config) -> Model:
-    """Build Ministral 3: Mistral with a factor on rotated queries that grows with the position."""
-    return build_model(config, **read_windows(config), **read_temperature(config))
-
-
-def _build_mixtral(config: Config) -> Model:
-    """Build Mixtral: experts in every layer, each of width intermediate_size."""
-    return build_model(config, **read_windows(config), moe=read_experts(config))
-
-
 MISTRAL = Family(
     model_type="mistral",
     architecture="MistralForCausalLM",
@@ -51,6 +41,7 @@ MINISTRAL = Family(
     defaults={**DEFAULTS, "sliding_window": 4096},
     to_model=_build_ministral,
 )
+# Ministral 3: Mistral with a factor on rotated queries that grows with the position.
 MINISTRAL3 = Family(
     model_type="ministral3",
     architecture="Ministral3ForCausalLM",
@@ -69,9 +60,10 @@ MINISTRAL3 = Family(
             "llama_4_scaling_beta": 0.1,
         },
     },
-    to_model=_build_ministral3,
+    to_model=lambda config: build_model(config, **read_windows(config), **read_temperature(config)),
     write=decoder.write_temperature,
 )
+# Mixtral: experts in every layer, each of width intermediate_size.
 MIXTRAL = Family(
     model_type="mixtral",
     architecture="MixtralForCausalLM",
@@ -85,7 +77,7 @@ MIXTRAL = Family(
         "router_aux_loss_coef": 0.001,
     },
     supported={"router_jitter_noise": Supported((0,), "noise on the router's input")},
-    to_model=_build_mixtral,
+    to_model=lambda config: build_model(config, **read_windows(config), moe=read_experts(config)),
     tensors=decoder.MIXTRAL_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(),
 )

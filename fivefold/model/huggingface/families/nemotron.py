@@ -17,12 +17,6 @@ def _build_nemotron(config: Config) -> Model:
     return build_model(config, **read_rope(config, has_partial_rotary=True), **fields)
 
 
-def _build_cosmos3_edge(config: Config) -> Model:
-    """Build the text model of Cosmos 3 Edge: Llama with an MLP without a gate, of squared ReLU."""
-    fields = {"mlp": "plain"}
-    return build_model(config, **fields)
-
-
 NEMOTRON = Family(
     model_type="nemotron",
     architecture="NemotronForCausalLM",
@@ -38,6 +32,7 @@ NEMOTRON = Family(
     to_model=_build_nemotron,
 )
 
+# The text model of Cosmos 3 Edge: Llama with an MLP without a gate, of squared ReLU.
 COSMOS3_EDGE_TEXT = Family(
     model_type="cosmos3_edge_text",
     architecture="Cosmos3EdgeTextModel",
@@ -49,7 +44,7 @@ COSMOS3_EDGE_TEXT = Family(
         "norm_epsilon": 1e-5,
         "rope_theta": 100_000_000.0,
     },
-    to_model=_build_cosmos3_edge,
+    to_model=lambda config: build_model(config, mlp="plain"),
     has_mrope=True,
     tensors=decoder.TENSORS | {"mlp.up": "mlp.fc1", "mlp.down": "mlp.fc2"},
 )

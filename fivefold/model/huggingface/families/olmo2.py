@@ -29,17 +29,6 @@ def _build_olmo(config: Config, **of_family: Any) -> Model:
     return build_model(config, **of_family, block="post", qk_norm="full")
 
 
-def _build_olmo1(config: Config) -> Model:
-    """Build OLMo 1: Llama with LayerNorms without weights, of a fixed epsilon, and queries, keys, values clipped."""
-    norms = {"norm": "layernorm", "norm_weight": False, "norm_epsilon": 1e-5}
-    return build_model(config, **norms, qkv_clip=config.qkv_clip)
-
-
-def _build_olmo2(config: Config) -> Model:
-    """Build OLMo 2: norms after attention and MLP, and over all queries and all keys at once."""
-    return _build_olmo(config)
-
-
 def _build_olmo3(config: Config) -> Model:
     """Build OLMo 3: OLMo 2 with a sliding window in three of four layers, whose positions are not scaled."""
     windows = read_windows(config, default=list_sliding_layers(config.num_hidden_layers, period=4))
@@ -62,19 +51,23 @@ def _build_olmoe(config: Config) -> Model:
     return _build_flex_olmo(config).replace(block="pre", qkv_clip=config.qkv_clip)
 
 
+# OLMo 1: Llama with LayerNorms without weights, of a fixed epsilon, and queries, keys, values clipped.
 OLMO1 = Family(
     model_type="olmo",
     architecture="OlmoForCausalLM",
     keys=drop_keys(decoder.KEYS, "rms_norm_eps") | CLIP | map_same_names("attention_bias"),
     defaults=DEFAULTS,
-    to_model=_build_olmo1,
+    to_model=lambda config: build_model(
+        config, norm="layernorm", norm_weight=False, norm_epsilon=1e-5, qkv_clip=config.qkv_clip
+    ),
 )
+# OLMo 2: norms after attention and MLP, and over all queries and all keys at once.
 OLMO2 = Family(
     model_type="olmo2",
     architecture="Olmo2ForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias"),
     defaults=DEFAULTS,
-    to_model=_build_olmo2,
+    to_model=_build_olmo,
     tensors=TENSORS,
 )
 OLMO3 = Family(

@@ -42,16 +42,6 @@ def _build(config: Config, **of_family: Any) -> Model:
     return build_model(config, **fields, **of_family, qk_norm="head", norm_plus_one=True, output_gate=True)
 
 
-def _build_qwen3_next(config: Config) -> Model:
-    """Build Qwen3-Next."""
-    return _build(config, moe=read_gated_experts(config))
-
-
-def _build_qwen3_5_moe(config: Config) -> Model:
-    """Build Qwen3.5's text model with experts: Qwen3-Next, all of whose layers have experts."""
-    return _build(config, ffn=config.moe_intermediate_size, moe=read_gated_experts(config))
-
-
 def write_delta_net(model: Model) -> dict[str, Any]:
     """Return the keys of the heads, dims and taps of a Gated DeltaNet; none if the model has no such layer."""
     net = model.gated_delta_net
@@ -135,7 +125,7 @@ QWEN3_NEXT = Family(
         "num_experts_per_tok": 10,
     },
     supported=ACTIVATION,
-    to_model=_build_qwen3_next,
+    to_model=lambda config: _build(config, moe=read_gated_experts(config)),
     write=_write_qwen3_next,
     tensors=decoder.EXPERT_TENSORS
     | TENSORS
@@ -155,6 +145,7 @@ QWEN3_5_TEXT = Family(
     write=_write_layers,
     tensors=decoder.TENSORS | QWEN3_5_TENSORS,
 )
+# Qwen3.5's text model with experts: Qwen3-Next, all of whose layers have experts.
 QWEN3_5_MOE_TEXT = Family(
     model_type="qwen3_5_moe_text",
     architecture="Qwen3_5MoeForCausalLM",
@@ -166,7 +157,7 @@ QWEN3_5_MOE_TEXT = Family(
         "num_experts_per_tok": 8,
     },
     supported=ACTIVATION,
-    to_model=_build_qwen3_5_moe,
+    to_model=lambda config: _build(config, ffn=config.moe_intermediate_size, moe=read_gated_experts(config)),
     has_mrope=True,
     write=_write_layers,
     tensors=decoder.EXPERT_TENSORS | QWEN3_5_TENSORS | EXPERT_TENSORS,

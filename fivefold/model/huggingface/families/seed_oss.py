@@ -3,16 +3,9 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
-from fivefold.model.spec import Model
-
-
-def _build_seed_oss(config: Config) -> Model:
-    return build_model(config, out_bias=config.attention_out_bias)
-
 
 SEED_OSS = Family(
     model_type="seed_oss",
@@ -26,5 +19,5 @@ SEED_OSS = Family(
         "attention_dropout": 0.1,
         "hidden_dropout": 0.1,
     },
-    to_model=_build_seed_oss,
+    to_model=lambda config: build_model(config, out_bias=config.attention_out_bias),
 )

@@ -20,8 +20,7 @@ def _build_smollm3(config: Config) -> Model:
     rotate = list_rotating_layers(config, listed=config.no_rope_layers)
     slide = config.use_sliding_window and config.sliding_window is not None
     slides = read_windows(config, default=tuple(slide and not rotates for rotates in rotate))
-    fields = {"rope_pattern": () if all(rotate) else find_period(rotate)}
-    return build_model(config, **slides, **fields)
+    return build_model(config, **slides, rope_pattern=() if all(rotate) else find_period(rotate))
 
 
 SMOLLM3 = Family(

@@ -3,17 +3,9 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_biased_experts
-from fivefold.model.spec import Model
-
-
-def _build_solar_open(config: Config) -> Model:
-    fields = {"out_bias": False, "ffn": config.moe_intermediate_size}
-    return build_model(config, **fields, moe=read_biased_experts(config))
-
 
 SOLAR_OPEN = Family(
     model_type="solar_open",
@@ -29,7 +21,9 @@ SOLAR_OPEN = Family(
         "num_experts": 128,
         "num_experts_per_tok": 8,
     },
-    to_model=_build_solar_open,
+    to_model=lambda config: build_model(
+        config, out_bias=False, ffn=config.moe_intermediate_size, moe=read_biased_experts(config)
+    ),
     tensors=decoder.BIASED_EXPERT_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(),
 )

@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_windows
-from fivefold.model.spec import Model
 
-
-def _build_starcoder2(config: Config) -> Model:
-    """Build StarCoder2: LayerNorm, a plain MLP, biases in all layers, and maybe a sliding window in all layers."""
-    fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": config.attention_bias}
-    return build_model(config, **read_windows(config), **fields)
-
-
+# StarCoder2: LayerNorm, a plain MLP, biases in all layers, and maybe a sliding window in all layers.
 STARCODER2 = Family(
     model_type="starcoder2",
     architecture="Starcoder2ForCausalLM",
@@ -30,6 +22,8 @@ STARCODER2 = Family(
         "embedding_dropout": 0.0,
         "tie_word_embeddings": True,
     },
-    to_model=_build_starcoder2,
+    to_model=lambda config: build_model(
+        config, **read_windows(config), norm="layernorm", mlp="plain", mlp_bias=config.attention_bias
+    ),
     tensors=decoder.TENSORS | {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
 )

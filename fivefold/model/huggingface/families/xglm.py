@@ -5,27 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import GPT_KEYS, drop_keys, expand_names
 from fivefold.model.huggingface.families.gpt2 import PLACES
 from fivefold.model.huggingface.families.opt import BIASES, TENSORS, WHOLE, build_scaled, write_scaled
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model
-from fivefold.model.spec import Model
 
 FIELDS: dict[str, Any] = BIASES | {"position": "sinusoidal"}
 
 
-def _build_xglm(config: Config) -> Model:
-    """Build XGLM, whose positions begin at 2."""
-    return build_scaled(config, **FIELDS, norm_epsilon=1e-5, position_offset=2, sinusoid_endpoint=True)
-
-
-def _build_ctrl(config: Config) -> Model:
-    """Build CTRL: the embedding is multiplied by the root of its width, and the head has a bias."""
-    return build_model(config, **FIELDS, embedding_scale=config.hidden_size**0.5, head_bias=True)
-
-
+# XGLM, whose positions begin at 2.
 XGLM = Family(
     model_type="xglm",
     architecture="XGLMForCausalLM",
@@ -53,7 +42,9 @@ XGLM = Family(
         "add_cross_attention": Supported((False,), "cross-attention"),
         "pad_token_id": Supported((1, 0, None), "a table of positions with a row of zeros that texts reach"),
     },
-    to_model=_build_xglm,
+    to_model=lambda config: build_scaled(
+        config, **FIELDS, norm_epsilon=1e-5, position_offset=2, sinusoid_endpoint=True
+    ),
     write=write_scaled,
     tensors=TENSORS
     | {
@@ -62,6 +53,7 @@ XGLM = Family(
         "head.norm": "model.layer_norm",
     },
 )
+# CTRL: the embedding is multiplied by the root of its width, and the head has a bias.
 CTRL = Family(
     model_type="ctrl",
     architecture="CTRLLMHeadModel",
@@ -75,7 +67,7 @@ CTRL = Family(
         "tie_word_embeddings": True,
     },
     supported={"layer_norm_epsilon": Supported((1e-6,), "an epsilon only for the last norm")},
-    to_model=_build_ctrl,
+    to_model=lambda config: build_model(config, **FIELDS, embedding_scale=config.hidden_size**0.5, head_bias=True),
     tensors={
         **PLACES,
         "embed.tokens": "transformer.w",
