@@ -365,8 +365,8 @@ class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
         machines_by_name = {
             name: apply_prices([machines.resolve(name, local=local, find=folder.path)], self.price)[0] for name in names
         }
-        stacks = split_names(self.stacks) or ("",)
-        precisions = split_names(self.precisions) or ("",)
+        stacks = split_at_commas(self.stacks) or ("",)
+        precisions = split_words(self.precisions) or ("",)
         for stack, precision, name, text in product(stacks, precisions, names, self.layout):
             job = with_stack(resolved.job, stack) if stack else resolved.job
             job = with_precision(job, precision) if precision else job
@@ -397,9 +397,14 @@ def parse_with_remarks(text: str, machine: Machine) -> tuple[Layout, tuple[str, 
     return layout, tuple(str(warning.message) for warning in caught)
 
 
-def split_names(fields: Iterable[str]) -> tuple[str, ...]:
+def split_at_commas(fields: Iterable[str]) -> tuple[str, ...]:
     """Return the names in the fields of a page, of which one may hold several with commas, as on the command line."""
-    return tuple(name for field in fields for name in field.replace(",", " ").split())
+    return tuple(name.strip() for field in fields for name in field.split(",") if name.strip())
+
+
+def split_words(fields: Iterable[str]) -> tuple[str, ...]:
+    """Return the numbers or names without spaces in the fields of a page: at commas and at spaces."""
+    return tuple(word for name in split_at_commas(fields) for word in name.split())
 
 
 class SearchQuestion(JobQuestion, SearchRequest, defer_build=False):
@@ -497,8 +502,9 @@ class SweepStart(JobQuestion):
         )
         if (stack := load_settings().stack) and "stack" not in job and not self.stacks:
             job["stack"] = stack
-        lists = ("ranks", "sequences", "batches", "precisions", "stacks", "recomputations")
-        values = {name: split_names(getattr(self, name)) for name in lists}
+        lists = ("ranks", "sequences", "batches", "precisions", "recomputations")
+        values = {name: split_words(getattr(self, name)) for name in lists}
+        values["stacks"] = split_at_commas(self.stacks)
         return Sweep.from_values(
             {"models": model_names, "machines": machine_names, "layouts": self.layouts, **values, "job": job},
             origin="sweep",

@@ -117,6 +117,18 @@ def test_a_chosen_question_is_answered(page: Any) -> None:
     page.get_by_role("button", name="Ask", exact=True).click()
     expect(page.locator("#answer")).to_contain_text("Goodput by checkpoint interval")
     assert list_violations(page) == []
+    old = page.get_by_text("the answer to the question before your last change; Ask gives the new one")
+    expect(old).to_be_hidden()
+    page.locator("input[name=gbs]").fill("16")
+    expect(old).to_be_visible()
+    assert list_violations(page) == []
+    page.locator("input[name=gbs]").fill("8")
+    expect(old).to_be_hidden()
+    page.locator("input[name=gbs]").fill("16")
+    page.get_by_role("button", name="Ask", exact=True).click()
+    page.wait_for_url(re.compile("gbs=16"))
+    expect(old).to_be_hidden()
+    expect(page.locator("#answer")).to_contain_text("Goodput by checkpoint interval")
     page.get_by_label("question").select_option("gpus")
     expect(page.locator("input[name=tokens]")).to_have_count(0)
     expect(field).to_have_count(0)

@@ -230,6 +230,9 @@ def test_compare_shows_layouts_next_to_each_other(page: Any) -> None:
     assert page.locator("#answer h2").first.inner_text() in " ".join(printed.split())  # the terminal wraps
     for cell in page.get_by_role("row", name=re.compile("^step")).locator("td").all():
         assert cell.inner_text().split("\n")[0] in printed
+    page.get_by_label("software, another").fill("Megatron Core, torchtitan")
+    playwright.expect(page.locator(".variants li")).to_have_count(4)
+    playwright.expect(page.locator(".variants li").nth(1)).to_contain_text("megatron-core")
     page.locator(".variants a").nth(1).click()
     page.wait_for_url("**/plan?*")
     playwright.expect(page.locator("input[name=layout]")).to_have_value("dp4 tp2 zero1")

@@ -7,7 +7,7 @@ import { morph } from "./morph.js";
 import { rememberPlan } from "./plans.js";
 import { addEdits, buildUrl, form, isChanged, isStreamed, markAnswered } from "./question.js";
 import { loadSections } from "./sections.js";
-import { endWork, startWork } from "./stream.js";
+import { endWork, markOld, startWork } from "./stream.js";
 import { dressTables } from "./tables.js";
 import { hideTip } from "./tooltip.js";
 
@@ -40,8 +40,9 @@ export async function showPage(url, { push = "", typed = null, quiet = false, is
     if (push && address.href !== location.href) history[`${push}State`](null, "", address);
     shown = location.pathname + location.search;
     if (!quiet) updateControls(next, typed);
-    markAnswered();
     swapParts(next, { quiet, isBack });
+    if (!quiet) markAnswered(); // with the controls that are within the parts
+    markOld();
     markMistake();
     document.title = next.title;
     if (isBack) restoreArrangement();
@@ -112,6 +113,7 @@ document.addEventListener("input", (event) => {
   const field = event.target;
   if (!form || field.form !== form) return;
   if (isStreamed) {
+    markOld();
     if (!("reload" in field.dataset)) return;
     const url = buildUrl(field.name); // other fields belong to this choice
     url.searchParams.delete("run");

@@ -2,13 +2,19 @@
 // the work at once; Stop asks for the result so far, and a second click ends the work.
 
 import { restoreArrangement } from "./arrangement.js";
-import { form, isStreamed } from "./question.js";
+import { form, isChanged, isStreamed } from "./question.js";
 import { loadSections } from "./sections.js";
 import { dressTables } from "./tables.js";
 
 const progress = document.getElementById("going"), stop = document.getElementById("stop");
-const answer = document.getElementById("answer");
+const answer = document.getElementById("answer"), old = document.getElementById("old");
 let stream = null, clock = null;
+
+/** Say above the answer, if there is one or it is computed, whether the controls were changed since it was asked for. */
+export function markOld() {
+  const isAsked = isStreamed && new URL(location.href).searchParams.get("run");
+  if (old) old.hidden = !(isAsked && isChanged());
+}
 
 /** Start the work that the address asks for, instead of what runs. */
 export function startWork() {
