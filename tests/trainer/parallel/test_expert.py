@@ -1,4 +1,7 @@
-"""Experts over 1, 2 and 4 ranks against one process: values, gradients, load, messages, and what mutations break."""
+"""Experts with a capacity over 2 and 4 ranks against one process, and what overlaps.
+
+``tests/agree/parity`` compares all other layers.
+"""
 
 from __future__ import annotations
 
@@ -10,13 +13,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.planner.counts.operations.feedforward import list_experts as planned
-from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
-from fivefold.step import count_sent_bytes
-from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.routing import Sequences
 from fivefold.trainer.parallel import expert
@@ -115,17 +113,13 @@ def spread(text: str, of: Model) -> tuple[Moe, Layout, Ranks]:
     return layer, layout, mesh
 
 
-def run_rank(text: str, of: Model, left_out: str | None) -> dict[str, Any]:
-    """Return one rank's share of ``run_alone``, and its messages. ``left_out``: a collective that does nothing."""
+def run_rank(text: str, of: Model) -> dict[str, Any]:
+    """Return one rank's share of ``run_alone``."""
     layer, layout, mesh = spread(text, of)
-    if left_out is not None:
-        setattr(expert, left_out, IDLE[left_out])
     rows = select_local_rows(of, layout, mesh)
     x = draw_inputs(ROWS, D)[rows].requires_grad_()
-    meter = Meter([], axis=mesh.axis)
-    with meter:
-        out = layer(x)
-        out.backward(draw_inputs(ROWS, D, seed=9)[rows])
+    out = layer(x)
+    out.backward(draw_inputs(ROWS, D, seed=9)[rows])
     gradients = {name: weight.grad for name, weight in layer.named_parameters()}
     places = {name: mesh[name].rank for name in ("ep", "etp")}
     return {
@@ -134,7 +128,6 @@ def run_rank(text: str, of: Model, left_out: str | None) -> dict[str, Any]:
         "x": x.grad,
         "gradients": gradients,
         "load": layer.load,
-        "traffic": meter.traffic,
         **places,
     }
 
@@ -162,44 +155,6 @@ def _error(found: Tensor, expected: Tensor) -> float:
     return float((found - expected).norm() / expected.norm().clamp(min=1e-9))
 
 
-LAYOUTS = [
-    "dp2 ep2",
-    "tp2 etp2",
-    "tp2 ep2",
-    "tp2 etp2 nosp",
-    "tp2 ep2 nosp",
-    "cp2 ep2",
-    "cp2 cp=ulysses",
-    "dp4 ep4",
-    "dp2 tp2 ep2 etp2",
-    "dp2 tp2 ep4",
-    "cp2 tp2 ep2 etp2",
-    "tp4 ep2 etp2",
-]
-
-
-LONG = ["tp2 ep2", "tp4 ep2 etp2", "cp2 tp2 ep2 etp2"]  # all rows are one sequence, which sp cuts
-
-
-@pytest.mark.parametrize(
-    ("layout", "tokens", "experts"),
-    mark_share(
-        6,
-        [
-            *((layout, 8, E) for layout in LAYOUTS),
-            *((item, 32, E) for item in LONG),
-            ("dp4 ep4", 8, 4),
-            ("tp4 ep2 etp2", 8, 2),
-        ],
-    ),
-)
-def test_expert_parallel_outputs_and_gradients_equal_one_process(
-    forked, layout: str, tokens: int, experts: int
-) -> None:
-    of = model(tokens, experts=experts)
-    assert measure_error(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, None)) < 1e-5
-
-
 @pytest.mark.parametrize(
     ("layout", "tokens"),
     mark_share(2, [("dp2 ep2", 8), ("cp2 ep2", 16), ("tp2 ep2", 32), ("cp2 cp=ulysses ep2", 8), ("cp2 tp2 ep4", 32)]),
@@ -207,60 +162,10 @@ def test_expert_parallel_outputs_and_gradients_equal_one_process(
 def test_the_capacity_drops_the_same_tokens_under_every_layout(forked, layout: str, tokens: int) -> None:
     of = model(tokens, capacity=0.6, score="sigmoid", balance="free")
     assert (run_alone(of)[0] - run_alone(model(tokens, score="sigmoid", balance="free"))[0]).norm() > 0.1  # some are
-    assert measure_error(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, None)) < 1e-5
-
-
-def _skip_exchange(x: Tensor, axis: Any, *, sent: Any = None, received: Any = None) -> Pending:
-    """The counts come; but rows do not."""
-    if received is None:
-        return ALL_TO_ALL(x, axis)
-    return Pending(x.new_zeros(sum(received), *x.shape[1:]))
+    assert measure_error(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of)) < 1e-5
 
 
 ALL_TO_ALL = expert.all_to_all
-IDLE = {
-    "all_to_all": _skip_exchange,
-    "all_gather": lambda x, axis: Pending(torch.cat([x] * axis.size)),
-    "reduce_scatter": lambda x, axis: Pending(x.chunk(axis.size)[axis.rank]),
-    "all_reduce": lambda x, axis: Pending(x),
-}
-
-
-@pytest.mark.parametrize(
-    ("layout", "left_out"),
-    [("dp2 ep2", "all_to_all"), ("tp2 etp2", "all_gather"), ("tp2 etp2", "reduce_scatter"), ("tp2 ep2", "all_reduce"),
-     ("cp2 ep2", "all_reduce")],
-)  # fmt: skip
-def test_omitted_collective_is_detected(forked, layout: str, left_out: str) -> None:
-    of = model(tokens=32 // Layout.parse(layout).dp)
-    assert measure_error(layout, of, forked(Layout.parse(layout).world, run_rank, layout, of, left_out)) > 1e-3
-
-
-@pytest.mark.parametrize("layout", mark_share(2, ["dp2 ep2", "dp4 ep4", "tp2 etp2", "tp2 ep2", "dp2 tp2 ep4"]))
-def test_messages_sum_to_the_planners(forked, layout: str) -> None:
-    """Rows as the planner counts them; their weights, 4 bytes each, and the counts of rows besides."""
-    of, parsed = model(balance="none"), Layout.parse(layout)
-    job = Job(sequence=of.positions, global_batch=ROWS // of.positions, precision=get_recipe("fp32"))
-    answers = forked(parsed.world, run_rank, layout, of, None)
-    local = Local(of, job, get_local_degrees(parsed.replace(mbs=job.global_batch // parsed.dp)))
-    expected: dict[tuple[str, str], list[int]] = {}
-    for op in planned(local, "x"):
-        if op.message is not None and op.message.axis in ("ep", "etp"):
-            for collective in (op.message.forward, op.message.backward):
-                expected.setdefault((op.message.axis, collective), []).append(op.message.payload)
-    copies, payload = local.stream_rows * K, {"ep": E * 8, "etp": E * 8 * parsed.etp}
-    if parsed.ep > 1:
-        expected["ep", "all_to_all"] += [copies * 4] * 2 + [payload["ep"]]
-    if parsed.etp > 1:
-        expected["etp", "all_gather"] += [copies * parsed.etp * 4, payload["etp"]]
-        expected["etp", "reduce_scatter"] += [copies * parsed.etp * 4]
-    for (axis, collective), payloads in expected.items():
-        results = [t for a in answers for t in a["traffic"] if (t.axis, t.collective) == (axis, collective)]
-        assert [t.calls for t in results] == [len(payloads)] * parsed.world
-        size = getattr(parsed, axis)
-        sent = sum(count_sent_bytes(collective, payload=item, ranks=size) for item in payloads)
-        assert sum(t.bytes for t in results) == sent * parsed.world
-    assert {(t.axis, t.collective) for a in answers for t in a["traffic"]} == expected.keys()
 
 
 def balance(text: str, of: Model) -> tuple[Tensor, Tensor, int]:

@@ -315,32 +315,6 @@ def test_invalid_pipeline_is_an_error(forked: Callable[..., Any]) -> None:
     ]
 
 
-# ---- what is left out is found
-
-
-class Forgets(Pipeline):
-    """Sends, instead of the gradient, nothing that says anything."""
-
-    def _send(self, part: tuple[str, int, int], rows: Tensor) -> None:
-        super()._send(part, torch.zeros_like(rows) if part[0] == "B" else rows)
-
-
-class Mixes(Pipeline):
-    """Runs every split backward as a full one."""
-
-    def _backward(self, stage: int, i: int, *, split: bool = False) -> None:
-        super()._backward(stage, i)
-        self._deferred_wgrads[stage, i] = []
-
-
-def test_a_gradient_that_is_not_sent_is_detected(forked: Callable[..., Any]) -> None:
-    case = Case(schedule("zb1p", pp=2, v=1, micro_batches=3), (1, 2))
-    with pytest.raises(AssertionError, match=r"0\.scale"):
-        assert_alike(case, tuple(one for (one,) in forked(2, run_all, [case], Forgets)))
-    mixed = [one.collected for (one,) in forked(2, run_all, [case], Mixes)]
-    assert {kind for collected in mixed for kind, _ in collected} == {"B"}
-
-
 # ---- memory
 
 

@@ -1,11 +1,11 @@
-"""Recomputation gives the same gradients, keeps the bytes that the planner counts, and runs no more than it must."""
+"""Recomputation gives the same gradients and runs no more than it must, and its backward peaks as planned."""
 
 from __future__ import annotations
 
 import gc
 from collections import Counter
 from collections.abc import Callable, Iterator
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import pytest
@@ -25,10 +25,9 @@ from fivefold.planner.counts.operations.local_shapes import LocalDegrees
 from fivefold.planner.counts.operations.recompute import list_groups as planned_groups
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.block import Block
-from fivefold.trainer.model.linear import Linear, WgradStore
+from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.rotary import RowInputs, rotary_tables
-from fivefold.trainer.parallel import recompute, tensor
-from fivefold.trainer.parallel.mesh import AxisGroup
+from fivefold.trainer.parallel import recompute
 from fivefold.trainer.parallel.recomputed import OperationInput
 from tests.selection import mark_share
 
@@ -122,13 +121,6 @@ def train_plain() -> Callable[[Model], dict[str, Tensor]]:
     return gradients
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("ac", ["full", "full/2", "selective", "norm+rope+act+up", EVERYTHING])
-def test_gradients_equal_those_without_recomputation(name: str, ac: str, train_plain: Any) -> None:
-    model = MODELS[name]
-    assert difference(train(model, ac, order=(2, 0, 1), layers=2), train_plain(model)) < 1e-6
-
-
 @pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(
@@ -143,56 +135,29 @@ def test_recomputing_any_set_of_operations_in_any_order_keeps_the_gradients(
     assert difference(result, train_plain(MODELS[name])) < 1e-6
 
 
-# Bytes
-
-
-@cache
-def measure_block(model: Model, ac: str) -> tuple[int, int, int]:
-    """Kept bytes, the backward's peak and FLOPs of one block; weight gradients are freed as they are made."""
+def measure_backward_peak(model: Model, ac: str) -> int:
+    """Return the peak of the backward of one block, whose weight gradients are freed as they are made."""
     stack, entry = Stack(model, ac), micro_batch(0)
     for weight in stack.parameters():
         weight.collect = lambda gradient: None  # type: ignore[attr-defined]
     with Meter([*stack.parameters(), *stack.buffers(), *stack.tables, entry], axis=str) as meter:
-        out = stack(entry)
-        kept = meter.live_bytes - meter.base_bytes + entry.nbytes - out.nbytes
-        loss = out.sum()  # whose gradient has no bytes
-        del out
+        loss = stack(entry).sum()  # whose gradient has no bytes
         meter.peak_bytes = meter.live_bytes
         loss.backward()
-    return kept, meter.peak_bytes - meter.base_bytes + entry.nbytes, meter.flops
-
-
-@cache
-def count_planned(model: Model, ac: str) -> tuple[int, int, int]:
-    job = Job(
-        sequence=TOKENS, global_batch=SEQUENCES, precision=get_recipe("fp32"), early_stop=True, attention="blocks"
-    )
-    part = LocalDegrees(sequences=SEQUENCES, recomputed=Layout(ac=ac).recomputed_operations)
-    counts, kind = Counts(model, job), get_kind(model, 0)
-    profile = counts.profile(part, kind)
-    flops = sum(op.flops * (4 if op.recomputed else 3) for op in counts.unit(part, kind).ops)
-    return profile.kept_bytes, profile.backward_peak_bytes, flops
-
-
-@pytest.mark.parametrize("model", [DENSE, NORMED, LATENT], ids=lambda model: model.name)
-@pytest.mark.parametrize("ac", ["none", *SETS])
-def test_saved_bytes_under_recomputation_equal_the_planner(model: Model, ac: str) -> None:
-    assert measure_block(model, ac)[0] == count_planned(model, ac)[0]
+    return meter.peak_bytes - meter.base_bytes + entry.nbytes
 
 
 @pytest.mark.parametrize("model", [DENSE, NORMED], ids=lambda model: model.name)
 @pytest.mark.parametrize("ac", ["none", *SETS])
 def test_the_backward_peak_under_recomputation_equals_the_planner(model: Model, ac: str) -> None:
     """What is made again lives no longer than its readers. Here a loss and its gradient take the output's place."""
+    job = Job(
+        sequence=TOKENS, global_batch=SEQUENCES, precision=get_recipe("fp32"), early_stop=True, attention="blocks"
+    )
+    part = LocalDegrees(sequences=SEQUENCES, recomputed=Layout(ac=ac).recomputed_operations)
+    planned = Counts(model, job).profile(part, get_kind(model, 0)).backward_peak_bytes
     stream = SEQUENCES * TOKENS * model.width * 4
-    assert measure_block(model, ac)[1] == count_planned(model, ac)[1] - stream + 2 * 4
-
-
-@pytest.mark.parametrize("model", [DENSE, ROUTED], ids=lambda model: model.name)
-@pytest.mark.parametrize("ac", ["none", *(ac for ac in SETS if ac != "qkv+core")])
-def test_recomputed_flops_with_early_stop_equal_the_planner(model: Model, ac: str) -> None:
-    """Under qkv+core the planner makes the values alone again, and the trainer its fan of queries, keys and values."""
-    assert measure_block(model, ac)[2] == count_planned(model, ac)[2]
+    assert measure_backward_peak(model, ac) == planned - stream + 2 * 4
 
 
 @pytest.mark.parametrize("ac", ["none", "full", "core+act", EVERYTHING])
@@ -203,15 +168,20 @@ def test_recomputation_frees_everything_without_the_garbage_collector(ac: str, b
         weight.collect = lambda gradient: None  # type: ignore[attr-defined]
     for norm in [block.get_submodule(name) for block in stack.blocks for name in ("norm1", "norm2")]:
         norm.requires_grad_(False)  # whose gradients go through autograd, and stay
-    gc.disable()
-    try:
+
+    def measure_leaked_bytes() -> int:
         with Meter([*stack.parameters(), *stack.tables, entry], axis=str) as meter:
             loss = stack(entry).sum()
             if backward:
                 loss.backward()
             del loss
             entry.grad = None
-        assert meter.live_bytes == meter.base_bytes
+        return meter.live_bytes - meter.base_bytes
+
+    measure_leaked_bytes()  # what torch imports at first leaves cycles
+    gc.disable()
+    try:
+        assert measure_leaked_bytes() == 0
     finally:
         gc.enable()
 
@@ -295,40 +265,6 @@ def test_a_forward_without_gradients_computes_the_same_under_recomputation() -> 
 
 
 # Combined with other features
-
-
-def messages(ac: str) -> dict[str, int]:
-    """Of one block forward and backward on two tensor-parallel ranks with their rows cut, as this rank counts them."""
-    axis = AxisGroup("tp", torch.distributed.get_rank(), (0, 1), torch.distributed.group.WORLD)
-    stack = Stack(DENSE.replace(kv_heads=4), ac)
-    for name, part in stack.named_modules():
-        if isinstance(part, Linear):
-            column = name.rpartition(".")[2] not in ("out", "down")
-            part.hooks = (tensor.ColumnParallel if column else tensor.RowParallel)(axis, sp=True)
-            assert part.weight is not None
-            part.weight = nn.Parameter(part.weight.chunk(2, dim=0 if column else 1)[axis.rank].detach().clone())
-    entry = micro_batch(0).chunk(2)[axis.rank].detach().requires_grad_()
-    with Meter([*stack.parameters()], axis=str) as meter:
-        out = stack(entry)
-        out.sum().backward()
-    assert entry.grad is not None
-    result = {item.collective: item.calls for item in meter.traffic}
-    return result | {"gradient": round(entry.grad.abs().sum().item(), 3)}
-
-
-def count_messages(sets: tuple[str, ...]) -> list[dict[str, int]]:
-    return [messages(ac) for ac in sets]
-
-
-def test_recomputed_operations_repeat_the_expected_messages(forked: Any) -> None:
-    """Forward 2 gathers and 2 scatters; backward 2 gathers of what had entered, 2 of gradients, 2 scatters.
-
-    What runs again gathers once more, but then it is kept; its row layer scatters again, the block's last one never.
-    """
-    none, core, full, mlp, attention = forked(2, count_messages, ("none", "core", "full", "mlp", "norm+qkv+rope"))[0]
-    assert (none["all_gather"], none["reduce_scatter"]) == (6, 4)
-    assert full == none | {"reduce_scatter": 5}
-    assert core == mlp == attention == none
 
 
 class Gathered:
