@@ -436,10 +436,11 @@ class ModelShape(Record):
         self._check_per_layer_inputs()
         if self.moe is not None and self.moe.post_norm and self.block in ("post", "sandwich", "post_sum"):
             raise ValueError(f"block={self.block!r} already norms the output of the experts: leave moe.post_norm out")
-        if self.moe is not None and self.moe.joined_norms and (self.block != "sandwich" or not self.norm_weight):
+        joined_norms = self.moe is not None and self.moe.joined_norms
+        if joined_norms and (self.block != "sandwich" or not self.norm_weight or self.norm != "rmsnorm"):
             raise ValueError(
-                f"moe.joined_norms with block={self.block!r} and norm_weight={self.norm_weight} is not supported: take "
-                "block='sandwich' and norms with weights"
+                f"moe.joined_norms with block={self.block!r}, norm={self.norm!r} and norm_weight={self.norm_weight} is "
+                "not supported: take block='sandwich', norm='rmsnorm' and norms with weights"
             )
         if self.moe is not None and ACTIVATIONS[self.activation].parameters:
             raise ValueError(

@@ -150,6 +150,11 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
             "frozen layers whose weights stay gathered until the backward (reshard=backward)",
             "reshard=forward",
         ),
+        (
+            model.moe is not None and model.moe.joins_mlp,
+            f"experts next to an MLP of {model.name}",
+            "a model without them",
+        ),
         (model.differential, f"differential attention of {model.name}", "a model without it"),
         (job.stack.is_compiled, "compiled blocks", "compile=false"),
         (job.precision.number_format.rounds_operands, f"precision {job.precision.compute}", "fp32 or bf16"),
@@ -230,7 +235,9 @@ def _list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
     estimated = "`predict` estimates it"
     moe, mla = model.moe, model.mla
     all_moe = all(map(model.is_moe, filter(model.has_feed_forward, range(model.layers + model.mtp_depth))))
-    only_experts = moe is not None and all_moe and not moe.shared_experts  # no layer has an MLP other than the experts
+    only_experts = (
+        moe is not None and all_moe and not (moe.shared_experts or moe.joins_mlp)
+    )  # no layer has an MLP other than the experts
     knows_activation = only_experts or model.activation in (*FUNCTIONS, "xielu")
     free_fields = FREE_FIELDS | {"activation"} if knows_activation else FREE_FIELDS
     for field, declared in type(model).model_fields.items():
@@ -262,9 +269,9 @@ def _list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
     kind = f"{model.mlp} {model.activation}"
     if moe.output_bias:
         yield "moe.output_bias yet", estimated
-    if moe.joins_mlp or moe.identity_experts:
-        yield "moe.joins_mlp or moe.identity_experts yet", estimated
-    if model.activation not in (WEIGHTED if model.mlp == "gated" else FUNCTIONS):
+    if moe.identity_experts:
+        yield "moe.identity_experts yet", estimated
+    if model.activation not in ((*WEIGHTED, *FUNCTIONS) if model.mlp == "gated" else FUNCTIONS):
         yield f"experts with {kind} yet", estimated
     if moe.score == "sqrtsoftplus" or moe.hashed_layers or moe.clamp is not None:
         yield "moe.score='sqrtsoftplus', moe.hashed_layers or moe.clamp yet", estimated

@@ -106,6 +106,7 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "clamped experts": lambda model: model.activation == "clamped_swiglu",
     "weighed inputs": lambda model: model.moe is not None and model.moe.router_weight_on == "inputs",
     "drawn experts": lambda model: model.draws_experts,
+    "experts next to an mlp": lambda model: model.moe is not None and model.moe.joins_mlp,
     "pattern of experts": lambda model: model.moe is not None and bool(model.moe.pattern),
     "mtp": lambda model: model.mtp is not None,
     "learned positions": lambda model: model.position == "learned",
@@ -250,6 +251,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = _add_inputs_of_layers(random.Random(f"{number} inputs"), model, layout=layout, job=job)
         model = _add_pairs_of_heads(random.Random(f"{number} pairs"), model, layout=layout, job=job)
         model = _add_drawn_experts(random.Random(f"{number} routers"), model, layout=layout, job=job)
+        model = _add_joined_experts(random.Random(f"{number} joined experts"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
 
@@ -305,6 +307,21 @@ def _add_drawn_experts(chance: random.Random, model: Model, *, layout: Layout, j
     moe = model.moe.replace(**excluded, balance=balance)
     moe = moe.replace(score="sparsemixer", jitter=chance.choice((0.05, 0.5, 2.0)))
     return _replace_if_legal(model, {"moe": moe}, layout=layout, job=job) or model
+
+
+def _add_joined_experts(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some of the models with an MLP next to the experts, some of these with norms of their own, where legal."""
+    moe = model.moe
+    if moe is None or chance.random() > 0.4:
+        return model
+    joined = moe.replace(joins_mlp=True)
+    others = {"shared_experts": 0, "shared_gate": False, "post_norm": False, "joined_norms": True}
+    gelu: dict[str, Any] = {"activation": "gelu_tanh"} if chance.random() < 0.5 else {}
+    normed = {"moe": joined.replace(**others), "block": "sandwich", "norm": "rmsnorm", "pre_norm_mixers": False}
+    options = [normed | gelu, normed, {"moe": joined} | gelu, {"moe": joined}]
+    fitting = (_replace_if_legal(model, fields, layout=layout, job=job)
+               for fields in options[2 * (chance.random() < 0.4) :])  # fmt: skip
+    return next(filter(None, fitting), model)
 
 
 def _replace_if_legal(model: Model, fields: dict[str, Any], *, layout: Layout, job: Job) -> Model | None:

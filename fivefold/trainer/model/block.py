@@ -8,7 +8,8 @@ parallel  y = x + A(n1(x))           z = y + F(n2(x))                 GPT-NeoX  
 norm_stream   y = h + A(h)           z = g + F(g)                     MiniMax-01: h = n1(x), g = n2(y)
 joined    y = x + a A(n1(x)) + m M(s n1(x))                       Falcon-H1: M is a Mamba-2, s, a and m are factors
 
-Factors may multiply both summands of a sum. A layer may lack either branch, with its norms: Mamba has no feed-forward,
+Factors may multiply both summands of a sum. F may be the sum of an MLP and experts, which may have norms of their own
+(Gemma 4). A layer may lack either branch, with its norms: Mamba has no feed-forward,
 Nemotron-H one branch in each layer. The first layer of ModernBERT has no n1. Gemma 3n and Gemma 4 add an input of each
 layer to z (``per_layer_inputs.py``); Gemma 3n has a stream of several parts, of which a layer computes the first
 (``altup.py``).
@@ -62,7 +63,7 @@ class Block(nn.Module):
         self.norm2 = build_norm(model, model.width) if feeds and self.kind != "parallel_shared" else None
         self.moe = Moe(model, layer=layer) if routes else None
         sparsity = model.gate_sparsity[layer] if model.has_sparse_gates(layer) else 0.0
-        has_mlp = feeds and not routes
+        has_mlp = model.has_mlp(layer)
         self.mlp = Mlp(model, ffn=model.get_ffn(layer), name="mlp", sparsity=sparsity) if has_mlp else None
         self.norm2_post = build_norm(model, model.width) if feeds and model.norms_feed_forward(layer) else None
         self.laurel = Laurel(model) if model.laurel_rank is not None else None
@@ -143,9 +144,29 @@ class Block(nn.Module):
             del stream_RD
         if norms_stream:
             y_RD = entry_RD
-        d_RD: Tensor = self.feed_forward(entry_RD, rows.keys)
+        joins = self.moe is not None and self.mlp is not None
+        d_RD: Tensor = self._join_experts(entry_RD, y_RD, rows) if joins else self.feed_forward(entry_RD, rows.keys)
         del entry_RD
         return self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
+
+    def _join_experts(self, entry_RD: Tensor, stream_RD: Tensor, rows: RowInputs) -> Tensor:
+        """Return the MLP's output plus that of the experts next to it.
+
+        Both read ``entry_RD``; experts with norms of their own read the stream, as does their router.
+        """
+        assert self.moe is not None
+        assert self.mlp is not None
+        d_RD: Tensor = self.mlp(entry_RD, rows.keys)
+        if self.moe.input_norm is None:
+            e_RD: Tensor = self.moe(entry_RD, rows.keys)
+        else:
+            d_RD = self.run("moe.mlp_norm", self.moe.mlp_norm, d_RD)
+            router_RD = self.run("moe.router.norm", self.moe.router.norm, stream_RD)
+            e_RD = self.moe(self.run("moe.input_norm", self.moe.input_norm, stream_RD), rows.keys, router_RD)
+            del router_RD
+            e_RD = self.run("moe.output_norm", self.moe.output_norm, e_RD)
+        joined_RD: Tensor = self.run("moe.join", torch.add, d_RD, e_RD)
+        return joined_RD
 
     def _scale(self, name: str, x_RD: Tensor, factor: float) -> Tensor:
         """Return ``factor`` times a tensor of the layer; a factor of 1 is no operation."""

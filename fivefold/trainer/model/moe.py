@@ -23,6 +23,7 @@ from fivefold.trainer.model.kernels.activations import INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import WgradStore, accumulate_grad
 from fivefold.trainer.model.mlp import Mlp
+from fivefold.trainer.model.norm import build_norm
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.routing import Permutation, Sequences
 
@@ -56,13 +57,20 @@ class TokenDispatcher:
 
 
 class Router(nn.Module):
-    """Linear layer to expert logits [R, E], in fp32 for rows of any dtype; its dW can be deferred."""
+    """Linear layer to expert logits [R, E], in fp32 for rows of any dtype; its dW can be deferred.
+
+    ``norm``: of its input, called by the layer; ``expert_scale`` [E]: factors on the routing weights.
+    """
 
     def __init__(self, model: Model) -> None:
         super().__init__()
         assert model.moe is not None
         self.weight = nn.Parameter(torch.empty(model.moe.experts, model.width))
         self.bias = nn.Parameter(torch.empty(model.moe.experts)) if model.moe.router_bias else None
+        is_normed = model.moe.joined_norms  # experts next to an MLP with norms of their own (Gemma 4)
+        self.norm = build_norm(model, model.width) if is_normed else None
+        self.factor = model.width**-0.5 if is_normed else 1.0  # on the logits
+        self.expert_scale = nn.Parameter(torch.empty(model.moe.experts)) if is_normed else None
         self.wgrad_store = WgradStore()
 
     def forward(self, x_RD: Tensor) -> Tensor:
@@ -124,12 +132,20 @@ class Moe(nn.Module):
         ffn = model.moe.shared_width
         self.shared = Mlp(model, ffn=ffn, name="moe.shared") if ffn else None
         self.shared_gate = SharedGate(model.width) if model.moe.shared_gate else None
+        # next to an MLP: norms of its output, and of input and output of the experts
+        self.mlp_norm, self.input_norm, self.output_norm = (
+            build_norm(model, model.width) if model.moe.joined_norms else None for _ in range(3)
+        )
         self.register_buffer("bias", torch.zeros(model.moe.experts, dtype=torch.float32))
         self.register_buffer("load", torch.zeros(model.moe.experts, dtype=torch.int64), persistent=False)
 
-    def forward(self, x_RD: Tensor, keys_B: Tensor | None = None) -> Tensor:
-        """Apply the mixture of experts: [R, D] → [R, D]. ``keys_B``: random keys of the sequences, as in ``Mlp``."""
-        logits = self.run("moe.router", self.router, x_RD)
+    def forward(self, x_RD: Tensor, keys_B: Tensor | None = None, routed_by_RD: Tensor | None = None) -> Tensor:
+        """Apply the mixture of experts: [R, D] → [R, D].
+
+        ``keys_B``: random keys of the sequences, as in ``Mlp``; ``routed_by_RD``: what the router reads; None: ``x``.
+        """
+        logits = self.run("moe.router", self.router, x_RD if routed_by_RD is None else routed_by_RD)
+        del routed_by_RD
         weights, chosen = self.run("moe.topk", self._choose_experts, logits, keys_B)
         permutation, plan = self._plan_dispatch(chosen)
         routed, share = self.run("moe.dispatch", _copy_rows, x_RD, weights, permutation, self.kernels)
@@ -142,7 +158,7 @@ class Moe(nn.Module):
         offsets = self.dispatcher.offsets(plan)
         entries = expert_lora.gate_up(self.run, self.experts, routed, offsets)  # gate and up, or up alone
         del routed
-        name = () if self.is_gated else (self.activation,)
+        name = () if self.is_gated and self.activation in WEIGHTED else (self.activation,)
         act = self.run("moe.experts.act", self._select_activation, *entries, share, *name)
         del entries
         expert_out = expert_lora.project_down(self.run, self.experts, act, share, offsets)
@@ -156,6 +172,8 @@ class Moe(nn.Module):
         """Return the kernel that activates the experts' rows and multiplies them by the routing weights."""
         if not self.is_gated:
             return self.kernels.weighted_plain
+        if self.activation not in WEIGHTED:
+            return self.kernels.weighted_gated
         methods = INPUT_WEIGHTED if self.moe.router_weight_on == "inputs" else WEIGHTED
         activate: Callable[..., Tensor] = getattr(self.kernels, methods[self.activation])
         return activate
@@ -175,7 +193,10 @@ class Moe(nn.Module):
         with torch.no_grad():
             ranked = logits if self.moe.biased == "logits" else scores
             chosen = routing.choose_experts(ranked, self.bias if self.moe.balance == "free" else None, moe=self.moe)
-        return routing.routing_weights(_add_balance(scores, chosen, self), chosen, moe=self.moe), chosen
+        weights = routing.routing_weights(_add_balance(scores, chosen, self), chosen, moe=self.moe)
+        if self.router.expert_scale is not None:
+            weights = _scale_experts(weights, chosen, self.router.expert_scale)
+        return weights, chosen
 
     @exclude_from_graphs
     @torch.no_grad()
@@ -226,11 +247,13 @@ class _Route(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, _weight: Tensor, router: Router) -> Tensor:
         ctx.router, ctx.dtype = router, x.dtype
         ctx.save_for_backward(x if router.weight.requires_grad else None)
-        return F.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
+        logits = F.linear(x.float(), router.weight.float(), None if router.bias is None else router.bias.float())
+        return logits if router.factor == 1 else logits.mul_(router.factor)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
         router: Router = ctx.router
+        gradient = gradient if router.factor == 1 else gradient * router.factor
         if router.weight.requires_grad:
             x = ctx.saved_tensors[0].detach()  # a deferred dW must not hold the graph
             router.wgrad_store.run_or_defer(lambda: _accumulate_router_grads(router, x, gradient))
@@ -241,6 +264,25 @@ def _accumulate_router_grads(router: Router, x: Tensor, gradient: Tensor) -> Non
     if router.bias is not None:
         accumulate_grad(router.bias, gradient.sum(0).to(router.bias.dtype))
     accumulate_grad(router.weight, (gradient.t() @ x.float()).to(router.weight.dtype))
+
+
+class _ScaleExperts(torch.autograd.Function):
+    """Multiply routing weights [R, k] by the factors [E] of their experts."""
+
+    @staticmethod
+    def forward(ctx: Any, weights: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+        ctx.save_for_backward(weights, chosen, scale)
+        return weights * scale[chosen].float()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor | None]:
+        weights, chosen, scale = ctx.saved_tensors
+        scale_gradient = None
+        if ctx.needs_input_grad[2]:
+            sums = torch.zeros(len(scale), dtype=weights.dtype, device=weights.device)
+            sums.index_add_(0, chosen.flatten(), (gradient * weights).flatten())
+            scale_gradient = sums.to(scale.dtype)
+        return gradient * scale[chosen].float(), None, scale_gradient
 
 
 class _Copy(torch.autograd.Function):
@@ -290,6 +332,12 @@ def _mix_sparsely(
         chosen, factors = sparse_mixer.choose_experts(logits, uniform, jitter=jitter)
     weights = sparse_mixer.weigh_experts(_add_balance(logits, chosen, layer), chosen, factors, jitter=jitter)
     return weights * layer.moe.scaling if layer.moe.scaling != 1 else weights, chosen
+
+
+@exclude_from_graphs
+def _scale_experts(weights: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
+    scaled: Tensor = _ScaleExperts.apply(weights, chosen, scale)  # type: ignore[no-untyped-call]
+    return scaled
 
 
 @exclude_from_graphs

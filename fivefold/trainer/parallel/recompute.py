@@ -75,7 +75,7 @@ def list_groups(name: str) -> frozenset[str]:
     if first in ("attention", "mixer") and not {"scale", "join"}.isdisjoint(second.split(".")):  # factors save nothing
         return frozenset()
     if first.startswith("norm") or second.endswith("norm"):
-        return frozenset({"norm", *({first} & {"mlp"})})
+        return frozenset({"norm", *({first} & {"mlp", "moe"})})
     operation_groups = {first} & {"rope", "mlp", "moe"}
     if first in ("attention", "mixer") and second not in ("enter", "leave"):
         operation_groups = {"core" if second.startswith("core") else "out" if second == "out" else "qkv"}

@@ -185,6 +185,11 @@ OWN: Mapping[str, Model] = {
     "drawn experts": TINY.replace(
         moe=MoE(experts=8, topk=2, ffn=96, score="sparsemixer", normalized=False, shared_experts=1, dense_layers=1)
     ),
+    "experts next to an mlp": TINY.replace(
+        moe=MoE(experts=8, topk=2, ffn=96, balance="none", joins_mlp=True, joined_norms=True),
+        block="sandwich",
+        activation="gelu_tanh",
+    ),
     "gated mamba2": TINY.replace(
         mixers=("mamba2",), mamba2=Mamba2(heads=6, head_dim=10, state=32, chunk=32, conv_bias=False, norm="none")
     ),

@@ -39,6 +39,13 @@ OF_EXPERTS = (
 )
 CONFIGS: dict[str, dict[str, Any]] = {family: {"model_type": family, **keys} for family, keys in FAMILIES.items()} | {
     "deepseek_v3+mtp": {"model_type": "deepseek_v3", **FAMILIES["deepseek_v3"], "num_nextn_predict_layers": 1},
+    "gemma4+experts": {"model_type": "gemma4_text", **FAMILIES["gemma4_text"], "enable_moe_block": True}
+    | {
+        "hidden_size_per_layer_input": 0,
+        "num_global_key_value_heads": 2,
+        "num_key_value_heads": 2,
+        "rms_norm_eps": 1e-2,
+    },
     "kimi_k2": {"model_type": "kimi_k2", **LATENT, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827},
 }
 

@@ -101,6 +101,10 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "layer_types": None, "rms_norm_eps": 1e-3}),
     "gemma4 with shared keys": ("gemma4_text", SHARED_KEYS | {"use_double_wide_mlp": True, "rms_norm_eps": 1e-2}),
     "gemma4 without inputs of layers": ("gemma4_text", {"hidden_size_per_layer_input": 0}),
+    "gemma4 of experts": (
+        "gemma4_text",
+        {"enable_moe_block": True, "num_hidden_layers": 3, "layer_types": None, "rms_norm_eps": 1e-3},
+    ),
     "gemma3n": (
         "gemma3n_text",
         SHARED_KEYS | {"activation_sparsity_pattern": [0.5, 0.0, 0.9, 0.0], "rms_norm_eps": 1e-3},

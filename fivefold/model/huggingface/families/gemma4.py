@@ -1,6 +1,6 @@
 """Gemma 4: other heads in full layers, whose values may be keys, normed values, shared keys, inputs of each layer.
 
-The 26B has experts next to the MLP of each layer, which are planned alone.
+The 26B has experts next to the MLP of each layer.
 """
 
 from __future__ import annotations

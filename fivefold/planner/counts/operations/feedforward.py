@@ -131,7 +131,8 @@ def _list_router(local: Local, source: str) -> list[Op]:
     if moe.score == "sparsemixer":  # the backward computes the probabilities of candidates again from the logits
         del kept_tensors["scores"]
     topk = elementwise("moe.topk", "activation", ("choices",), "weights", size=scores)
-    if moe.joined_norms:
+    if moe.joined_norms:  # the weights before the factors of their experts
+        kept_tensors["unscaled"] = 4 * copies
         topk = topk._replace(parameters=moe.choices, wgrad_numels=(moe.choices,))
     permutation = {"permutation": 8 * (3 * copies + rows + moe.experts + 1)}
     return [

@@ -2,6 +2,7 @@
 
 plain     act(up)                gated              act(gate) · up; act: silu, gelu, gelu_tanh, relu2 = max(x, 0)²
 weighted_plain     act(up) · share of a row (experts without a gate)
+weighted_gated     act(gate) · up · share of a row, for any activation
 weighted_swiglu    silu(gate) · up · share of a row (experts)
 input_weighted_swiglu    silu(share · gate) · share · up, for experts whose input is weighted
 clamped   g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-oss, arXiv:2508.10925)
@@ -63,7 +64,8 @@ FUNCTIONS: dict[ActivationName, ActivationFunction] = {
     ),
     **{name: _from_formulas(record) for name, record in ACTIVATIONS.items() if record.value is not None},
 }
-# methods of ``Kernels`` for activations of experts: act(gate) · up · share, or act(share · gate) · share · up
+# methods of ``Kernels`` for activations of experts: act(gate) · up · share, or act(share · gate) · share · up; others
+# have ``weighted_gated``
 WEIGHTED: dict[ActivationName, str] = {"silu": "weighted_swiglu", "clamped_swiglu": "weighted_clamped_swiglu"}
 INPUT_WEIGHTED: dict[ActivationName, str] = {"silu": "input_weighted_swiglu"}
 
@@ -201,6 +203,29 @@ class _WeightedPlain(torch.autograd.Function):
 def weighted_plain(up: Tensor, share: Tensor, name: ActivationName) -> Tensor:
     """Return ``act(up) · share``; ``up`` [n, F], ``share`` [n] in fp32."""
     out: Tensor = _WeightedPlain.apply(up, share, FUNCTIONS[name])  # type: ignore[no-untyped-call]
+    return out
+
+
+class _WeightedGated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, gate: Tensor, up: Tensor, share: Tensor, activation: ActivationFunction) -> Tensor:
+        ctx.activation = activation
+        ctx.save_for_backward(gate, up, share)
+        return activation.of(gate).mul_(up).mul_(share[:, None])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        gate, up, share = ctx.saved_tensors
+        activated = ctx.activation.of(gate)
+        share_gradient = (gradient * up).mul_(activated).sum(-1, dtype=share.dtype)
+        weighted = gradient.clone().mul_(share[:, None])
+        up_gradient = activated.mul_(weighted)
+        return ctx.activation.gradient(weighted.mul_(up), gate), up_gradient, share_gradient, None
+
+
+def weighted_gated(gate: Tensor, up: Tensor, share: Tensor, name: ActivationName) -> Tensor:
+    """Return ``act(gate) · up · share`` for the activation ``name``; ``gate``, ``up`` [n, F], ``share`` [n] in fp32."""
+    out: Tensor = _WeightedGated.apply(gate, up, share, FUNCTIONS[name])  # type: ignore[no-untyped-call]
     return out
 
 

@@ -22,6 +22,7 @@ class Kernels:
     activate_gated = staticmethod(activations.activate_gated)
     gate_output = staticmethod(activations.gate_output)
     weighted_plain = staticmethod(activations.weighted_plain)
+    weighted_gated = staticmethod(activations.weighted_gated)
     weighted_swiglu = staticmethod(activations.weighted_swiglu)
     input_weighted_swiglu = staticmethod(activations.input_weighted_swiglu)
     weighted_clamped_swiglu = staticmethod(activations.weighted_clamped_swiglu)
