@@ -7,7 +7,7 @@ attention · flash_attention · sliding_window_attention · unfused_attention ·
 attention_mask   score scaling and the keys that a query sees     dropout         dropout masks equal in every layout
 differential     pairs of heads whose outputs are subtracted
 mixers/          token mixers other than attention, one module each
-mlp · moe · routing · experts · norm · mtp   the other layers
+mlp · moe · routing · experts · norm · mtp   the other layers     sparse_mixer    experts that training draws
 per_layer_inputs · altup          what ids add to each layer; a stream of several parts
 linear · linear_op                linear layers; the same in compiled blocks
 lora · expert_lora · embed_lora   low-rank adapters next to frozen linear layers, experts and the embedding
