@@ -71,6 +71,30 @@ def list_stated(
     return frozenset((*values, *parts))
 
 
+def list_job_options(job: Job) -> list[tuple[str, str]]:
+    """Return the options that turn the default job into ``job``."""
+    from fivefold.job import RECIPES
+    from fivefold.job import Job as Default
+    from fivefold.rendering.question import list_changed_settings
+
+    default_job, stack = Default(), job.stack
+    options: list[tuple[str, str]] = [("--seq", str(job.sequence)), ("--gbs", str(job.global_batch))]
+    if stack.name != default_job.stack.name:
+        options.append(("--stack", stack.name))
+    if job.precision != default_job.precision:
+        reduces_in_fp32 = stack.reduce_in_fp32
+        names = [
+            name
+            for name, recipe in RECIPES.items()
+            if recipe.with_reduce_dtype(in_fp32=reduces_in_fp32) == job.precision
+        ]
+        options.append(("--precision", names[0] if names else job.precision.name))
+    for name, text in list_changed_settings(job):
+        own_option = {"attention": "--attention", "optimizer.kind": "--optimizer"}.get(name)
+        options.append((own_option, text) if own_option else ("--set", f"{name}={text}"))
+    return options
+
+
 def get_job_words(request: JobRequest) -> dict[str, Any]:
     """Return the job fields of a request, as ``load_job`` takes them."""
     words = {name: getattr(request, name) for name in JobRequest.model_fields if name != "set"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.record import UserError
 from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, Batch
+from fivefold.requests.job import list_job_options
 from fivefold.requests.search import search_layouts
 from fivefold.step import FITS_RISK
 
@@ -51,7 +53,7 @@ def build_playbook(
 
     site = apply_assumptions(assume)
     constraints = Where.parse(where)
-    default_job = Default()
+    default_job, asked_job = Default(), job
     is_batch_given = batch == "job" or "global_batch" in stated or job.global_batch != default_job.global_batch
     steps, job, proposal = list_stages(
         model,
@@ -74,7 +76,16 @@ def build_playbook(
         run_file.format_run_file(planned, model=name_model(planned, file)),
         job,
         run=run,
-        command=f"fivefold plan {model.name} {machine_text!r} --tokens {tokens:g}",
+        command=shlex.join(
+            [
+                *("fivefold", "plan", model.name, machine_text, "--tokens", f"{tokens:.12g}"),
+                *_list_options(asked_job, default_job, is_batch_given=is_batch_given),
+                *(["--batch", batch] if batch != "advised" else []),
+                *(["--where", where] if where else []),
+                *(word for assumption in assume for word in ("--assume", assumption)),
+                *(["--risk", f"{risk:g}"] if risk != FITS_RISK else []),
+            ]
+        ),
     )
     return Record(
         model=model.name,
@@ -88,6 +99,12 @@ def build_playbook(
         commands=_list_commands(planned, machine, file=file),
         configs=_list_configs(planned),
     )
+
+
+def _list_options(job: Job, default_job: Job, *, is_batch_given: bool) -> list[str]:
+    """Return the options of the command line that state ``job``, without those that are the default."""
+    defaults = [("--seq", str(default_job.sequence)), *(() if is_batch_given else [("--gbs", str(job.global_batch))])]
+    return [word for option in list_job_options(job) if option not in defaults for word in option]
 
 
 def name_model(planned: ConfigPlan, file: Path) -> str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import warnings
+from pathlib import Path
 
 import pytest
 
@@ -210,3 +212,22 @@ def test_no_layout_is_valid_because_the_global_batch_is_below_the_number_of_rank
     assert run(monkeypatch, "search", *words) == 2
     error = " ".join(capsys.readouterr().err.split())
     assert "meets 'tp=1 pp=1 cp=1' with gbs 8; gbs 16 would allow it, or relax the constraint tp=1" in error
+
+
+def test_the_first_line_of_a_run_file_is_the_command_that_writes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options = "--tokens 1e9 --seq 512 --gbs 64 --optimizer muon --precision fp16 --set loss=chunked --where"
+    words = ["plan", "nano", "h100:8", *options.split(), "ac=none order=default", "--risk", "0.2"]
+    monkeypatch.chdir(tmp_path)
+    assert run(monkeypatch, *words, "--write", "run.toml") == 0
+    first_line = Path("run.toml").read_text().splitlines()[0]
+    assert first_line == (
+        "# fivefold plan nano h100:8 --tokens 1000000000 --seq 512 --gbs 64 --precision fp16 --set loss=chunked "
+        "--optimizer muon --where 'ac=none order=default' --risk 0.2"
+    )
+    assert run(monkeypatch, *shlex.split(first_line)[2:], "--write", "again.toml") == 0
+    assert Path("again.toml").read_text() == Path("run.toml").read_text()
+    assert run(monkeypatch, "plan", "nano", "h100:8", "--tokens", "1e9", "--write", "plain.toml") == 0
+    assert Path("plain.toml").read_text().startswith("# fivefold plan nano h100:8 --tokens 1000000000\n")
+    capsys.readouterr()

@@ -19,7 +19,7 @@ from fivefold.layout.batch import fill_batch
 from fivefold.record import UserError
 from fivefold.requests.commands import ReportOptions
 from fivefold.requests.configs import build_request, describe_notes, load_config
-from fivefold.requests.job import load_job
+from fivefold.requests.job import list_job_options, load_job
 from fivefold.requests.machines import load_machine
 from fivefold.step import FITS_RISK
 
@@ -306,7 +306,7 @@ def get_job(step: Step) -> Job:
 def format_command(verb: str, words: Sequence[str], job: Job, *, risk: float = FITS_RISK) -> str:
     """Return the command line that asks the same question; if options cannot express the job, it names a file."""
     words = words if risk == FITS_RISK else [*words, "--risk", f"{risk:g}"]
-    options = _list_options(job)
+    options = list_job_options(job)
     arguments = ["fivefold", verb, *words, *(text for option in options for text in option)]
     named_options: dict[str, Any] = {name[2:]: value for name, value in options if name != "--set"}
     try:
@@ -316,27 +316,3 @@ def format_command(verb: str, words: Sequence[str], job: Job, *, risk: float = F
     if is_reproduced:
         return shlex.join(arguments)
     return shlex.join(["fivefold", verb, *words, "--job", "job.json"]) + "    # with the job's fields, above"
-
-
-def _list_options(job: Job) -> list[tuple[str, str]]:
-    """Return the options that turn the default job into ``job``."""
-    from fivefold.job import RECIPES
-    from fivefold.job import Job as Default
-    from fivefold.rendering.question import list_changed_settings
-
-    default_job, stack = Default(), job.stack
-    options: list[tuple[str, str]] = [("--seq", str(job.sequence)), ("--gbs", str(job.global_batch))]
-    if stack.name != default_job.stack.name:
-        options.append(("--stack", stack.name))
-    if job.precision != default_job.precision:
-        reduces_in_fp32 = stack.reduce_in_fp32
-        names = [
-            name
-            for name, recipe in RECIPES.items()
-            if recipe.with_reduce_dtype(in_fp32=reduces_in_fp32) == job.precision
-        ]
-        options.append(("--precision", names[0] if names else job.precision.name))
-    for name, text in list_changed_settings(job):
-        own_option = {"attention": "--attention", "optimizer.kind": "--optimizer"}.get(name)
-        options.append((own_option, text) if own_option else ("--set", f"{name}={text}"))
-    return options
