@@ -25,9 +25,12 @@ class Indexer(Record):
         return self.pattern[layer % len(self.pattern)] if self.pattern else True
 
     def weights(self, *, q_rank: int, width: int) -> Iterator[Weight]:
-        """Yield the weights of a layer's indexer, which every rank of tensor parallelism holds in full."""
-        yield Weight("attention.indexer.q.weight", (self.heads * self.head_dim, q_rank), "router")
-        yield Weight("attention.indexer.k.weight", (self.head_dim, width), "router")
-        yield Weight("attention.indexer.k_norm.weight", (self.head_dim,), "norm")
-        yield Weight("attention.indexer.k_norm.bias", (self.head_dim,), "norm")
-        yield Weight("attention.indexer.w.weight", (self.heads, width), "router")
+        """Yield the weights of a layer's indexer, which every rank of tensor parallelism holds in full.
+
+        The choice of keys is not differentiable, so that they have no gradient.
+        """
+        yield Weight("attention.indexer.q.weight", (self.heads * self.head_dim, q_rank), "router", has_gradient=False)
+        yield Weight("attention.indexer.k.weight", (self.head_dim, width), "router", has_gradient=False)
+        yield Weight("attention.indexer.k_norm.weight", (self.head_dim,), "norm", has_gradient=False)
+        yield Weight("attention.indexer.k_norm.bias", (self.head_dim,), "norm", has_gradient=False)
+        yield Weight("attention.indexer.w.weight", (self.heads, width), "router", has_gradient=False)

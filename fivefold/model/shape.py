@@ -930,6 +930,16 @@ class ModelShape(Record):
         indexer = latent.indexer if latent else None
         return indexer is not None and self.mixer_name(layer) == "attention" and indexer.has_own(layer)
 
+    def lends_chosen(self, layer: int) -> bool:
+        """Tell whether later layers attend to the keys that the indexer of ``layer`` chooses."""
+        if not self.has_indexer(layer):
+            return False
+        for later in range(layer + 1, self.layers):
+            latent = self.get_latent(later)
+            if latent and latent.indexer and self.mixer_name(later) == "attention":
+                return not self.has_indexer(later)
+        return False
+
     def get_latent(self, layer: int) -> MLA | None:
         """Return the latent attention of ``layer``; None: its attention is grouped."""
         return self.sliding_mla if self.sliding_mla is not None and self.has_window(layer) else self.mla

@@ -40,7 +40,8 @@ class Weight(NamedTuple):
 
     Kind ``lora``: a weight of an adapter that every rank of tensor parallelism holds in full. ``parts``: sizes along
     dim 0 of the parts of a token mixer's weight; every rank of tensor parallelism holds an equal share of each.
-    ``frozen``: a part that the job freezes (``Job.freeze``).
+    ``frozen``: a part that the job freezes (``Job.freeze``). ``has_gradient`` False: the loss is not differentiable by
+    it; its gradient is zero, and a step leaves it as it is.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Weight(NamedTuple):
     initial: Initial = "by kind"
     parts: tuple[int, ...] = ()
     frozen: bool = False
+    has_gradient: bool = True
 
     @property
     def numel(self) -> int:

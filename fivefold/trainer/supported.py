@@ -9,6 +9,7 @@ from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.sharding import is_gemm_weight
 from fivefold.layout.spec import Layout
+from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights
 from fivefold.optimizers.cost import find_cost
@@ -107,6 +108,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     check_trainable(job.precision)
     _check_moments(job)
     _check_model(model)
+    _check_chosen_keys(layout, job, model=model)
 
 
 FROZEN_RECOMPUTES = frozenset({"layer", "core", "norm", "act"})  # what may be recomputed with frozen weights
@@ -214,6 +216,35 @@ def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
         raise UserError(f"model {model.name!r}: unfused attention does not support chunks; use attention='flash'")
 
 
+def _check_chosen_keys(layout: Layout, job: Job, *, model: Model) -> None:
+    """Raise a ``UserError`` for what is not trained with an indexer.
+
+    A pipeline stage may not begin with a layer that attends to keys chosen before it.
+    """
+    if model.mla is None or model.mla.indexer is None:
+        return
+    if job.precision.holds_casts:
+        raise UserError(
+            f"precision {job.precision.name!r}: the trainer does not absorb weights that are stored in fp8 into the "
+            f"queries of {model.name}, whose indexer chooses keys; use bf16 or fp8; `predict` estimates both"
+        )
+    if not model.mla.indexer.pattern:
+        return
+    if model.mtp is not None:
+        raise UserError(
+            f"model {model.name!r}: the trainer does not support mla.indexer.pattern with mtp yet; leave one out; "
+            "`predict` estimates both"
+        )
+    for layers in list_stage_layers(model.layers, layout):
+        attending = [layer for layer in layers if model.has_attention(layer) and not model.has_window(layer)]
+        if attending and not model.has_indexer(attending[0]):
+            raise UserError(
+                f"layout {str(layout)!r}: a pipeline stage begins with layer {attending[0]} of {model.name}, which "
+                "attends to the keys that an earlier stage chose, and the trainer does not send these; use pp1, or "
+                "stages=... that begin with layers that choose keys; `predict` estimates it"
+            )
+
+
 def _check_moments(job: Job) -> None:
     """Raise ``UserError`` for an optimizer that keeps its states in fp32 under a recipe with moments of fewer bytes."""
     sizes = job.precision.moments_bytes
@@ -258,8 +289,6 @@ def _list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
         yield "temperature.form='power' yet", estimated
     if mla is not None and (mla.scaled != "none" or mla.gates_queries or mla.key_norm):
         yield "mla.scaled, gates_queries or key_norm yet", estimated
-    if mla is not None and mla.indexer is not None:
-        yield "mla.indexer yet", f"{estimated}, or leave it out to attend to all keys"
     if model.activation == "xielu" and model.mlp != "plain":
         yield "gated xielu yet", "use mlp 'plain'"
     if model.activation == "xielu" and "lightning" in model.non_attention_mixers:

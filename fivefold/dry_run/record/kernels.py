@@ -20,9 +20,12 @@ from fivefold.trainer.measure.meter import (
     ATTENTION_BACKWARD,
     ATTENTION_FORWARD,
     CAST_MATMULS,
+    CHOOSE_KEYS,
     GROUPED_INNER,
     GROUPED_MATMULS,
     MATMULS,
+    SPARSE_BACKWARD,
+    SPARSE_FORWARD,
     find_window,
     list_tensors,
 )
@@ -79,6 +82,15 @@ def classify_kernel(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...
         keys = k.shape[2] if window is None else min(window.keys, k.shape[2])
         suffix = "_backward" if func in ATTENTION_BACKWARD else ""
         return kind + suffix, (q.shape[0] * q.shape[1], q.shape[2], keys, q.shape[3])
+    if func is CHOOSE_KEYS:
+        (rows, heads, dim), tokens = args[0].shape, args[4]
+        return "attention", (max(1, rows * heads // tokens), tokens, tokens, dim)
+    if func in (SPARSE_FORWARD, SPARSE_BACKWARD):
+        is_backward = func is SPARSE_BACKWARD
+        q, chosen, tokens = (args[1], args[3], args[6]) if is_backward else (args[0], args[2], args[3])
+        rows, heads, dim = q.shape
+        kind = "attention_window_backward" if is_backward else "attention_window"
+        return kind, (rows // tokens * heads, tokens, chosen.shape[1], dim)
     return "moving", ()
 
 

@@ -58,7 +58,11 @@ def replay_equal_blocks(built: Built, *, model: Model, layout: Layout, job: Job,
     is_recomputed = list_recomputed_layers(model.layers, layout)
     kinds = list_kinds(model, job)
     # blocks that hand on more than the stream, or read more, are run
-    is_replayable = model.per_layer_inputs is None and not model.shared_kv_layers
+    is_replayable = (
+        model.per_layer_inputs is None
+        and not model.shared_kv_layers
+        and not any(map(model.lends_chosen, range(model.layers)))
+    )
     for layer in built.module.layers if is_replayable else ():
         block = built.module.blocks[layer]
         kind = kinds[layer], is_recomputed[layer]

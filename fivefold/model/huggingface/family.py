@@ -72,6 +72,8 @@ class Family:
     constants: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
     # Whether the two rows of a rotary pair are adjacent in the checkpoint; ours are half a rotary dim apart.
     interleaved_rotary: bool = False
+    # The same of the queries and the key of an indexer, in a family with latent attention.
+    interleaved_indexer: bool = False
     # Whether the halves of rotary rows are swapped in the checkpoint, whose code rotates backwards.
     swapped_rotary: bool = False
     # Whether the routing bias of a layer is stored as [1, experts], not as [experts].

@@ -74,6 +74,7 @@ class TensorPart(NamedTuple):
 
 
 COPIES = {"embed_tokens.weight": "embed.tokens.weight", "shared_head.head.weight": "head.out.weight"}
+INDEXER_STEMS = ("attention.indexer.q", "attention.indexer.k", "attention.indexer.k_norm")  # with rotary rows
 STACKED_SIGN = ".experts.gate_up_proj"
 
 
@@ -106,7 +107,8 @@ def list_tensors(
                 ours: theirs.replace("<n>", str(place)) if isinstance(theirs, str) else theirs
                 for ours, theirs in of_layer.items()
             } | {"blocks": str(names["blocks"]).format(number)}
-        for part in _list_parts(weight, model, of_layer, weight_by_name, reordered=reordered, ones=record.ones):
+        is_reordered = record.interleaved_indexer if ".indexer." in weight.name else reordered
+        for part in _list_parts(weight, model, of_layer, weight_by_name, reordered=is_reordered, ones=record.ones):
             yield part._replace(swapped=record.swapped_rotary)
     for layer in range(model.layers, model.layers + model.mtp_depth) if copies else ():
         for inner, ours in COPIES.items():
@@ -227,6 +229,8 @@ def _find_rotary_rows(stem: str, model: Model, *, layer: int) -> tuple[int, int,
     rotary = shape.rope_dim
     if model.mla is None:
         return (shape.head_dim, 0, rotary) if stem.removesuffix("_norm") in ("attention.q", "attention.k") else None
+    if model.mla.indexer is not None and stem in INDEXER_STEMS:
+        return (model.mla.indexer.head_dim, 0, rotary)
     sizes = {
         "attention.q": model.mla.nope_dim,
         "attention.q_up": model.mla.nope_dim,

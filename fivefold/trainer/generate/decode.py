@@ -143,7 +143,8 @@ class UncachedDecoder:
 def open_reader(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder | UncachedDecoder]:
     """Give ``module`` KV caches of ``tokens`` within the context, if its layers have them; restore it afterwards."""
     model = module.model
-    if not (model.non_attention_mixers or model.per_layer_inputs is not None or model.shared_kv_layers):
+    has_indexer = model.mla is not None and model.mla.indexer is not None
+    if not (model.non_attention_mixers or model.per_layer_inputs is not None or model.shared_kv_layers or has_indexer):
         with enable_kv_cache(module, tokens=tokens) as reader:
             yield reader
         return

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_iter
 
 import fivefold.trainer.model.float8.grouped
 import fivefold.trainer.model.sliding_window_attention
+import fivefold.trainer.model.sparse_attention
 import fivefold.trainer.model.tf32  # noqa: F401  likewise
 from fivefold.step import Traffic, count_sent_bytes
 from fivefold.trainer.model.attention_mask import count_visible_pairs
@@ -34,6 +35,7 @@ MATMULS = {
     aten.mm.default: 0,
     aten.mm.out: 0,
     aten.bmm.default: 0,
+    aten.bmm.out: 0,
     aten.baddbmm_.default: 1,
     aten.baddbmm.out: 1,
     aten.addmm.default: 1,
@@ -71,6 +73,9 @@ ATTENTION_BACKWARD = (
     aten._scaled_dot_product_efficient_attention_backward.default,
     aten._scaled_dot_product_cudnn_attention_backward.default,
 )
+CHOOSE_KEYS = torch.ops.fivefold.choose_keys.default
+SPARSE_FORWARD = torch.ops.fivefold.sparse_attention.default
+SPARSE_BACKWARD = torch.ops.fivefold.sparse_attention_backward.default
 # operation → (collective, index of the argument that is the full, unsharded tensor)
 COLLECTIVES = {
     c10d.allreduce_.default: ("all_reduce", 0),
@@ -209,6 +214,13 @@ def count_operation_flops(func: Any, args: Any, out: Any) -> int:
     if func in GROUPED:
         numel = int(out.numel()) if GROUPED[func] else int(out[0].numel())
         return 2 * numel * int(args[GROUPED_INNER])
+    if func is CHOOSE_KEYS:  # scores of all keys of a sequence, and their weighted sum
+        (rows, heads, dim), tokens = args[0].shape, int(args[4])
+        return 2 * int(rows * heads) * tokens * (int(dim) + 1)
+    if func is SPARSE_FORWARD:
+        return _count_sparse_flops(args[0], args[2], tokens=int(args[3]), value_dim=int(args[4]))
+    if func is SPARSE_BACKWARD:
+        return 2 * _count_sparse_flops(args[1], args[3], tokens=int(args[6]), value_dim=int(args[4].shape[-1]))
     if func in ATTENTION_FORWARD:
         return _count_attention_flops(*args[:3], window=find_window(func, args))
     if func in ATTENTION_BACKWARD:
@@ -230,6 +242,13 @@ def find_window(func: Any, args: Any) -> AttentionWindow | None:
     first = BANDS[func]
     offset, keys = args[first + 1 : first + 3]
     return AttentionWindow(offset, keys) if keys else None
+
+
+def _count_sparse_flops(q: Tensor, chosen: Tensor, *, tokens: int, value_dim: int) -> int:
+    """Count forward FLOPs of q [R, N, H] on the chosen keys [R, K], of which early tokens of a sequence have fewer."""
+    (rows, heads, dim), most = q.shape, int(chosen.shape[1])
+    pairs = int(rows) // tokens * (most * (most + 1) // 2 + (tokens - most) * most)
+    return 2 * int(heads) * pairs * (int(dim) + value_dim)
 
 
 def _count_attention_flops(q: Tensor, k: Tensor, v: Tensor, *, window: AttentionWindow | None) -> int:

@@ -4,6 +4,7 @@ transformer      the model: embedding, blocks, head with loss
 embed · block    token ids to hidden states; a decoder layer
 rotary           rotary position tables
 attention · flash_attention · sliding_window_attention · unfused_attention · chunked_attention   attention, its kernels
+indexed_attention · indexer · sparse_attention   latent attention to chosen keys, their choice, its kernels
 attention_mask   score scaling and the keys that a query sees     dropout         dropout masks equal in every layout
 differential     pairs of heads whose outputs are subtracted
 mixers/          token mixers other than attention, one module each

@@ -69,7 +69,7 @@ class _Attention(nn.Module):
         self.lends_kv, self.shares_kv = model.lends_kv(layer), model.shares_kv(layer)
         self.differential = model.differential
 
-    def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor | tuple[Tensor, ...]:
         """Apply attention: [R, D] → [R, D]; with keys and values [B, T, K, H], if later layers attend to them."""
         heads, gate = self._compute_heads(x_RD, rows)
         lent = heads[1:] if self.lends_kv else None
@@ -254,7 +254,7 @@ class LatentAttention(_Attention):
         """Return queries, keys and values [B, T, heads, dim] as the core reads them, and the output gate, if any."""
         mla, tokens = self.mla, rows.tokens
         tables = rows.rotary(sliding=self.has_sliding_rope) if self.rotates else None
-        q, kv, gate = self._project_down(x_RD, rows.keys)
+        q, kv, gate = self._project_down(x_RD, rows.keys)[:3]
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
         latent = self.run("attention.kv_norm", self.kv_norm, latent)
@@ -286,13 +286,14 @@ class LatentAttention(_Attention):
         k = torch.cat((latent.view(-1, tokens, 1, mla.kv_rank), key), dim=-1)
         return q, k, k[..., : mla.kv_rank]
 
-    def _project_down(self, x_RD: Tensor, keys_B: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    def _project_down(self, x_RD: Tensor, keys_B: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
         """Project x [R, D] to q [R, N · (nope + rope)] of this rank's heads, to latent | rotary key, and to the gate.
 
-        Latent and rotary key are [R, kv_rank + rope]. ``keys_B``: random keys of the sequences, for dropout of
-        adapters' inputs.
+        Latent and rotary key are [R, kv_rank + rope]. Last is the normed latent of the queries, if they have one.
+        ``keys_B``: random keys of the sequences, for dropout of adapters' inputs.
         """
         gate: Tensor | None = None
+        latent: Tensor | None = None
         if self.mla.q_rank is None:
             gates = [self.gate] if self.gate is not None else []
             q, *projected = project(self.run, "attention.q", x_RD, self.q, *gates, keys_B=keys_B)
@@ -304,7 +305,7 @@ class LatentAttention(_Attention):
             latent, kv = project(self.run, "attention.down", x_RD, self.q_down, self.kv_down, keys_B=keys_B)
             latent = self.run("attention.q_norm", self.q_norm, latent)
             (q,) = project(self.run, "attention.q_up", latent, self.q_up, keys_B=keys_B)
-        return q, kv, gate
+        return q, kv, gate, latent
 
 
 def _append_key(k_BTNH: Tensor, key_BT1H: Tensor) -> Tensor:

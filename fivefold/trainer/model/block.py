@@ -28,6 +28,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.altup import AltUpLayer, Laurel, add_to_others
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.dropout import ATTENTION, FEED_FORWARD, Dropout, place_in
+from fivefold.trainer.model.indexed_attention import IndexedAttention
 from fivefold.trainer.model.mixers import build_mixer
 from fivefold.trainer.model.mlp import Mlp
 from fivefold.trainer.model.moe import Moe
@@ -52,10 +53,10 @@ class Block(nn.Module):
         mixes = mixer != "none"
         attends = model.has_attention(layer)
         routes = model.is_moe(layer)
-        self.lends_kv = model.lends_kv(layer)
+        self.lends = model.lends_kv(layer) or model.lends_chosen(layer)
         self.altup = AltUpLayer(model) if model.altup is not None else None
         self.norm1 = build_norm(model, model.width) if model.has_norm1(layer) else None
-        self.attention = (LatentAttention if model.mla else GroupedAttention)(model, layer=layer) if attends else None
+        self.attention = build_attention(model, layer=layer) if attends else None
         joins = attends and model.joins_mamba2
         self.mixer = build_mixer(model, layer=layer) if joins or (mixes and not attends) else None
         self.multipliers = (model.multipliers or Multipliers()) if joins else None
@@ -88,10 +89,11 @@ class Block(nn.Module):
         """Return the mixture of experts or the MLP; None: the layer has neither."""
         return self.moe or self.mlp
 
-    def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor | tuple[Tensor, Tensor, Tensor]:
+    def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor | tuple[Tensor, ...]:
         """Apply the layer: [R, D] → [R, D], with AltUp [R, n, D] each.
 
-        A layer whose keys and values later layers attend to returns them too, [B, T, K, H] each.
+        A layer whose keys and values later layers attend to returns them too, [B, T, K, H] each; one that chooses keys
+        for later layers returns their indices.
         """
         parts: Tensor | None = None
         lent: list[Tensor] = []  # torch.compile does not trace list[Tensor]()
@@ -109,10 +111,10 @@ class Block(nn.Module):
                 y_RD = self.per_layer(first_RD, rows.layer_input)
                 del first_RD
                 z_RD = self.run("per_layer.add", add_to_others, parts, y_RD)
-        return (z_RD, lent[0], lent[1]) if self.lends_kv else z_RD
+        return (z_RD, *lent) if self.lends else z_RD
 
     def _apply_branches(self, x_RD: Tensor, rows: RowInputs, lent: list[Tensor]) -> Tensor:
-        """Add attention and feed-forward to the stream [R, D]; keys and values for later layers go to ``lent``."""
+        """Add attention and feed-forward to the stream [R, D]; what later layers read of attention goes to ``lent``."""
         is_post = self.kind in ("post", "post_sum")
         is_parallel = self.kind in ("parallel", "parallel_shared")
         norms_stream = self.kind == "norm_stream"
@@ -120,8 +122,8 @@ class Block(nn.Module):
         if self.token_mixer is not None:
             h_RD: Tensor = x_RD if is_post or self.norm1 is None else self.run("norm1", self.norm1, x_RD)
             mixed = self.token_mixer(h_RD, rows)
-            a_RD: Tensor = mixed[0] if self.lends_kv else mixed
-            lent += mixed[1:] if self.lends_kv else ()
+            a_RD: Tensor = mixed[0] if self.lends else mixed
+            lent += mixed[1:] if self.lends else ()
             del mixed
             entry_RD = h_RD if self.kind == "parallel_shared" else None  # input of the feed-forward too
             laurel_RD = h_RD if self.laurel is not None else None
@@ -200,6 +202,13 @@ class Block(nn.Module):
             del onto_RD, out_RD
             sum_RD = self.run(name, post_norm, sum_RD)
         return sum_RD
+
+
+def build_attention(model: Model, *, layer: int) -> GroupedAttention | LatentAttention:
+    """Build the attention of a layer."""
+    if model.mla is None:
+        return GroupedAttention(model, layer=layer)
+    return (LatentAttention if model.mla.indexer is None else IndexedAttention)(model, layer=layer)
 
 
 def residual(x_RD: Tensor, y_RD: Tensor, *, scale: float = 1.0) -> Tensor:

@@ -27,7 +27,7 @@ class RowInputs(NamedTuple):
     document id per token of the full sequences; tokens attend inside their document. None: a sequence is one document.
     ``keys`` [B]: keys of the sequences for dropout; None: no dropout. ``layer_input`` [B · T, P]: what the ids make for
     this layer (``per_layer_inputs.py``). ``keys_values``: keys and values of an earlier layer, to which this one
-    attends.
+    attends. ``chosen`` [B · T, K]: the indices of keys that an earlier layer chose (``indexer.py``).
     """
 
     tokens: int
@@ -36,6 +36,7 @@ class RowInputs(NamedTuple):
     keys: Tensor | None = None
     layer_input: Tensor | None = None
     keys_values: tuple[Tensor, Tensor] | None = None
+    chosen: Tensor | None = None
 
     def rotary(self, *, sliding: bool) -> tuple[Tensor, Tensor]:
         """Return cos and sin; ``sliding``: return those of sliding layers, if they have their own."""

@@ -24,7 +24,7 @@ from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.trainer.parallel.zero import ZeroUnit
-from fivefold.update import LearningRate, Part
+from fivefold.update import LearningRate, Optimizer, Part, Rates
 
 
 def build_optimizer(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.optim.Optimizer:
@@ -38,9 +38,15 @@ def build_optimizer(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.opti
     if not sharded:  # of a pipeline stage, every weight of which is frozen
         return torch.optim.SGD([{"params": []}])
     settings = job.optimizer
-    rates = {cut.shard.name: settings.rates(find_weight_group(cut.shard.local_weight.weight)) for cut in sharded}
+    rates = {cut.shard.name: _find_rates(cut.shard.local_weight.weight, settings) for cut in sharded}
     optimizer: torch.optim.Optimizer = import_module(name).build(OptimizedWeights(sharded, rates, job, ranks.device))
     return optimizer
+
+
+def _find_rates(weight: Weight, settings: Optimizer) -> Rates:
+    """Return learning-rate factor and weight decay of ``weight``; one without a gradient does not decay either."""
+    rates = settings.rates(find_weight_group(weight))
+    return rates if weight.has_gradient else rates._replace(weight_decay=0.0)
 
 
 def find_weight_group(weight: Weight) -> Part | None:

@@ -101,7 +101,8 @@ class Gradients:
         )
         self.sizes = [weight_shard.padded_numel for weight_shard in shards]
         self.numel = sum(self.sizes)
-        self.expected, self.reductions_per_step = [1] * len(shards), int(bool(shards))
+        self.expected = [int(shard.local_weight.weight.has_gradient) for shard in shards]
+        self.reductions_per_step = int(bool(shards))
         self.reduced: Tensor | None = None
         self._sums: Tensor | None = None  # the accumulation buffer
         self._columns: tuple[Tensor, ...] = ()  # views of _sums, one per weight
@@ -157,6 +158,9 @@ class Gradients:
         if self._sums is None:
             self._sums = torch.empty(self.shard.size, self.numel, dtype=self.dtype, device=self.device)
             self._columns = self._sums.split(self.sizes, dim=1)
+            for columns, shard in zip(self._columns, self.shards, strict=True):
+                if not shard.local_weight.weight.has_gradient:
+                    columns.zero_()
         return self._columns[index]
 
     def has_sum(self, index: int) -> bool:

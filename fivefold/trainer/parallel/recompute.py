@@ -70,6 +70,8 @@ def attach(
 def list_groups(name: str) -> frozenset[str]:
     """Return the groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
     first, _, second = name.partition(".")
+    if second.startswith("indexer."):  # its choice is saved, and nothing else of it
+        return frozenset()
     if second in ("add", "dropout", "scale"):  # of the residual stream: sums save nothing, a mask is small
         return frozenset()
     if first in ("attention", "mixer") and not {"scale", "join"}.isdisjoint(second.split(".")):  # factors save nothing

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from fivefold.model.mixers.geometry import MixerGeometry
 from fivefold.model.spec import Model
+from fivefold.trainer.model.indexer import LightningIndexer
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.loss import skip_rows
 from fivefold.trainer.model.kernels.norms import RankSums
@@ -131,6 +132,18 @@ class _GatherRows(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
         hooks: _TensorParallelHooks = ctx.hooks
         return hooks.start_sum(gradient if hooks.sp else gradient.clone())(), None
+
+
+class RowsOfRanks:
+    """The rows of this rank among those of all ranks (sp), without a gradient."""
+
+    def __init__(self, axis: AxisGroup) -> None:
+        self.axis, self.rank = axis, axis.rank
+
+    @exclude_from_graphs
+    def gather(self, rows: Tensor) -> Tensor:
+        """All-gather local rows to all rows."""
+        return all_gather(rows, self.axis).wait()
 
 
 class VocabParallel:
@@ -278,6 +291,8 @@ def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
             submodule.sums = NormSums(axis, width=cast(nn.Parameter, submodule.weight).shape[0], holders=1)
         if hasattr(submodule, "share"):
             submodule.share = GatherRows(axis, sp=sp)
+        if sp and isinstance(submodule, LightningIndexer):
+            submodule.share = RowsOfRanks(axis)
         if hasattr(submodule, "lookup"):
             submodule.lookup = vocabulary.lookup
         if hasattr(submodule, "own_rows") and sp:

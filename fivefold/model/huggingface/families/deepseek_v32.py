@@ -135,7 +135,6 @@ V32 = replace(
     to_model=lambda config: _build(config, pattern=()),
     write=_write,
     tensors={**deepseek.V3.tensors, **TENSORS},
-    is_trained=False,
 )
 # GLM-5, some of whose layers attend to the keys that the indexer of an earlier layer chose.
 GLM_MOE_DSA = replace(
@@ -160,6 +159,7 @@ GLM_MOE_DSA = replace(
         "index_topk_freq": Supported((1,), "a period in an old key: write it as indexer_types"),
     },
     to_model=lambda config: _build(config, pattern=_read_pattern(config, default=("full",) * config.num_hidden_layers)),
+    interleaved_indexer=True,
     write=_write_glm_moe_dsa,
 )
 
@@ -188,6 +188,7 @@ AXK2 = replace(
     to_model=lambda config: _build(
         config, pattern=(), gates_queries=True, output_gate=True, norm_gate_rank=config.norm_gate_rank
     ),
+    is_trained=False,
     write=lambda model: _write(model) | {"gated_norm_rank": model.norm_gate_rank},
     tensors={
         **V32.tensors,
@@ -223,6 +224,7 @@ HY_V4 = replace(
     },
     supported={},
     to_model=_build_hy_v4,
+    is_trained=False,
     write=_write_hy_v4,
     tensors={
         **V32.tensors,

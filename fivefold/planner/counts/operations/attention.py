@@ -620,7 +620,8 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
         if mla.scaled == "queries":
             up_ops.append(elementwise("attention.q_scale", "activation", ("q",), "qs", size=rows * N * q_dim * width))
         if indexer is not None and model.has_indexer(layer):
-            up_ops += choose_keys(local, indexer, latent="cqns" if mla.scaled == "latents" else "cqn", hidden=source)
+            latent, lends = "cqns" if mla.scaled == "latents" else "cqn", model.lends_chosen(layer)
+            up_ops += choose_keys(local, indexer, latent=latent, hidden=source, lends=lends)
     ops.append(
         local_input.column("attention.kv_down", "ckv", out_features=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
     )
@@ -681,8 +682,8 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
 
 
 def _gather_once(op: Op) -> Op:
-    """Return a gather whose result is kept, so that the backward does not gather it again."""
-    return op if op.message is None else op._replace(message=op.message._replace(regather=""))
+    """Return a gather whose result is kept uncast, so that the backward does not gather it again."""
+    return op if op.message is None else op._replace(message=op.message.uncast._replace(regather=""))
 
 
 def _list_rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op], tuple[str, ...]]:

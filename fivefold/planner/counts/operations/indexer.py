@@ -29,10 +29,11 @@ QUERY_BLOCK = 1024  # queries whose fp32 scores are held at once, until their ke
 INDEX_BYTES = 4  # an int32 index (FlashMLA, flash_mla_interface.py: indices of flash_mla_sparse_fwd)
 
 
-def choose_keys(local: Local, indexer: Indexer, *, latent: str, hidden: str) -> list[Op]:
+def choose_keys(local: Local, indexer: Indexer, *, latent: str, hidden: str, lends: bool) -> list[Op]:
     """List the operations of the indexer: latents of queries and the input, of this rank's rows, → ``indices``.
 
-    Under sp a rank chooses the keys of its own rows among the keys of all, and all get the indices.
+    Under sp a rank chooses the keys of its own rows among the keys of all, and all get the indices. ``lends``: later
+    layers attend to these keys too, so that a recomputed layer keeps them.
     """
     model, part, width, heads, dim = local.model, local.part, local.width, indexer.heads, indexer.head_dim
     assert model.mla is not None
@@ -41,7 +42,7 @@ def choose_keys(local: Local, indexer: Indexer, *, latent: str, hidden: str) -> 
     pairs = sequences * tokens * (tokens + 1) // 2 * rows // local.rows
     chosen_bytes = INDEX_BYTES * min(indexer.topk, tokens)
     norm_kind = local.norm._replace(norm=NORMS["layernorm"], bias=True, weight=True)
-    keys, indices = ("ika", "chosen") if part.sp else ("ikr", "indices")
+    keys, indices = ("ika", "ichosen") if part.sp else ("ikr", "indices")
     choice = Op(
         "attention.indexer.choice",
         "attention",
@@ -73,8 +74,10 @@ def choose_keys(local: Local, indexer: Indexer, *, latent: str, hidden: str) -> 
         rope("attention.indexer.rope.k", "ikn", "ikr", numel=rows * dim, width=width),
         *([_gather_rows(local, "ikr", "ika", row_bytes=dim * width)] if part.sp else ()),
         choice,
-        *([_gather_rows(local, "chosen", "indices", row_bytes=chosen_bytes)] if part.sp else ()),
+        *([_gather_rows(local, "ichosen", "indices", row_bytes=chosen_bytes)] if part.sp else ()),
     ]
+    if lends:
+        ops[-1] = ops[-1]._replace(always_kept=("indices",))
     return [drop_gradient(op) for op in ops]
 
 

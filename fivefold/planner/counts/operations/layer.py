@@ -312,9 +312,9 @@ class Kind(NamedTuple):
     the token mixer; ``feeds``: it has a feed-forward; ``chooses``: an indexer of its own chooses the keys; ``own``:
     its attention has the geometry of sliding layers; ``unnormed``: it does not norm the input of its token mixer;
     ``biased``: attention's output has a bias, which in other layers it has not; ``kv``: its keys and values are those
-    of an earlier layer, or later layers attend to its own; ``sparse``: its MLP sets gates to zero; ``frozen``: the
-    modules that the job freezes (``freeze.py``); ``is_below``: no weight of it or below is trained, so that it has no
-    backward.
+    of an earlier layer, or later layers attend to its own, or to the keys that it chooses; ``sparse``: its MLP sets
+    gates to zero; ``frozen``: the modules that the job freezes (``freeze.py``); ``is_below``: no weight of it or below
+    is trained, so that it has no backward.
     """
 
     slides: bool
@@ -341,6 +341,7 @@ class Kind(NamedTuple):
 def get_kind(model: Model, layer: int) -> Kind:
     """Return the kind of one block."""
     mixer = model.mixer_name(layer)
+    is_lent = model.lends_kv(layer) or model.lends_chosen(layer)
     is_still = mixer == "attention" and model.position == "rope" and not model.has_rope(layer)
     return Kind(
         model.has_window(layer),
@@ -353,7 +354,7 @@ def get_kind(model: Model, layer: int) -> Kind:
         unnormed=mixer != "none" and not model.has_norm1(layer),
         biased=model.has_out_bias(layer) != model.out_bias,
         sparse=model.has_sparse_gates(layer),
-        kv="shared" if model.shares_kv(layer) else "lent" if model.lends_kv(layer) else "own",
+        kv="shared" if model.shares_kv(layer) else "lent" if is_lent else "own",
     )
 
 

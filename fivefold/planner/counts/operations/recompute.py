@@ -36,6 +36,8 @@ def _parse_groups(name: str, kind: str) -> frozenset[str]:
     """Return the groups of ``ac=`` to which an operation belongs, by its name and kind."""
     first, _, second = name.partition(".")
     op_groups = {"layer"}
+    if second.startswith("indexer."):  # its choice is kept
+        return frozenset(op_groups)
     if kind == "norm":
         op_groups.add("norm")
     if first in MIXERS and second.startswith("core"):

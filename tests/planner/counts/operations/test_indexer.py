@@ -94,8 +94,8 @@ def test_unsupported_combinations_with_an_indexer_are_one_line_errors() -> None:
         refuse(Layout(), model=SPARSE, job=job.replace(attention="unfused"))
     with pytest.raises(UserError, match="an indexer is not counted under autocast"):
         refuse(Layout(), model=SPARSE, job=job.replace(precision="bf16-autocast", stack="ddp"))
-    with pytest.raises(UserError, match=r"the trainer does not support mla\.indexer yet"):
-        check_supported(Layout(), job, model=SPARSE)
+    with pytest.raises(UserError, match="a pipeline stage begins with layer 1 of sparse, which attends to the keys"):
+        check_supported(Layout(pp=2), job, model=SPARSE)
     with pytest.raises(UserError, match="give q_rank, or no indexer"):
         MLA.read({**SPARSE.mla.model_dump(), "q_rank": None} if SPARSE.mla else {}, origin="x")
     with pytest.raises(UserError, match=r"attention_softcap is not supported with mla\.indexer"):
