@@ -57,6 +57,7 @@ class JobWords(TypedDict, total=False):
     column_inputs: Literal["regathered", "saved"]
     tp_buffers: Literal["in_place", "copied"]
     wgrad_accumulation: Literal["separate", "deferred", "deferred_buckets", "ddp_buckets", "fused", "fused_dummy"]
+    reduced_gradients: Literal["summed", "updated"]
     flat_copies: Sequence[Literal["gradients", "weights"]]
     run_ahead: bool
     cuda_graphs: Literal["none", "router", "partial", "full"]

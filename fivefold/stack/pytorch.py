@@ -19,10 +19,12 @@ FMS = "foundation-model-stack/fms-fsdp@5a296af"
 AUTOGRAD = {"linears": Fact("separate", "PyTorch: torch.nn.Linear, each a node of autograd")}
 HOOKS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_state.py, _register_pre_backward_hook"
 SHARDS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_param.py, _sharded_param_data; measured"
+REDUCED = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce"
 BUFFERS = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py"
 FULLY_SHARDED = AUTOGRAD | {
     "backward_all_gather": Fact("all", f"{HOOKS}: on the output of every unit; measured"),
     "zero2_shards": Fact("separate", f"{SHARDS}: gathered weights are another tensor"),
+    "reduced_gradients": Fact("updated", f"{REDUCED}: reduce_output becomes orig_dtype; measured"),
     "comm_buffers": Fact(
         "retained", f"{BUFFERS}: all_gather_state, _backward_prefetch, unsharded_grads, reduce_scatter_states; measured"
     ),

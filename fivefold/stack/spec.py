@@ -176,6 +176,9 @@ class Stack(Record):
     wgrad_accumulation: Literal["separate", "deferred", "deferred_buckets", "ddp_buckets", "fused", "fused_dummy"] = (
         "separate"
     )
+    # dtype of a rank's shard of reduced gradients: that of the reduction, or that of the weights that the optimizer
+    # updates, to which each unit's are cast when they are reduced (PyTorch's FSDP)
+    reduced_gradients: Literal["summed", "updated"] = "summed"
     # what the update copies to one flat tensor: a rank's gradients, in their dtype and in fp32 (DeepSpeed), or all
     # weights as they are gathered (nanotron)
     flat_copies: tuple[Literal["gradients", "weights"], ...] = ()

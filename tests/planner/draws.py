@@ -239,6 +239,7 @@ STACK: dict[str, Draw] = {
     "backward_all_gather": choose_option(Stack, "backward_all_gather"),
     "comm_buffers": choose_option(Stack, "comm_buffers"),
     "zero2_shards": choose_option(Stack, "zero2_shards"),
+    "reduced_gradients": choose_option(Stack, "reduced_gradients"),
     "rope": choose_option(Stack, "rope"),
     "zero3_gather": choose_option(Stack, "zero3_gather"),
     "prefetch_bucket_size": choose(0, 1000, 50_000_000),

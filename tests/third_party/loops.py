@@ -195,16 +195,23 @@ def ddp(
     return model, optimizer, step, None, 0
 
 
-def fsdp2(*, reshard: bool = True, half: bool = False, recompute: int = 0, by_operation: bool = False) -> Loop:
+def fsdp2(
+    *,
+    reshard: bool = True,
+    half: bool = False,
+    reduced: str = "float32",
+    recompute: int = 0,
+    by_operation: bool = False,
+) -> Loop:
     """As torchtitan's apply_fsdp: embedding, each block, norm with head, root; reduced after every micro-batch.
 
-    ``half``: bf16 weights, fp32 reductions. ``recompute``: every how many blocks one is recomputed; 0: none is;
+    ``half``: bf16 weights, reduced as ``reduced``. ``recompute``: every how many blocks one is recomputed; 0: none is;
     ``by_operation``: of it all but every second product and attention.
     """
     mesh, model = init_device_mesh("cpu", (2,), mesh_dim_names=("dp",)), Llama()
     if recompute:
         apply_ac(model, every=recompute, by_operation=by_operation)
-    fully_sharded(model, mesh, reshard=reshard, half=half)
+    fully_sharded(model, mesh, reshard=reshard, half=half, reduced=reduced)
     optimizer = adamw(model.parameters())
     return model, optimizer, plain_step(model, optimizer), mesh, 0
 
@@ -234,11 +241,13 @@ def _make_selective_policy() -> Any:
     return create_selective_checkpoint_contexts(policy)
 
 
-def fully_sharded(model: Llama, mesh: DeviceMesh, *, reshard: bool = True, half: bool = False) -> None:
+def fully_sharded(
+    model: Llama, mesh: DeviceMesh, *, reshard: bool = True, half: bool = False, reduced: str = "float32"
+) -> None:
     """Shard as torchtitan's apply_fsdp does, a full model or a stage of it."""
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if half else MixedPrecisionPolicy()
+    policy = MixedPrecisionPolicy(torch.bfloat16, getattr(torch, reduced)) if half else MixedPrecisionPolicy()
     if model.embed is not None:
         fully_shard(model.embed, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy)
     for block in model.blocks.values():

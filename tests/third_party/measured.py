@@ -125,6 +125,12 @@ CASES = {
     ),
     "FSDP2, bf16": Case(lambda: loops.fsdp2(half=True), "fsdp2", "dp2 zero3", 2, 1, precision="bf16"),
     "FSDP2, bf16, 2 micro-batches": Case(lambda: loops.fsdp2(half=True), "fsdp2", "dp2 zero3", 2, 2, precision="bf16"),
+    "FSDP2, bf16, reduced in bf16": Case(
+        lambda: loops.fsdp2(half=True, reduced="bfloat16"), "fsdp2", "dp2 zero3", 2, 1, precision="bf16-grad16"
+    ),
+    "FSDP2, bf16, reduced in bf16, 2 micro-batches": Case(
+        lambda: loops.fsdp2(half=True, reduced="bfloat16"), "fsdp2", "dp2 zero3", 2, 2, precision="bf16-grad16"
+    ),
     "FSDP2, recomputed": Case(
         lambda: loops.fsdp2(recompute=1),
         "fsdp2",

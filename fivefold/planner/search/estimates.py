@@ -519,7 +519,7 @@ def _bound_reduced_bytes(parts: Sequence[UnitStates]) -> int:
 
     Those of its experts may be freed before the others are made.
     """
-    return max((part.sums for part in parts if 0 < part.reduced < part.sums), default=0)
+    return max((part.sums for part in parts if part.new_shard), default=0)
 
 
 def list_resting_bytes(state: UnitStates, keeps: Policy) -> tuple[int, int]:

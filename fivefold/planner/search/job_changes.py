@@ -34,8 +34,10 @@ def list_job_changes(model: Model, job: Job, layout: Layout) -> Iterator[JobChan
     if job.precision.accumulated_bytes:
         recipe = job.precision.replace(name=f"{job.precision.name}, gradients not widened", accumulated_bytes=0)
         yield JobChange("gradients summed in their own width", job.replace(precision=recipe), "memory")
-    if job.stack.loss_facts.in_place:
+    if not job.stack.loss_facts.chunked:
         yield JobChange("loss in chunks", job.replace(loss="chunked"), "memory")
+    if layout.zero >= 2 and job.stack.reduce == "step":  # unsharded gradients stay for all of the step
+        yield JobChange("reduce=micro_batch", job.replace(reduce="micro_batch"), "memory")
     if layout.ep > 1 and job.stack.runs.fused_dispatcher:
         yield JobChange("dispatcher=fused", job.replace(dispatcher="fused"), "time")
     yield JobChange("flash attention", job.replace(attention="flash"), "time")

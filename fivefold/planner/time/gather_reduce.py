@@ -9,6 +9,7 @@ from fivefold.job import Job
 from fivefold.layout.mesh import RankGroup, group, make_group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name, ends_on_different_ranks
+from fivefold.planner.counts.memory.states import count_reduced_width
 from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.counts.traffic import copy_messages, list_unit_messages
 from fivefold.planner.time.network import Network
@@ -96,7 +97,7 @@ def gather_reduce_seconds(
     if "parameters" in layout.list_offloaded(counts.job):
         for part in counts.parts(layout, name):
             gather += part.offloaded / host_link_bandwidth
-            reduce += part.updated_numel * counts.job.precision.summed_bytes / host_link_bandwidth
+            reduce += part.updated_numel * count_reduced_width(layout, counts.job) / host_link_bandwidth
     time = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
     if copy_seconds is None:
         return time

@@ -12,6 +12,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import count_rank_memory
+from fivefold.planner.counts.memory.states import count_reduced_width
 
 
 def count_host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
@@ -26,7 +27,7 @@ def count_host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
     counts_without_offload = counts if not job.offload else Counts(counts.model, job.replace(offload=()))
     offloads_parameters = "parameters" in offloaded
     # the shards of parameters hold what the optimizer updates
-    width = job.precision.summed_bytes + (0 if offloads_parameters else job.precision.updated_bytes)
+    width = count_reduced_width(layout, job) + (0 if offloads_parameters else job.precision.updated_bytes)
     rank_bytes = max(
         (rank.optimizer_bytes + rank.updated_numel * width if "optimizer" in offloaded else 0)
         + (rank.parameters_bytes if offloads_parameters else 0)

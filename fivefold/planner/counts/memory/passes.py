@@ -27,7 +27,7 @@ from fivefold.layout.stages import find_first_backward_stage
 from fivefold.planner.counts.counts import Counts, UnitGroup
 from fivefold.planner.counts.memory.in_flight import PassKind
 from fivefold.planner.counts.memory.liveness import NO_SUMS, GradientSums, SplitUnitProfile, UnitProfile
-from fivefold.planner.counts.memory.reductions import GradientChange, Reductions, count_shard_bytes, plan_reductions
+from fivefold.planner.counts.memory.reductions import GradientChange, Reductions, plan_reductions
 from fivefold.planner.counts.memory.stages import (
     Cause,
     PassKey,
@@ -725,8 +725,8 @@ def _profile_expert_reduction(
 ) -> tuple[UnitProfile, int]:
     """Return the profile of a unit whose experts are reduced midway, and the bytes freed then: ``pending``, or sums."""
     experts, sums = unit.parts[-1], rules.reductions
-    shard = min(count_shard_bytes(experts), sums.count_new_shards(unit, first=first))
-    freed = pending if sums.release != "at_once" else count_shard_bytes(experts) and experts.sums
+    shard = min(experts.new_shard, sums.count_new_shards(unit, first=first))
+    freed = pending if sums.release != "at_once" else experts.new_shard and experts.sums
     return rules.counts.profile(
         unit.degrees, unit.group.name, unit_sums._replace(shard_bytes=shard, freed_bytes=freed)
     ), freed
@@ -769,16 +769,11 @@ def _list_w_moments(
         allocated = allocated_sums.dense + allocated_sums.experts + (allocated_sums.table if allocates_table else 0)
         own_pending = sums.count_pending_sum_bytes(unit) if reduces else 0
         shard = (
-            min(count_shard_bytes(unit.parts[-1]), sums.count_new_shards(unit, first=first))
-            if unit.first_sums.experts
-            else 0
+            min(unit.parts[-1].new_shard, sums.count_new_shards(unit, first=first)) if unit.first_sums.experts else 0
         )
         # experts' gradients come first; the other sums are allocated while those are reduced
         experts_come_first = (
-            profile.experts_peak_bytes > 0
-            and allocated_sums.dense > 0
-            and reduces
-            and count_shard_bytes(unit.parts[-1]) > 0
+            profile.experts_peak_bytes > 0 and allocated_sums.dense > 0 and reduces and unit.parts[-1].new_shard > 0
         )
         early_peak = profile.experts_peak_bytes or profile.table_peak_bytes
         for done_units in _list_peak_candidates(unit, second=bool(own_pending)):

@@ -42,7 +42,7 @@ from fivefold.planner.counts.memory.stages import (
     make_stages_key,
     scale_index_bytes,
 )
-from fivefold.planner.counts.memory.states import UnitStates, updates_flat_tensor
+from fivefold.planner.counts.memory.states import UnitStates, count_reduced_width, updates_flat_tensor
 from fivefold.planner.counts.update import count_scratch_bytes
 from fivefold.record import UserError
 
@@ -331,7 +331,9 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
             for total, scales, spare_gradients in zip(totals, index_bytes, spare_bytes, strict=True)
         ],
         recv_buffer_bytes=[_count_receive_buffers(rules, held) for held in stages],
-        update_bytes=[_count_gradient_copies(job, total) + size for total, size in zip(totals, scratch, strict=True)],
+        update_bytes=[
+            _count_update_bytes(job, layout, total, size) for total, size in zip(totals, scratch, strict=True)
+        ],
         bytes_per_count=_check_sizes(weights, layout, times=max_count),
         kept_bytes=kept_bytes,
     )
@@ -515,9 +517,13 @@ def _count_kept_gradients(rules: PassRules, total: UnitStates) -> int:
     return total.reduced if rules.reductions.every_micro_batch or rules.reductions.is_bucketed else total.sums
 
 
-def _count_gradient_copies(job: Job, total: UnitStates) -> int:
-    """Return the bytes of copies of the gradients during the update."""
-    recipe, copy_bytes = job.precision, 0
-    if recipe.summed_bytes != recipe.updated_bytes:  # a copy in the update's dtype
-        copy_bytes = total.updated_numel * recipe.updated_bytes
-    return copy_bytes + (total.updated_numel * recipe.summed_bytes if "gradients" in job.stack.flat_copies else 0)
+def _count_update_bytes(job: Job, layout: Layout, total: UnitStates, scratch_bytes: int) -> int:
+    """Return the bytes that the update holds on the device in addition to states and gradients."""
+    if "parameters" in layout.list_offloaded(job):  # the CPU updates what lies in host memory
+        return 0
+    recipe, copied_bytes = job.precision, 0
+    if count_reduced_width(layout, job) != recipe.updated_bytes:  # a copy of the gradients in the update's dtype
+        copied_bytes += recipe.updated_bytes
+    if "gradients" in job.stack.flat_copies:
+        copied_bytes += recipe.summed_bytes
+    return scratch_bytes + total.updated_numel * copied_bytes

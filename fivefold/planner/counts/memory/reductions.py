@@ -160,7 +160,7 @@ class Reductions(NamedTuple):
         return (
             0
             if self.is_bucketed or (self.reduces_every_micro_batch(unit) and not first)
-            else sum(map(count_shard_bytes, unit.parts))
+            else sum(part.new_shard for part in unit.parts)
         )
 
     def table_shard_bytes(self, unit: UnitGroupMemory, *, first: bool) -> int:
@@ -173,7 +173,7 @@ class Reductions(NamedTuple):
         table_parts = (
             unit.parts[1:-1] if unit.first_sums.experts else unit.parts[1:]
         )  # the table lies before the experts
-        return min(sum(map(count_shard_bytes, table_parts)), self.count_new_shards(unit, first=first))
+        return min(sum(part.new_shard for part in table_parts), self.count_new_shards(unit, first=first))
 
     def count_gradient_change(
         self, unit: UnitGroupMemory, *, first: bool, reduces: bool, made_later: int = 0
@@ -326,14 +326,6 @@ def _find_shared_table(counts: Counts, layout: Layout) -> SharedTable:
     )
 
 
-def count_shard_bytes(part: UnitStates) -> int:
-    """Return the bytes of a rank's shard of reduced gradients.
-
-    0 if there is one shard, which is the buffer of the sums.
-    """
-    return part.reduced if part.reduced < part.sums else 0
-
-
 def frees_sums(part: UnitStates) -> bool:
     """Tell whether a reduction frees the sums: its result is a shard of them, on the device or in host memory."""
-    return count_shard_bytes(part) > 0 or (part.offloaded > 0 and part.sums > 0)
+    return part.new_shard > 0 or (part.offloaded > 0 and part.sums > 0)

@@ -38,7 +38,8 @@ class UnitStates(NamedTuple):
     gathered: int = 0  # gathered (unsharded) weights
     separate: int = 0  # this rank's weights or masters that are not part of the gathered ones, and DPO's reference
     sums: int = 0  # unsharded gradients
-    reduced: int = 0  # this rank's shard of the gradients, if it is another buffer
+    reduced: int = 0  # the gradients that a reduction leaves on this rank
+    new_shard: int = 0  # of these, what is not the buffer of the sums
     moments: int = 0
     gather_buffers: int = 0  # buffers of the all-gather: output, and input if it is a copy
     updated_numel: int = 0  # elements that this rank's optimizer updates
@@ -123,6 +124,8 @@ def count_part_states(
         moments -= 4 * len(unit.weights)
     offloaded = "optimizer" in layout.list_offloaded(job)
     offloads_parameters = "parameters" in layout.list_offloaded(job)
+    shard_bytes = shard_numel_padded * count_reduced_width(layout, job)
+    reduced_bytes = padded * recipe.summed_bytes if shards == 1 else shard_bytes
     bytes_per_element = recipe.updated_bytes if has_own_shard else 0  # per element of this rank's shard
     if offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
         bytes_per_element = 0 if zero_policy.weights_stay or stays_gathered else recipe.high_precision_bytes
@@ -143,11 +146,18 @@ def count_part_states(
         + frozen.scales
         + reference,
         sums=padded * recipe.summed_bytes,
-        reduced=0 if zero_policy.gradients_stay else shard_numel_padded * recipe.summed_bytes,
+        reduced=0 if zero_policy.gradients_stay else reduced_bytes,
+        new_shard=0 if zero_policy.gradients_stay or shards == 1 else shard_bytes,
         moments=0 if offloaded else moments,
         gather_buffers=gather_buffers,
         updated_numel=shard_numel_padded,
     )
+
+
+def count_reduced_width(layout: Layout, job: Job) -> int:
+    """Return the bytes of an element of the reduced gradients that a rank keeps for the optimizer."""
+    casts = layout.zero >= 2 and job.stack.reduced_gradients == "updated"
+    return job.precision.updated_bytes if casts else job.precision.summed_bytes
 
 
 def updates_flat_tensor(layout: Layout, job: Job) -> bool:

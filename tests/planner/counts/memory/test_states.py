@@ -107,3 +107,21 @@ def test_an_offloaded_optimizer_leaves_weights_and_gradients() -> None:
     stage = count_rank_memory(Counts(build_model("llama3-8b"), job), Layout())[0]
     P = build_model("llama3-8b").parameters
     assert (stage.parameters_bytes, stage.gradients_bytes, stage.optimizer_bytes) == (2 * P, 4 * P, 0)
+
+
+@pytest.mark.parametrize("zero", [2, 3])
+def test_fsdp_casts_each_reduced_shard_to_the_dtype_of_the_update(zero: int) -> None:
+    """``foreach_reduce`` of torch 2.13 leaves gradients in orig_dtype, here fp32, also of a reduction in bf16."""
+    job = Job(stack="fsdp2", sequence=128, global_batch=16, precision="bf16-grad16")
+    layout = Layout(dp=4, zero=zero)
+    (rank,) = count_rank_memory(Counts(MODEL, job), layout)
+    assert rank.gradients_bytes == 4 * rank.updated_numel
+    (own,) = count_rank_memory(Counts(MODEL, job.replace(reduced_gradients="summed")), layout)
+    assert own.gradients_bytes == 2 * own.updated_numel
+
+
+def test_an_update_in_host_memory_takes_none_of_the_device() -> None:
+    job = Job(stack="fsdp2", sequence=128, global_batch=16, precision="bf16-grad16", offload=("parameters",))
+    for changed in (job, job.replace(reduced_gradients="summed")):
+        (rank,) = count_rank_memory(Counts(MODEL, changed), Layout(dp=4, zero=3))
+        assert rank.peak_cause != "optimizer"
