@@ -54,7 +54,7 @@ def import_(request: ImportOptions) -> None:
     if warning := describe_remark(read_file(folder / CONFIG), name=opened.model.name):
         print_line(f"fivefold: {warning}")
     model, stored = opened.model, opened.dtypes()
-    stored_bytes = sum(DTYPES[dtype] * count for dtype, count in stored.items())
+    stored_bytes = round(sum(DTYPES[dtype] * count for dtype, count in stored.items()))
     if to is not None:
         _write_run(to, opened, start)
     facts: dict[str, Any] = {

@@ -32,6 +32,8 @@ from fivefold.model.spec import Model
 from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built, start_magnitudes
 from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
+from fivefold.trainer.checkpoint.published_tensors import PUBLISHED_DTYPES, Fp8Tensor, read_published
+from fivefold.trainer.model.quantized.fp8 import Fp8Weight
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 # Buffers of constants: rotary frequencies, causal masks, decays.
@@ -59,7 +61,7 @@ OTHER_SENSES = (
     "model.multi_modal_projector.",
     "model.embed_tokens_extend.",
 )
-DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}  # bytes per element of dtypes that need no scales
+DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, **PUBLISHED_DTYPES}  # bytes per element, with scales
 
 
 @dataclass(frozen=True)
@@ -79,7 +81,7 @@ class HuggingFaceFolder:
         config = _read_config(path)
         stored = from_config(config, name=path.resolve().name, source=str(path))
         text = find_text_model(config, name=str(path))
-        tensors = dict(_list_tensors(path))
+        tensors = read_published(dict(_list_tensors(path)), config, path=path)
         foreign = _list_foreign(tensors) if text.wrapped else frozenset()
         tensors = _select_text_model(tensors) if text.wrapped else _add_prefix(tensors, prefix=text.family.base_prefix)
         tensors = _join_tensors(tensors, family=text.family)
@@ -125,6 +127,19 @@ class HuggingFaceFolder:
             return box[None]
         return self._read(several[0], offsets=offsets, sizes=sizes)
 
+    def read_codes(self, ours: str) -> tuple[Tensor, Tensor] | None:
+        """Return codes and scales of our weight ``ours`` as the folder stores it in fp8; None: it does not."""
+        part, *others = self.parts[ours]
+        tensor = self.tensors[part.name]
+        if not isinstance(tensor, Fp8Tensor) or others:
+            return None
+        if not part.is_plain_copy:
+            raise UserError(
+                f"{self.path}: blocks of {part.name} in fp8 are not those of {ours}, whose rows have another order; "
+                "use adapter.base=bf16"
+            )
+        return tensor.codes[...], tensor.scales[...]
+
     def _read(self, part: TensorPart, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Read a box of the weight of ``part``, in our order of rows; in the tensor they need not be contiguous."""
         if part.experts:
@@ -169,6 +184,9 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
     folder = HuggingFaceFolder.open(path, model=model)
     for shard in built.base_shards:
         if shard.stored is not None:  # the scales are those of the full weight, on every rank
+            if shard.stored is Fp8Weight and (published := folder.read_codes(shard.name)) is not None:
+                shard.load_codes(*published)
+                continue
             shape = shard.local_weight.weight.shape
             shard.load(folder.read(shard.name, offsets=(0,) * len(shape), sizes=shape))
             continue
@@ -189,11 +207,7 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
 def _read_config(path: Path) -> dict[str, Any]:
     if not path.is_dir():
         raise UserError(f"{path}: no such folder; give one with {CONFIG} and {SINGLE} or {INDEX}")
-    config = read_file(path / CONFIG)
-    if "quantization_config" in config:
-        method = config["quantization_config"].get("quant_method", "unknown")
-        raise UserError(f"{path}: its weights are quantized ({method}); convert them to bf16 first")
-    return config
+    return read_file(path / CONFIG)
 
 
 def _list_files(path: Path) -> list[Path]:

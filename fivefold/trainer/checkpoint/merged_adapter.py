@@ -104,6 +104,8 @@ class MergedFolder:
             return None
         shape = self._weights[ours].shape
         weight = self.base.read(ours, offsets=(0,) * len(shape), sizes=shape)
+        if self.adapter.base == "fp8" and self.base.read_codes(ours) is not None:  # trained over as published
+            return weight.to(self.dequantized)
         return FORMATS[self.adapter.base].round(weight, dtype=self.dequantized)
 
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.sharding import count_chunk_rows
 from fivefold.model.weights import Weight
+from fivefold.trainer.model.quantized.fp8 import Fp8Weight
 from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
 from fivefold.trainer.parallel.mesh import AxisGroup
 
@@ -53,6 +54,7 @@ class WeightShard:
         self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
         self.stored = stored
         self.quantized: QuantizedWeight | None = None
+        self.keeps_codes = False  # they are those of a published weight, not made here
 
     @property
     def matrix_slice(self) -> MatrixSlice:
@@ -79,10 +81,17 @@ class WeightShard:
         first = self.quantized.count_bytes(self.first_row * self.columns)
         self.weight.copy_(elements[first : first + self.weight.numel()])
 
+    def load_codes(self, codes: Tensor, scales: Tensor) -> None:
+        """Set this shard's rows to those of a full weight in fp8, which is stored as it was published."""
+        assert isinstance(self.quantized, Fp8Weight)
+        self.keeps_codes = True
+        elements = self.quantized.keep(codes.view(torch.uint8).flatten(), scales)
+        self.weight.copy_(elements[self.first_row * self.columns :][: self.weight.numel()])
+
     def round(self, full: Tensor) -> Tensor:
         """Return the full weight ``full`` in fp32 with the values that it has once it is stored."""
-        if self.quantized is None:
-            return full.to(self.weight.dtype).float()
+        if self.quantized is None or self.keeps_codes:
+            return full.to(self.weight.dtype if self.quantized is None else self.quantized.dtype).float()
         return type(self.quantized).round(full.to(self.weight.device), dtype=self.quantized.dtype).float()
 
     def values(self) -> Tensor:

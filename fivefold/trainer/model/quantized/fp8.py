@@ -51,7 +51,10 @@ class Fp8Weight(QuantizedWeight):
 
     def quantize(self, weight: Tensor) -> Tensor:
         """Set the scales to those of the full ``weight``, and return the codes [out · in] of the slice."""
-        codes, scales = quantize_fp8(weight.to(self.scales.device, self.dtype))
+        return self.keep(*quantize_fp8(weight.to(self.scales.device, self.dtype)))
+
+    def keep(self, codes: Tensor, scales: Tensor) -> Tensor:
+        """Set the scales to those of the full weight, and return of its ``codes`` those of the slice."""
         self.scales.copy_(self.piece.cut(scales, rows=FP8_BLOCK, columns=FP8_BLOCK))
         return self.piece.cut(codes.view(self.piece.full)).flatten()
 

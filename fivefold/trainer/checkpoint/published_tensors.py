@@ -1,0 +1,130 @@
+"""Weights of a folder in few bits, as DeepSeek-V3 (fp8) and gpt-oss (MXFP4) are published, read as if they were not.
+
+    fp8     NAME, codes in E4M3         NAME_scale_inv [rows / 128, columns / 128] in fp32      w = code · scale
+    MXFP4   NAME_blocks [E, columns, rows / 32, 16] and NAME_scales          w = value[code] · 2^(scale − 127)
+
+Values are those of transformers (5.23: integrations/finegrained_fp8.py, Fp8Dequantize; integrations/mxfp4.py,
+convert_moe_packed_tensors), in fp32 and in bf16. Only the rows that are read are dequantized.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fivefold.adapter import FP8_BLOCK, MXFP4_BLOCK
+from fivefold.record import UserError
+from fivefold.units import ceil_div
+
+FP8_SCALES, MXFP4_BLOCKS, MXFP4_SCALES = "_scale_inv", "_blocks", "_scales"
+# Bytes per element, with the scales, of the dtypes that tensors of this module say they have.
+PUBLISHED_DTYPES = {"FP8": 1 + 4 / FP8_BLOCK**2, "MXFP4": 0.5 + 1 / MXFP4_BLOCK}
+FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+SCALE_BIAS = 127
+
+
+class Fp8Tensor:
+    """A matrix in fp8 with its scales, as a lazy slice of safetensors with values in fp32."""
+
+    def __init__(self, codes: Any, scales: Any) -> None:
+        self.codes, self.scales = codes, scales
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the values."""
+        shape: list[int] = self.codes.get_shape()
+        return shape
+
+    def get_dtype(self) -> str:
+        """Return the name of the format."""
+        return "FP8"
+
+    def __getitem__(self, slices: Any) -> Tensor:
+        rows, columns = _list_ranges(slices, self.get_shape())
+        codes: Tensor = self.codes[rows.start : rows.stop, columns.start : columns.stop]
+        scales: Tensor = self.scales[tuple(_list_blocks(part) for part in (rows, columns))]
+        for dim, part in enumerate((rows, columns)):
+            skipped = part.start % FP8_BLOCK
+            scales = scales.repeat_interleave(FP8_BLOCK, dim).narrow(dim, skipped, len(part))
+        return codes.float().mul_(scales)
+
+
+class Mxfp4Tensor:
+    """Stacked matrices of experts [E, rows, columns] in MXFP4, as a lazy slice of safetensors with values in bf16."""
+
+    def __init__(self, blocks: Any, scales: Any) -> None:
+        self.blocks, self.scales = blocks, scales
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the values."""
+        experts, columns, groups, _ = self.blocks.get_shape()
+        return [experts, groups * MXFP4_BLOCK, columns]
+
+    def get_dtype(self) -> str:
+        """Return the name of the format."""
+        return "MXFP4"
+
+    def __getitem__(self, slices: Any) -> Tensor:
+        experts, rows, columns = (slice(part.start, part.stop) for part in _list_ranges(slices, self.get_shape()))
+        packed: Tensor = self.blocks[experts, columns]
+        scales: Tensor = self.scales[experts, columns]
+        codes = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(-2)
+        values = torch.tensor(FP4_VALUES)[codes.int()]
+        values = torch.ldexp(values, scales.int()[..., None] - SCALE_BIAS)
+        return values.flatten(-2).to(torch.bfloat16).mT[:, rows].contiguous()
+
+
+def read_published(tensors: Mapping[str, Any], config: Mapping[str, Any], *, path: Path) -> dict[str, Any]:
+    """Return ``tensors`` with those in few bits and their scales in one, if ``config`` says how they are quantized."""
+    table = config.get("quantization_config")
+    if not table:
+        return dict(tensors)
+    method = table.get("quant_method", "unknown")
+    published = dict(tensors)
+    if method == "fp8" and list(table.get("weight_block_size") or ()) == [FP8_BLOCK, FP8_BLOCK]:
+        for name in [name.removesuffix(FP8_SCALES) for name in tensors if name.endswith(FP8_SCALES)]:
+            _check_fp8(published, name, path=path)
+            published[name] = Fp8Tensor(published[name], published.pop(f"{name}{FP8_SCALES}"))
+    elif method == "mxfp4":
+        for name in [name.removesuffix(MXFP4_BLOCKS) for name in tensors if name.endswith(MXFP4_BLOCKS)]:
+            if f"{name}{MXFP4_SCALES}" not in published:
+                raise UserError(f"{path}: {name}{MXFP4_BLOCKS} has no {name}{MXFP4_SCALES}; download the folder again")
+            blocks, scales = published.pop(f"{name}{MXFP4_BLOCKS}"), published.pop(f"{name}{MXFP4_SCALES}")
+            published[name] = Mxfp4Tensor(blocks, scales)
+    else:
+        blocks = f", blocks of {table['weight_block_size']}" if table.get("weight_block_size") else ""
+        raise UserError(
+            f"{path}: its weights are quantized ({method}{blocks}); convert them to bf16 first (fp8 with blocks of "
+            f"{FP8_BLOCK} x {FP8_BLOCK} and mxfp4 are read)"
+        )
+    return published
+
+
+def _check_fp8(tensors: Mapping[str, Any], name: str, *, path: Path) -> None:
+    """Raise a ``UserError`` if the matrix ``name`` in fp8 is missing, or its scales are not one fp32 of each block."""
+    scales = tensors[f"{name}{FP8_SCALES}"]
+    if name not in tensors:
+        raise UserError(f"{path}: {name}{FP8_SCALES} scales no tensor, as {name} is missing; download the folder again")
+    shape = list(tensors[name].get_shape())
+    grid = [ceil_div(size, FP8_BLOCK) for size in shape]
+    stored = (tensors[name].get_dtype(), scales.get_dtype(), list(scales.get_shape()))
+    if stored != ("F8_E4M3", "F32", grid) or len(shape) != 2:
+        raise UserError(
+            f"{path}: {name} {shape} is stored as {stored[0]} with scales {stored[2]} in {stored[1]}, but a matrix as "
+            f"F8_E4M3 with scales {grid} in F32 is read; convert it to bf16 first"
+        )
+
+
+def _list_ranges(slices: Any, shape: list[int]) -> list[range]:
+    """Return the indices of each dim of a slice, which may leave out the last dims or be an ellipsis."""
+    parts = () if slices is Ellipsis else slices if isinstance(slices, tuple) else (slices,)
+    parts = (*parts, *(slice(None),) * (len(shape) - len(parts)))
+    return [range(*part.indices(size)) for part, size in zip(parts, shape, strict=True)]
+
+
+def _list_blocks(indices: range) -> slice:
+    """Return the blocks that hold ``indices``."""
+    return slice(indices.start // FP8_BLOCK, ceil_div(indices.stop, FP8_BLOCK))

@@ -1,0 +1,198 @@
+"""Folders in few bits, as DeepSeek and gpt-oss are published, against what transformers reads of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM, FineGrainedFP8Config, GptOssConfig, LlamaConfig, Mxfp4Config
+from transformers.integrations.finegrained_fp8 import Fp8Quantize
+
+from fivefold.adapter import Adapter
+from fivefold.layout.spec import Layout
+from fivefold.record import UserError
+from fivefold.trainer.build import build
+from fivefold.trainer.checkpoint import huggingface_import
+from fivefold.trainer.checkpoint.full_weights import gather_full_weights
+from fivefold.trainer.checkpoint.huggingface_export import export, find
+from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
+from fivefold.trainer.generate.source import WeightSource
+from tests.selection import mark_share
+from tests.trainer.checkpoint.test_peft_adapter import (
+    BLOCKS,
+    SIZES,
+    Fork,
+    ignore_progress,
+    job_of,
+    text_tokens,
+    train_and_save,
+)
+
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+MXFP4 = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+OF_EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2, "hidden_size": 64, "intermediate_size": 96}
+
+
+def publish(path: Path, config: object, table: dict[str, Any], quantize: Callable[..., dict[str, Tensor]]) -> Path:
+    """A small model whose tensors ``quantize`` changes, in bf16 otherwise."""
+    torch.manual_seed(1)
+    AutoModelForCausalLM.from_config(config).save_pretrained(path)
+    tensors = {
+        new: value.contiguous()
+        for name, tensor in load_file(path / "model.safetensors").items()
+        for new, value in quantize(name, tensor).items()
+    }
+    save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+    stored = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(stored | {"quantization_config": table}))
+    return path
+
+
+def publish_fp8(path: Path) -> Path:
+    quantizer = type("Quantizer", (), {"quantization_config": FineGrainedFP8Config()})()
+
+    def quantize(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        if "_proj" not in name:
+            return {name: tensor.bfloat16()}
+        stored: dict[str, Tensor] = Fp8Quantize(quantizer).convert({name: tensor})
+        scales = f"{name}_scale_inv"
+        return {name: stored[name], scales: stored[scales] * 1.37}  # which quantizing the values would not give again
+
+    return publish(path, LlamaConfig(**SIZES | BLOCKS), FP8, quantize)
+
+
+def publish_mxfp4(path: Path) -> Path:
+    def quantize(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            return {name: tensor.bfloat16()}
+        experts, rows, columns = tensor.shape
+        blocks = torch.randint(0, 256, (experts, columns, rows // 32, 16), dtype=torch.uint8)
+        scales = torch.randint(116, 122, (experts, columns, rows // 32), dtype=torch.uint8)
+        return {f"{name}_blocks": blocks, f"{name}_scales": scales}
+
+    return publish(path, GptOssConfig(**SIZES | OF_EXPERTS, head_dim=16, sliding_window=8), MXFP4, quantize)
+
+
+PUBLISHED: dict[str, tuple[Callable[[Path], Path], object]] = {
+    "fp8": (publish_fp8, FineGrainedFP8Config(dequantize=True)),
+    "mxfp4": (publish_mxfp4, Mxfp4Config(dequantize=True)),
+}
+
+
+def read_as_transformers(path: Path, name: str) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(path, quantization_config=PUBLISHED[name][1], dtype=torch.float32)
+    return model.float()  # some tensors stay in bf16
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_a_published_folder_is_read_as_transformers_dequantizes_it(tmp_path: Path, name: str) -> None:
+    folder = PUBLISHED[name][0](tmp_path / "base")
+    theirs = read_as_transformers(folder, name)
+    opened = HuggingFaceFolder.open(folder)
+    assert (sorted(opened.dtypes()), opened.ignored) == (sorted(["BF16", name.upper()]), ())
+    for tensor_name, tensor in theirs.state_dict().items():
+        assert torch.equal(opened.tensors[tensor_name][...].float(), tensor)
+    with torch.no_grad():
+        logits = WeightSource.find(folder).decoder()(text_tokens())
+        torch.testing.assert_close(logits, theirs(text_tokens()).logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_box_of_a_published_tensor_is_that_of_the_full_one(tmp_path: Path) -> None:
+    for write, name in ((publish_fp8, "model.layers.0.mlp.up_proj.weight"),
+                        (publish_mxfp4, "model.layers.0.mlp.experts.gate_up_proj")):  # fmt: skip
+        tensor = HuggingFaceFolder.open(write(tmp_path / name)).tensors[name]
+        *experts, rows, columns = tensor.get_shape()
+        for row, column in ((slice(0, rows), slice(33, 50)), (slice(31, 64), slice(0, columns)), (slice(5, 5),) * 2):
+            box = (*(slice(1, 3) for _ in experts), row, column)
+            assert torch.equal(tensor[box], tensor[...][box])
+
+
+def start(base: Path, layout: Layout, adapter: Adapter) -> dict[str, Tensor]:
+    """The full weights of a run over ``base`` before its first step, on the first rank."""
+    job, model = job_of(adapter), HuggingFaceFolder.open(base).model
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    huggingface_import.start(base, built=built, model=model)
+    return gather_full_weights(built, model=model)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "adapter"),
+    [
+        ("fp8", "tp2", Adapter(rank=3, base="fp8")),
+        ("mxfp4", "dp2 ep2 zero3", Adapter(rank=3, base="bf16")),
+        *mark_share(
+            9,
+            [
+                ("fp8", "dp2 zero3", Adapter(kind="dora", rank=3, base="fp8")),
+                ("fp8", "dp2 zero3", Adapter(rank=3)),
+                ("mxfp4", "tp2", Adapter(rank=3)),
+            ],
+        ),
+    ],
+)
+def test_adapters_are_trained_over_a_published_base(
+    forked: Fork, tmp_path: Path, name: str, text: str, adapter: Adapter
+) -> None:
+    """The base is the published one to the bit, also where its codes and scales are kept; merged, it computes so."""
+    adapter = adapter.replace(base="fp32") if adapter.base == "bf16" else adapter
+    folder, layout = PUBLISHED[name][0](tmp_path / "base"), Layout.parse(text)
+    model = HuggingFaceFolder.open(folder)
+    theirs = read_as_transformers(folder, name).state_dict()
+    weights = forked(layout.world, start, folder, layout, adapter)[0]
+    plain = [(ours, part) for ours, (part, *others) in model.parts.items() if part.is_plain_copy and not others]
+    assert len(plain) > 5
+    for ours, part in plain:
+        if adapter.has_magnitudes:
+            torch.testing.assert_close(weights[ours], theirs[part.name], rtol=1e-6, atol=1e-8)
+        else:
+            assert torch.equal(weights[ours], theirs[part.name])
+
+    logits, _ = forked(layout.world, train_and_save, tmp_path / "run", folder, layout, adapter)[0]
+    export(find(tmp_path / "run"), tmp_path / "out", dtype="fp32", file_bytes=10**9, report=ignore_progress, merge=True)
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")(text_tokens()).logits
+        torch.testing.assert_close(merged, logits, rtol=1e-5, atol=1e-5)
+        ours = WeightSource.find(tmp_path / "run").decoder()(text_tokens())
+        torch.testing.assert_close(ours, logits, rtol=1e-5, atol=1e-5)
+
+
+def change(path: Path, **fields: object) -> None:
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] |= fields
+    (path / "config.json").write_text(json.dumps(config))
+
+
+def edit(path: Path, name: str, tensor: Tensor | None) -> None:
+    tensors = load_file(path / "model.safetensors")
+    tensors.pop(name)
+    save_file(tensors | ({} if tensor is None else {name: tensor}), path / "model.safetensors")
+
+
+UP, EXPERTS = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.experts.down_proj"
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "words"),
+    [
+        ("fp8", lambda path: change(path, weight_block_size=[1, 32]), r"are quantized \(fp8, blocks of \[1, 32\]\)"),
+        ("fp8", lambda path: change(path, weight_block_size=None), r"quantized \(fp8\); convert them to bf16 first"),
+        ("fp8", lambda path: change(path, quant_method="bitsandbytes"), r"quantized \(bitsandbytes, .*; convert"),
+        ("fp8", lambda path: edit(path, UP, None), f"{UP}_scale_inv scales no tensor, as {UP} is missing"),
+        ("fp8", lambda path: edit(path, UP, torch.zeros(256, 128)), r"is stored as F32 with scales \[2, 1\] in F32"),
+        ("fp8", lambda path: edit(path, f"{UP}_scale_inv", torch.zeros(1, 1)), r"with scales \[1, 1\] in F32, but"),
+        ("mxfp4", lambda path: edit(path, f"{EXPERTS}_scales", None), f"{EXPERTS}_blocks has no {EXPERTS}_scales"),
+    ],
+)
+def test_other_weights_in_few_bits_are_an_error(
+    tmp_path: Path, name: str, harm: Callable[[Path], None], words: str
+) -> None:
+    folder = PUBLISHED[name][0](tmp_path / "base")
+    harm(folder)
+    with pytest.raises(UserError, match=words):
+        HuggingFaceFolder.open(folder)
