@@ -36,7 +36,7 @@ def map_same_names(keys: str) -> dict[str, str]:
     return {key: key for key in keys.split()}
 
 
-# Short names of keys of ``config.json``, as the model catalog heads its columns with them.
+# Short names of keys of ``config.json``: those of ``Model``'s fields, with which the model catalog heads its columns.
 SHORT_NAMES = {
     "layers": "num_hidden_layers",
     "width": "hidden_size",
@@ -45,6 +45,15 @@ SHORT_NAMES = {
     "ffn": "intermediate_size",
     "vocab": "vocab_size",
     "positions": "max_position_embeddings",
+    "experts": "num_experts",
+    "topk": "num_experts_per_tok",
+    "expert_ffn": "moe_intermediate_size",
+    "shared_experts": "n_shared_experts",
+    "q_rank": "q_lora_rank",
+    "kv_rank": "kv_lora_rank",
+    "nope_dim": "qk_nope_head_dim",
+    "rope_dim": "qk_rope_head_dim",
+    "v_dim": "v_head_dim",
 }
 
 

@@ -46,11 +46,8 @@ AFMOE = Family(
     | map_same_names("num_experts num_experts_per_tok moe_intermediate_size sliding_window layer_types mup_enabled"),
     defaults={
         **expand_names(vocab=200_192, width=2048, ffn=6144, heads=16, head_dim=128, positions=16_384),
-        "moe_intermediate_size": 1408,
+        **expand_names(expert_ffn=1408, experts=64, topk=6, shared_experts=2),
         "norm_epsilon": 1e-5,
-        "num_experts": 64,
-        "num_experts_per_tok": 6,
-        "n_shared_experts": 2,
         "first_k_dense_replace": 1,
         "sliding_window": 1024,
         "sliding_window_pattern": 4,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, map_same_names
+from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_activation, read_experts
 from fivefold.model.spec import Model
@@ -40,9 +40,7 @@ ARIA_TEXT = Family(
     | map_same_names("attention_bias mlp_bias"),
     defaults={
         "intermediate_size": 4096,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 2,
+        **expand_names(experts=8, topk=2, shared_experts=2),
     },
     to_model=_build_aria,
     tensors=decoder.TENSORS

@@ -49,10 +49,8 @@ BEAM = Family(
     ),
     defaults={
         **expand_names(vocab=151_936, width=5120, ffn=20_480, layers=52, heads=48, kv_heads=8, positions=8192),
-        "moe_intermediate_size": 2560,
+        **expand_names(expert_ffn=2560, experts=256, topk=8),
         "head_dim": 128,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
         "routed_scaling_factor": 2.5,
         "n_group": 8,
         "topk_group": 4,

@@ -54,8 +54,7 @@ DBRX = Family(
     defaults={
         **expand_names(width=2048, ffn=3584, layers=24, heads=16, kv_heads=1),
         "norm_epsilon": 1e-5,
-        "num_experts": 4,
-        "num_experts_per_tok": 1,
+        **expand_names(experts=4, topk=1),
         "router_aux_loss_coef": 0.01,
     },
     supported={

@@ -27,11 +27,7 @@ KEYS = (
     )
 )
 DEFAULTS = {
-    "kv_lora_rank": 512,
-    "q_lora_rank": 1536,
-    "qk_nope_head_dim": 128,
-    "qk_rope_head_dim": 64,
-    "v_head_dim": 128,
+    **expand_names(kv_rank=512, q_rank=1536, nope_dim=128, rope_dim=64, v_dim=128),
 }
 LAYER_FREQUENCY = Supported((1,), "experts in every n-th layer only")  # read by the family's published code
 TENSORS = decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSORS | decoder.LATENT_TENSORS
@@ -139,9 +135,7 @@ V2 = Family(
         **DEFAULTS,
         "vocab_size": 102_400,
         "intermediate_size": 11_008,
-        "moe_intermediate_size": 1407,
-        "n_shared_experts": 2,
-        "num_experts": 64,
+        **expand_names(expert_ffn=1407, shared_experts=2, experts=64),
         "topk_method": "greedy",
         "norm_topk_prob": False,
         "aux_loss_alpha": 0.001,
@@ -162,10 +156,7 @@ V3 = Family(
     defaults={
         **DEFAULTS,
         **expand_names(vocab=129_280, width=7168, ffn=18_432, layers=61, heads=128, kv_heads=128, positions=4096),
-        "moe_intermediate_size": 2048,
-        "n_shared_experts": 1,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
+        **expand_names(expert_ffn=2048, shared_experts=1, experts=256, topk=8),
         "routed_scaling_factor": 2.5,
         "n_group": 8,
         "topk_group": 4,
@@ -192,9 +183,7 @@ OCR2_TEXT = Family(
     defaults={
         "vocab_size": 102_400,
         "intermediate_size": 11_008,
-        "moe_intermediate_size": 1407,
-        "n_shared_experts": 2,
-        "num_experts": 64,
+        **expand_names(expert_ffn=1407, shared_experts=2, experts=64),
         "topk_method": "greedy",
     },
     to_model=_build_ocr2,

@@ -223,11 +223,8 @@ DEEPSEEK_V4 = Family(
     defaults={
         **expand_names(vocab=129_280, layers=43, heads=64, head_dim=512, positions=1_048_576),
         "intermediate_size": None,
-        "moe_intermediate_size": 2048,
+        **expand_names(expert_ffn=2048, experts=256, topk=6, shared_experts=1),
         "q_lora_rank": 1024,
-        "num_experts": 256,
-        "num_experts_per_tok": 6,
-        "n_shared_experts": 1,
         "scoring_func": "sqrtsoftplus",
         "routed_scaling_factor": 1.5,
         "norm_topk_prob": True,  # not read, as is the next

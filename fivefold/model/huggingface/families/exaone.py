@@ -75,10 +75,7 @@ EXAONE_MOE = Family(
     defaults={
         **DEFAULTS,
         "first_k_dense_replace": 1,
-        "moe_intermediate_size": 1024,
-        "num_experts": 64,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
+        **expand_names(expert_ffn=1024, experts=64, topk=8, shared_experts=1),
         "routed_scaling_factor": 2.5,
     },
     to_model=_build_exaone_moe,

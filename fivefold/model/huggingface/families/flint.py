@@ -36,10 +36,8 @@ FLINT = Family(
     defaults={
         **expand_names(vocab=150_144, width=2048, ffn=6144, layers=49, kv_heads=4, head_dim=128, positions=262_144),
         "sliding_window": 513,
-        "moe_intermediate_size": 512,
+        **expand_names(expert_ffn=512, experts=256, topk=6),
         "shared_expert_intermediate_size": 1024,
-        "num_experts": 256,
-        "num_experts_per_tok": 6,
         "router_aux_loss_coef": 0.0005,
     },
     to_model=_build_flint,

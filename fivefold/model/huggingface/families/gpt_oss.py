@@ -43,8 +43,7 @@ GPT_OSS = Family(
         "norm_epsilon": 1e-5,
         "attention_bias": True,
         "sliding_window": 128,
-        "num_experts": 128,
-        "num_experts_per_tok": 4,
+        **expand_names(experts=128, topk=4),
         "router_aux_loss_coef": 0.001,
         "rope_theta": 150_000.0,
         "rope_parameters": {

@@ -104,12 +104,9 @@ HY_V3 = Family(
     | map_same_names("attention_bias mlp_bias num_experts_per_tok moe_intermediate_size mlp_layer_types"),
     defaults={
         **expand_names(vocab=120_832, ffn=13_312, layers=80, heads=64, kv_heads=8, head_dim=128, positions=131_072),
-        "moe_intermediate_size": 1536,
+        **expand_names(expert_ffn=1536, experts=192, topk=8, shared_experts=1),
         "norm_epsilon": 1e-5,
         "rope_theta": 11_158_840.0,
-        "num_experts": 192,
-        "num_experts_per_tok": 8,
-        "n_shared_experts": 1,
         "routed_scaling_factor": 2.826,
     },
     to_model=_build_hy_v3,

@@ -90,8 +90,7 @@ JAMBA = Family(
     },
     defaults={
         **expand_names(vocab=65_536, ffn=14_336, kv_heads=8, positions=262_144),
-        "num_experts": 16,
-        "num_experts_per_tok": 2,
+        **expand_names(experts=16, topk=2),
         "router_aux_loss_coef": 0.001,
         "attn_layer_period": 8,
         "attn_layer_offset": 4,

@@ -39,8 +39,7 @@ JETMOE = Family(
     },
     defaults={
         **expand_names(width=2048, ffn=5632, layers=12, heads=32, kv_heads=16, head_dim=128, positions=4096),
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
+        **expand_names(experts=8, topk=2),
         "router_aux_loss_coef": 0.01,
         "tie_word_embeddings": True,
     },

@@ -81,12 +81,10 @@ LAGUNA = Family(
     ),
     defaults={
         **expand_names(vocab=100_352, width=2048, ffn=8192, layers=40, heads=48, kv_heads=8, positions=131_072),
-        "moe_intermediate_size": 512,
+        **expand_names(expert_ffn=512, experts=256, topk=8),
         "shared_expert_intermediate_size": 512,
         "head_dim": 128,
         "sliding_window": 512,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
         "router_aux_loss_coef": 0.001,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 5e5, "partial_rotary_factor": 0.5},

@@ -159,10 +159,8 @@ LFM2_MOE = Family(
         **DEFAULTS,
         "hidden_size": 2048,
         "intermediate_size": 7168,
-        "moe_intermediate_size": 1792,
+        **expand_names(expert_ffn=1792, experts=32, topk=4),
         "first_k_dense_replace": 2,
-        "num_experts": 32,
-        "num_experts_per_tok": 4,
     },
     to_model=_build_lfm2_moe,
     write=lambda model: {

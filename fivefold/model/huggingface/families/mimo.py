@@ -47,13 +47,11 @@ MIMO_V2_FLASH = Family(
     | {"attention_value_scale": "value_scale", "sliding_window_size": "tokens_before"},
     defaults={
         **expand_names(vocab=152_576, ffn=16_384, layers=48, heads=64, kv_heads=4, head_dim=192, positions=131_072),
-        "moe_intermediate_size": 2048,
+        **expand_names(expert_ffn=2048, experts=256, topk=8),
         "v_head_dim": 128,
         "norm_epsilon": 1e-5,
         "sliding_window": 129,
         "value_scale": 0.707,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
         "partial_rotary_factor": 0.334,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 5e6, "partial_rotary_factor": 0.334},

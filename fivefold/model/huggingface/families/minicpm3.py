@@ -41,11 +41,7 @@ MINICPM3 = Family(
     | map_same_names("mlp_bias scale_depth dim_model_base"),
     defaults={
         **expand_names(vocab=73_448, width=2560, ffn=6400, layers=62, heads=40, kv_heads=40, positions=32_768),
-        "kv_lora_rank": 256,
-        "q_lora_rank": 768,
-        "qk_nope_head_dim": 64,
-        "qk_rope_head_dim": 32,
-        "v_head_dim": None,
+        **expand_names(kv_rank=256, q_rank=768, nope_dim=64, rope_dim=32, v_dim=None),
         "rope_interleave": False,
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,

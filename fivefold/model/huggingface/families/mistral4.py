@@ -33,15 +33,8 @@ MISTRAL4 = Family(
     | map_same_names("first_k_dense_replace"),
     defaults={
         **expand_names(vocab=131_072, ffn=12_288, layers=36, kv_heads=32, positions=1_048_576),
-        "moe_intermediate_size": 2048,
-        "n_shared_experts": 1,
-        "num_experts": 128,
-        "num_experts_per_tok": 4,
-        "kv_lora_rank": 256,
-        "q_lora_rank": 1024,
-        "qk_nope_head_dim": 64,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
+        **expand_names(expert_ffn=2048, shared_experts=1, experts=128, topk=4),
+        **expand_names(kv_rank=256, q_rank=1024, nope_dim=64, rope_dim=64, v_dim=128),
         "rope_parameters": {
             "rope_type": "yarn",
             "rope_theta": 10_000.0,

@@ -119,9 +119,7 @@ NEMOTRON_H = Family(
         "ssm_state": 128,
         "ssm_chunk": 128,
         "time_step_min": 0.001,
-        "num_experts": 8,
-        "num_experts_per_tok": 2,
-        "moe_intermediate_size": 7688,
+        **expand_names(experts=8, topk=2, expert_ffn=7688),
         "shared_expert_intermediate_size": 7688,
     },
     supported={

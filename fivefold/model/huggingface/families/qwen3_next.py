@@ -121,8 +121,7 @@ QWEN3_NEXT = Family(
     defaults={
         **EXPERT_DEFAULTS,
         **expand_names(vocab=151_936, ffn=5632, layers=48),
-        "num_experts": 512,
-        "num_experts_per_tok": 10,
+        **expand_names(experts=512, topk=10),
     },
     supported=ACTIVATION,
     to_model=lambda config: _build(config, moe=read_gated_experts(config)),
@@ -153,8 +152,7 @@ QWEN3_5_MOE_TEXT = Family(
     defaults={
         **EXPERT_DEFAULTS,
         "num_hidden_layers": 40,
-        "num_experts": 256,
-        "num_experts_per_tok": 8,
+        **expand_names(experts=256, topk=8),
     },
     supported=ACTIVATION,
     to_model=lambda config: _build(config, ffn=config.moe_intermediate_size, moe=read_gated_experts(config)),

@@ -14,12 +14,9 @@ SOLAR_OPEN = Family(
     defaults={
         **expand_names(vocab=196_608, layers=48, heads=64, kv_heads=8, head_dim=128, positions=131_072),
         "intermediate_size": None,
-        "moe_intermediate_size": 1280,
+        **expand_names(expert_ffn=1280, shared_experts=1, experts=128, topk=8),
         "norm_epsilon": 1e-5,
         "rope_theta": 1_000_000.0,
-        "n_shared_experts": 1,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
     },
     to_model=lambda config: build_model(
         config, out_bias=False, ffn=config.moe_intermediate_size, moe=read_biased_experts(config)

@@ -13,11 +13,7 @@ YOUTU = Family(
     keys=drop_keys(decoder.KEYS, "head_dim") | decoder.LATENT_KEYS,
     defaults={
         **expand_names(vocab=128_256, width=2048, ffn=6144, heads=16, kv_heads=16, positions=131_072),
-        "kv_lora_rank": 512,
-        "q_lora_rank": 1536,
-        "qk_nope_head_dim": 128,
-        "qk_rope_head_dim": 64,
-        "v_head_dim": 128,
+        **expand_names(kv_rank=512, q_rank=1536, nope_dim=128, rope_dim=64, v_dim=128),
         "tie_word_embeddings": True,
     },
     overwritten=("head_dim",),
