@@ -29,14 +29,12 @@ Cause = tuple[Any, ...]  # (index of the group, of the unit in it, phase, operat
 class UnitGroupMemory(NamedTuple):
     """A group of equal units with the live bytes and states of one unit.
 
-    ``first_profile`` is the profile that allocates the gradient sums ``first_sums``, ``later_profile`` the one with
-    sums allocated before. ``states``: bytes of one unit; ``parts``: the same by what is gathered separately (dense,
-    experts).
+    ``later_profile``: of a pass whose gradient sums were allocated before; ``first_sums``: those that the first pass
+    allocates. ``states``: bytes of one unit; ``parts``: the same by what is gathered separately (dense, experts).
     """
 
     group: UnitGroup
     degrees: LocalDegrees
-    first_profile: UnitProfile
     later_profile: UnitProfile
     states: UnitStates
     parts: tuple[UnitStates, ...]
@@ -201,9 +199,9 @@ def _count_group_memory(counts: Counts, layout: Layout, group: UnitGroup) -> Uni
     allocated_sums = GradientSums(
         dense_sums - expert_sums, expert_sums, table=lookup_sums, tied=tied and lookup_sums > 0
     )
-    profiles = counts.profile(degrees, group.name, allocated_sums), counts.profile(degrees, group.name)
+    later_profile = counts.profile(degrees, group.name)
     logits = counts.logits(degrees) if group.name == "head" else 0
-    return UnitGroupMemory(group, degrees, *profiles, states, parts, allocated_sums, logits)
+    return UnitGroupMemory(group, degrees, later_profile, states, parts, allocated_sums, logits)
 
 
 def _lookup_sum_bytes(counts: Counts, layout: Layout, group: UnitGroup, parts: tuple[UnitStates, ...]) -> int:
