@@ -32,19 +32,9 @@ WORDS = {
     "optimizer": {"kind": "sgd"},
 }
 OPTION = (
-    "--seq",
-    "2048",
-    "--gbs",
-    "16",
-    "--precision",
-    "fp8",
-    "--stack",
-    "megatron-core",
-    "--set",
-    "loss=chunked",
-    "--set",
+    "--seq", "2048", "--gbs", "16", "--precision", "fp8", "--stack", "megatron-core", "--set", "loss=chunked", "--set",
     "optimizer.kind=sgd",
-)
+)  # fmt: skip
 
 
 def command(*words: str) -> Any:

@@ -20,52 +20,12 @@ FOLDERS = ("fivefold", "benchmarks", "docs", "examples", "tests")
 FRAGMENTS = re.compile(r"(Of|Those|As|What|Whether|Which|From|By|That|Where|How|With|For|In|At|On)\b")
 BARE_NAMES = frozenset(
     [
-        "told",
-        "found",
-        "named",
-        "drawn",
-        "said",
-        "asked",
-        "kept",
-        "given",
-        "held",
-        "shown",
-        "taken",
-        "gone",
-        "made",
-        "met",
-        "seen",
-        "sought",
-        "tried",
-        "reached",
-        "varied",
-        "joined",
-        "built",
-        "played",
-        "beaten",
-        "counted",
-        "measured",
-        "of",
-        "own",
-        "others",
-        "whole",
-        "at",
-        "each",
-        "alike",
-        "apart",
-        "beside",
-        "again",
-        "otherwise",
-        "within",
-        "without",
-        "amid",
-        "after",
-        "before",
-        "both",
-        "either",
-        "near",
+        "told", "found", "named", "drawn", "said", "asked", "kept", "given", "held", "shown", "taken", "gone", "made",
+        "met", "seen", "sought", "tried", "reached", "varied", "joined", "built", "played", "beaten", "counted",
+        "measured", "of", "own", "others", "whole", "at", "each", "alike", "apart", "beside", "again", "otherwise",
+        "within", "without", "amid", "after", "before", "both", "either", "near",
     ]
-)
+)  # fmt: skip
 VAGUE_LOCALS = frozenset(  # words that do not say what a variable, parameter or field holds
     [
         "alike",
@@ -110,18 +70,9 @@ PARTICIPLE = re.compile(
     r"sought|taken|told|understood|written"
 )
 NOUNS = {
-    "embedding",
-    "feed",
-    "finding",
-    "heading",
-    "holding",
-    "ranking",
-    "ring",
-    "scaling",
-    "setting",
-    "sharding",
+    "embedding", "feed", "finding", "heading", "holding", "ranking", "ring", "scaling", "setting", "sharding",
     "sizing",
-}
+}  # fmt: skip
 NOUNS |= {"drawing", "spacing", "speed", "timing"}
 ALLOWED_FUNCTIONS = {
     "all_gather": "a collective, as in torch.distributed",

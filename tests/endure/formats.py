@@ -36,24 +36,9 @@ AMONG = {
     "torchtitan-0.2": Range(models=("llama3-8b", "qwen3-8b", "deepseek-v3"), acs=("none", "full", "full/2")),
 }
 JUNK = (
-    "",
-    "0",
-    "-1",
-    "nan",
-    "1e999",
-    "true",
-    "null",
-    "[]",
-    "{}",
-    "'",
-    '"',
-    "$X",
-    "${X",
-    "x" * 5000,
-    "9" * 40,
-    "\x00",
+    "", "0", "-1", "nan", "1e999", "true", "null", "[]", "{}", "'", '"', "$X", "${X", "x" * 5000, "9" * 40, "\x00",
     "é",
-)
+)  # fmt: skip
 
 
 def check_round_trips(name: str, stack: str, count: int, seed: int) -> Iterator[str]:

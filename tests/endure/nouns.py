@@ -25,30 +25,9 @@ from tests.endure.spellings import respell_layout, respell_machine, respell_mode
 
 SMALL = ("nano", "tiny", "gpt2", "qwen3-0.6b", "deepseek-v2-lite", "gpt-oss-20b", "llama3.2-1b")
 NUMBERS = (
-    "0",
-    "-1",
-    "1",
-    "1.5",
-    "nan",
-    "inf",
-    "-inf",
-    "1e400",
-    "1e9",
-    "",
-    " 5",
-    "+4",
-    "0x10",
-    "٣",
-    "²",
-    "½",
-    "many",
-    "--",
-    "2147483648",
-    "9223372036854775807",
-    "9223372036854775808",
-    "1" + "0" * 20,
-    "1" * 5000,
-)
+    "0", "-1", "1", "1.5", "nan", "inf", "-inf", "1e400", "1e9", "", " 5", "+4", "0x10", "٣", "²", "½", "many", "--",
+    "2147483648", "9223372036854775807", "9223372036854775808", "1" + "0" * 20, "1" * 5000,
+)  # fmt: skip
 EMPTY = ("", "", " ", "\t")
 JUNK: tuple[Any, ...] = (
     None,
@@ -82,28 +61,9 @@ JUNK: tuple[Any, ...] = (
     "a" * 3000,
 )
 UNICODE = (
-    "é",
-    "模型",
-    "\u202e",
-    "a\nb",
-    "🦙",
-    "nano\t",
-    "`x`",
-    "[red]",
-    "%s{0}",
-    "../..",
-    "/dev/null",
-    "/dev/zero",
-    "/",
-    ".",
-    "~",
-    "a" * 300,
-    "a/" * 2100,
-    "a" * 251 + ".toml",
-    "/dev/null/x",
-    "/etc/passwd",
-    "\ud800",
-)
+    "é", "模型", "\u202e", "a\nb", "🦙", "nano\t", "`x`", "[red]", "%s{0}", "../..", "/dev/null", "/dev/zero", "/", ".",
+    "~", "a" * 300, "a/" * 2100, "a" * 251 + ".toml", "/dev/null/x", "/etc/passwd", "\ud800",
+)  # fmt: skip
 
 
 class Nouns:

@@ -35,16 +35,9 @@ NOT_EXPRESSED = {
     "trl": {"key", "excess", "heldout", "chat_template"},  # the template is expressed without pairs
 }
 REFUSED = (
-    "precision",
-    "zero2",
-    "adapter.dropout",
-    "adapter.base",
-    "adapter.modules_to_save",
-    "adapter.rank_pattern",
-    "adapter.alpha_pattern",
-    "cp=ring",
-    "shard groups",
-)
+    "precision", "zero2", "adapter.dropout", "adapter.base", "adapter.modules_to_save", "adapter.rank_pattern",
+    "adapter.alpha_pattern", "cp=ring", "shard groups",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize("stack", mark_share(2, ["ddp", "fsdp2", "deepspeed"]))

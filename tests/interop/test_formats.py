@@ -14,17 +14,9 @@ FOLDERS = {  # formats by folder, of those that are read; our own run file has n
 MODULES = {"__init__", "keys", "parse", "to_job", "emit"}
 # Tables of what a software has, and readers of what is its own.
 DATA = {
-    "nemo",
-    "adapters",
-    "axolotl_deepspeed",
-    "builders",
-    "data",
-    "dialects",
-    "effects",
-    "flavors",
-    "freeze",
+    "nemo", "adapters", "axolotl_deepspeed", "builders", "data", "dialects", "effects", "flavors", "freeze",
     "harmless",
-}
+}  # fmt: skip
 
 
 def test_every_format_that_is_written_is_a_choice() -> None:

@@ -8,26 +8,15 @@ from tests.selection import mark_share
 from tests.third_party.measured import CASES, compare_case
 
 PEFT = (
-    "peft LoRA, recomputed",
-    "peft LoRA, DDP, 2 micro-batches",
-    "peft LoRA, bf16",
-    "peft LoRA, autocast",
-    "peft LoRA on q and the head with dropout, autocast",
-    "peft LoRA with dropout, bf16",
-    "peft DoRA, recomputed",
-    "peft DoRA on q and v, DDP, 2 micro-batches",
-    "peft DoRA, autocast",
-    "peft LoRA, FSDP2, recomputed, 2 micro-batches",
-    "peft LoRA, FSDP2, gathered, as zero2",
-    "peft LoRA, embedding and head trained, FSDP2",
-    "peft LoRA, embedding and head trained, autocast, DDP",
-    "peft LoRA on attention and experts",
-    "peft LoRA on q and the experts' down projection, bf16",
-    "peft LoRA on attention and experts, autocast",
-    "peft QLoRA, FSDP2",
-    "peft QLoRA, FSDP2, recomputed, 2 micro-batches",
-    "peft QLoRA, DDP, recomputed, 2 micro-batches",
-)
+    "peft LoRA, recomputed", "peft LoRA, DDP, 2 micro-batches", "peft LoRA, bf16", "peft LoRA, autocast",
+    "peft LoRA on q and the head with dropout, autocast", "peft LoRA with dropout, bf16", "peft DoRA, recomputed",
+    "peft DoRA on q and v, DDP, 2 micro-batches", "peft DoRA, autocast",
+    "peft LoRA, FSDP2, recomputed, 2 micro-batches", "peft LoRA, FSDP2, gathered, as zero2",
+    "peft LoRA, embedding and head trained, FSDP2", "peft LoRA, embedding and head trained, autocast, DDP",
+    "peft LoRA on attention and experts", "peft LoRA on q and the experts' down projection, bf16",
+    "peft LoRA on attention and experts, autocast", "peft QLoRA, FSDP2",
+    "peft QLoRA, FSDP2, recomputed, 2 micro-batches", "peft QLoRA, DDP, recomputed, 2 micro-batches",
+)  # fmt: skip
 FEW = ("FSDP2, reshard", "FSDP2, gathered", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
 
 
@@ -43,17 +32,14 @@ def test_messages_states_and_flops_of_other_software_equal_the_prediction(name: 
 
 
 DEEPSPEED = (
-    "peft LoRA, DeepSpeed, ZeRO-3",
-    "peft LoRA, DeepSpeed, ZeRO-3, a little ahead, 2 micro-batches",
-    "peft LoRA, DeepSpeed, ZeRO-3, recomputed",
-    "peft LoRA, DeepSpeed, ZeRO-3, weight by weight",
+    "peft LoRA, DeepSpeed, ZeRO-3", "peft LoRA, DeepSpeed, ZeRO-3, a little ahead, 2 micro-batches",
+    "peft LoRA, DeepSpeed, ZeRO-3, recomputed", "peft LoRA, DeepSpeed, ZeRO-3, weight by weight",
     "peft LoRA, DeepSpeed, ZeRO-3, weight by weight, recomputed",
     "peft LoRA, DeepSpeed, ZeRO-3, a little ahead, recomputed, 2 micro-batches",
-    "peft LoRA on q and v, DeepSpeed, ZeRO-3, recomputed",
-    "peft QLoRA, DeepSpeed, ZeRO-3",
+    "peft LoRA on q and v, DeepSpeed, ZeRO-3, recomputed", "peft QLoRA, DeepSpeed, ZeRO-3",
     "peft QLoRA, DeepSpeed, ZeRO-3, a little ahead, recomputed",
     "peft QLoRA, DeepSpeed, ZeRO-2, recomputed, 2 micro-batches",
-)
+)  # fmt: skip
 
 
 @pytest.mark.skipif(DEEPSPEED[0] not in CASES, reason="peft and DeepSpeed are installed by make interop")

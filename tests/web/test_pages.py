@@ -333,19 +333,9 @@ def test_a_chapter_is_read_and_tried(page: Any) -> None:
 
 
 PAGES = [
-    "/learn/memory",
-    PLAN,
-    "/plan?layout=nonsense",
-    "/search",
-    COMPARE,
-    "/runs",
-    "/sweep",
-    "/sweep/start",
-    "/dryrun",
-    "/ask",
-    "/trace",
-    "/explain",
-]
+    "/learn/memory", PLAN, "/plan?layout=nonsense", "/search", COMPARE, "/runs", "/sweep", "/sweep/start", "/dryrun",
+    "/ask", "/trace", "/explain",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("path", mark_share(4, PAGES))

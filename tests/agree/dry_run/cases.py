@@ -241,34 +241,13 @@ OWN: Mapping[str, Model] = {
 }
 
 MODELS = (
-    "grouped",
-    "biased",
-    "odd",
-    "llama2-7b",
-    "llama3-8b",
-    "llama3-70b",
-    "llama3-405b",
-    "llama3.2-1b",
-    "qwen3-0.6b",
-    "qwen3-30b-a3b",
-    "mixtral-8x7b",
-    "deepseek-v2-lite",
-    "deepseek-v3",
-)
+    "grouped", "biased", "odd", "llama2-7b", "llama3-8b", "llama3-70b", "llama3-405b", "llama3.2-1b", "qwen3-0.6b",
+    "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v2-lite", "deepseek-v3",
+)  # fmt: skip
 RECOMPUTED = (
-    "",
-    "",
-    "",
-    "ac=selective",
-    "ac=full",
-    "ac=full/2",
-    "ac=norm+act",
-    "ac=qkv+up",
-    "ac=core+mlp",
-    "ac=rope+out",
-    "ac=moe+norm",
-    "ac=mlp",
-)
+    "", "", "", "ac=selective", "ac=full", "ac=full/2", "ac=norm+act", "ac=qkv+up", "ac=core+mlp", "ac=rope+out",
+    "ac=moe+norm", "ac=mlp",
+)  # fmt: skip
 
 
 class Case(NamedTuple):

@@ -119,30 +119,14 @@ def test_additional_measurements_are_listed() -> None:
 
 
 TIMES = (
-    "step_s",
-    "iteration_s",
-    "iteration_s_derived",
-    "iteration_ms",
-    "tokens_per_s",
-    "tokens_per_s_per_gpu",
-    "hw_tflops_per_gpu",
-    "model_tflops_per_gpu",
-    "mfu_pct",
-)
+    "step_s", "iteration_s", "iteration_s_derived", "iteration_ms", "tokens_per_s", "tokens_per_s_per_gpu",
+    "hw_tflops_per_gpu", "model_tflops_per_gpu", "mfu_pct",
+)  # fmt: skip
 MEMORIES = (
-    "peak_allocated_gib",
-    "peak_reserved_gib",
-    "peak_gib",
-    "peak_gb",
-    "peak_mem_gib",
-    "peak_allocated_gb",
-    "mem_gb_nvidia_smi",
-    "memory_gb",
-    "peak_allocated_mib",
-    "mem_gib_nvidia_smi",
-    "mem_gb_first_stage",
+    "peak_allocated_gib", "peak_reserved_gib", "peak_gib", "peak_gb", "peak_mem_gib", "peak_allocated_gb",
+    "mem_gb_nvidia_smi", "memory_gb", "peak_allocated_mib", "mem_gib_nvidia_smi", "mem_gb_first_stage",
     "max_memory_gb",
-)
+)  # fmt: skip
 
 
 @pytest.mark.slow

@@ -28,22 +28,9 @@ from tests.printed import to_text
 from tests.selection import mark_share
 
 TERMS = (
-    "tp<=2",
-    "pp=1",
-    "cp=1",
-    "zero<=1",
-    "zero=3",
-    "ac=none,full",
-    "ac!=none",
-    "mbs>1",
-    "schedule=1f1b,gpipe",
-    "order=default",
-    "dp!=4",
-    "kind=ring",
-    "v<2",
-    "shards<=2",
-    "sp=yes",
-)
+    "tp<=2", "pp=1", "cp=1", "zero<=1", "zero=3", "ac=none,full", "ac!=none", "mbs>1", "schedule=1f1b,gpipe",
+    "order=default", "dp!=4", "kind=ring", "v<2", "shards<=2", "sp=yes",
+)  # fmt: skip
 SHALLOW, SPARSE, SHORT = SMALL.replace(layers=2), EXPERTS.replace(layers=2), FEW.replace(global_batch=4)
 
 

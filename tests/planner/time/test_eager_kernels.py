@@ -25,19 +25,9 @@ from fivefold.trainer.model.kernels.eager import EAGER
 from fivefold.trainer.model.kernels.loss import cross_entropy
 
 NO_WORK = (
-    "view",
-    "_unsafe_view",
-    "expand",
-    "slice",
-    "select",
-    "unsqueeze",
-    "detach",
-    "split",
-    "alias",
-    "zeros",
-    "lift_fresh",
-    "fill_",
-)
+    "view", "_unsafe_view", "expand", "slice", "select", "unsqueeze", "detach", "split", "alias", "zeros",
+    "lift_fresh", "fill_",
+)  # fmt: skip
 NEAR = 0.03  # numbers of a row, weights and tables are left out of the table
 SOFTMAX = {2: 8, 4: 0}  # bytes an element by which the CPU widens the logits first; a GPU's softmax reads them narrow
 PICKED = 8  # of a scatter, and the width of a gather: both touch one element of a row

@@ -26,23 +26,9 @@ MARKED = (
     "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
 )
 WORDS = [
-    "the",
-    "ring",
-    "tower",
-    "cave",
-    "river",
-    "gold",
-    "king",
-    "sword",
-    "dragon",
-    "ship",
-    "storm",
-    "north",
-    "road",
-    "fire",
-    "hall",
-    "song",
-]
+    "the", "ring", "tower", "cave", "river", "gold", "king", "sword", "dragon", "ship", "storm", "north", "road",
+    "fire", "hall", "song",
+]  # fmt: skip
 
 
 def write_tokenizer(folder: Path, *, template: str = CHATML, vocab: int = 400) -> Path:

@@ -41,16 +41,9 @@ SPARSE = DENSE.replace(
 LATENT = DENSE.replace(name="latent", layers=2, mla=MLA(q_rank=16, kv_rank=16, nope_dim=8, rope_dim=4, v_dim=8))
 # What the trainer does in addition to the planner's operations: copies of data parallelism, and around messages.
 BESIDE = {
-    "weights.gather",
-    "gradients.sum",
-    "moe.plan",
-    "moe.balance",
-    "attention.enter",
-    "attention.leave",
-    "moe.send",
-    "moe.arrive",
-    "moe.return",
-}
+    "weights.gather", "gradients.sum", "moe.plan", "moe.balance", "attention.enter", "attention.leave", "moe.send",
+    "moe.arrive", "moe.return",
+}  # fmt: skip
 CASES = [
     (DENSE, "mbs2"), (NORMED, "mbs4 ac=qkv+norm"), (DENSE, "dp2 zero3 mbs1"), (DENSE, "dp2 zero0 mbs2"),
     (DENSE, "tp2 mbs2"), (NORMED, "tp2 nosp mbs2"), (DENSE, "pp2 zb1p mbs1 ac=full"),
