@@ -81,7 +81,7 @@ def test_live_stages_are_those_of_the_tables(record: PipelineSchedule) -> None:
 
 def test_every_schedule_has_a_record_that_cannot_be_changed() -> None:
     assert tuple(PIPELINE_SCHEDULES) == SCHEDULES
-    split = {SCHEDULES[number] for number in (*SPLIT, *PAIRED)}
+    split = {name for name, splits in zip(SCHEDULES, SPLIT | PAIRED, strict=True) if splits}
     assert split == {name for name, record in PIPELINE_SCHEDULES.items() if record.splits_backward}
     with pytest.raises(FrozenInstanceError):
         PIPELINE_SCHEDULES["zb1p"].splits_backward = False  # type: ignore[misc]

@@ -157,6 +157,20 @@ def divide_into_waves(order: Order, *, pp: int) -> Waves:
     """Divide the actions of ``order`` into as few waves as possible."""
     import numpy as np
 
+    wave_numbers = np.array(_list_waves(order, pp=pp))
+    index = np.argsort(wave_numbers, kind="stable")
+    starts = np.searchsorted(wave_numbers[index], np.arange(wave_numbers.max() + 2)).tolist()
+    slots = np.append(_assign_slots(order, wave_numbers, index), NO_INPUT)  # -1, no input, reads the last
+    slot, first_slots, second_slots = slots[index], slots[order.first[index]], slots[order.second[index]]
+    both = [bool((second_slots[start:end] != NO_INPUT).any()) for start, end in pairwise(starts)]
+    n_slots = int(slots.max()) + 1
+    return Waves(order.rank[index], order.task[index], slot, first_slots, second_slots, n_slots, starts, both)
+
+
+def _list_waves(order: Order, *, pp: int) -> list[int]:
+    """Return the number of the wave of each action."""
+    if order.wave_starts is not None:
+        return [wave for wave, (start, end) in enumerate(pairwise(order.wave_starts)) for _ in range(start, end)]
     wave_of, next_free_wave = list[int](), [0] * pp
     for rank, _, first, _, second, _ in order.actions:
         wave = next_free_wave[rank]
@@ -166,14 +180,7 @@ def divide_into_waves(order: Order, *, pp: int) -> Waves:
                 wave = max(wave, wave_of[second] + 1)
         wave_of.append(wave)
         next_free_wave[rank] = wave + 1
-    wave_numbers = np.array(wave_of)
-    index = np.argsort(wave_numbers, kind="stable")
-    starts = np.searchsorted(wave_numbers[index], np.arange(wave_numbers.max() + 2)).tolist()
-    slots = np.append(_assign_slots(order, wave_numbers, index), NO_INPUT)  # -1, no input, reads the last
-    slot, first_slots, second_slots = slots[index], slots[order.first[index]], slots[order.second[index]]
-    both = [bool((second_slots[start:end] != NO_INPUT).any()) for start, end in pairwise(starts)]
-    n_slots = int(slots.max()) + 1
-    return Waves(order.rank[index], order.task[index], slot, first_slots, second_slots, n_slots, starts, both)
+    return wave_of
 
 
 def _assign_slots(order: Order, wave_numbers: Ints, index: Ints) -> Ints:

@@ -15,7 +15,7 @@ import numpy as np
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts, factorize
+from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts, factorize, stack_rows
 from fivefold.planner.search.estimates import Estimates, StateFigure
 from fivefold.planner.search.memory_bounds import MemoryBounds
 from fivefold.planner.search.shapes import (
@@ -29,7 +29,8 @@ from fivefold.planner.search.shapes import (
     sum_units,
 )
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.work import SearchWork
+from fivefold.planner.search.tables import encode_rows
+from fivefold.planner.search.work import UNITS_PER_EQUAL_ORDER, SearchWork
 from fivefold.planner.time.unit_overlap import overlaps_next_forward
 from fivefold.planner.time.update_time import estimate_elementwise_seconds
 
@@ -109,15 +110,20 @@ class Bounds:
         return self._sum_seconds(candidates, unit_seconds, any_recomputation=any_recomputation)
 
     def seconds_of_adjacent_units(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
-        """Return a lower bound like ``seconds``, for which only data-parallel groups are those of the order."""
-        n_rows = len(candidates.partial)
+        """Return a lower bound like ``seconds``, for which only data-parallel groups are those of the order.
+
+        It is computed once for all orders of a candidate in which the messages of these groups take equal time.
+        """
+        parallel, index = self.estimates.find_distinct_parallel(candidates)
+        _, distinct, inverse = factorize(encode_rows([*candidates._replace(order=index)]))
+        self.estimates.work.add(UNITS_PER_EQUAL_ORDER * (len(inverse) - len(distinct)))
         results = []
-        for rows in np.array_split(np.arange(n_rows), max(1, -(-n_rows // ROWS_AT_ONCE))):
+        for rows in np.array_split(distinct, max(1, -(-len(distinct) // ROWS_AT_ONCE))):
             part = candidates.take(rows)
             unit_seconds = self.estimates.bound_adjacent_units(part)
-            results.append(self._sum_seconds(part, unit_seconds, self.estimates.parallel(part)))
+            results.append(self._sum_seconds(part, unit_seconds, parallel[index[rows]]))
         seconds, seconds_by_part = zip(*results, strict=True)
-        return np.concatenate(seconds), np.concatenate(seconds_by_part)
+        return np.concatenate(seconds)[inverse], np.concatenate(seconds_by_part)[inverse]
 
     def seconds(self, candidates: CandidateLayouts) -> tuple[Floats, Floats]:
         """Return the seconds [n] of the slowest of three ranks, and the same by ``TIME_PARTS`` [n, parts]."""
@@ -148,9 +154,9 @@ class Bounds:
         forward = unit_seconds[:, 0] + forward_dp
         backward = unit_seconds[:, 1] + backward_dp
         exposed_by_axis[:, :3], exposed_by_axis[:, 3] = unit_seconds[:, 3:6], forward_dp + backward_dp
-        is_paired = np.isin(units.schedule, PAIRED)
-        is_split = np.isin(units.schedule, SPLIT)
-        rounds = np.where(np.isin(units.schedule, BOTH_WAYS), 0.5, 1.0) * n_micro_batches
+        is_paired = PAIRED[units.schedule]
+        is_split = SPLIT[units.schedule]
+        rounds = np.where(BOTH_WAYS[units.schedule], 0.5, 1.0) * n_micro_batches
         exposed_messages = np.stack(
             [sum_units(units.rank_units, exposed_by_axis[:, axis]) for axis in range(4)], axis=2
         )  # [n, 3, axes]
@@ -255,7 +261,7 @@ class Bounds:
         backward_kernels = unit_seconds[:, 1] + unit_seconds[:, 2] - (unit_exposed - unit_seconds[:, 6])
         first_stage = units.first_stage_units
         other_stages = units.rank_units - units.first_stage_units
-        ends = np.where(np.isin(units.schedule, BOTH_WAYS), 2, 1)
+        ends = np.where(BOTH_WAYS[units.schedule], 2, 1)
         ranks = units.pp // ends
         micro_batches = n_micro_batches / ends
         position = np.minimum(units.rank, units.pp - 1 - units.rank)
@@ -380,7 +386,7 @@ class Bounds:
         forward_overlap = sum_units(units.first_stage_units, unit_seconds[:, 0])
         backward_overlap = sum_units(units.first_stage_units, unit_seconds[:, 1] + unit_seconds[:, 2])
         if not unit_seconds_are_exact:
-            is_unbounded = np.isin(units.schedule, PAIRED) | ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
+            is_unbounded = PAIRED[units.schedule] | ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
             forward_overlap = np.where(is_unbounded, np.inf, forward_overlap)
             backward_overlap = np.where(is_unbounded, np.inf, backward_overlap)
         exposed_reduce = last_reduce + np.maximum(
@@ -438,7 +444,7 @@ class Bounds:
                     self.planner.counts, shape, recompute_every=key[1], runs=self.estimates.runs
                 )
             pipelines.append(self._pipelines[key])
-        return PipelineUnits(*(np.stack(column)[inverse] for column in zip(*pipelines, strict=True)))
+        return PipelineUnits(*(stack_rows(column)[inverse] for column in zip(*pipelines, strict=True)))
 
 
 def _update_slope(planner: Planner) -> float:

@@ -72,7 +72,7 @@ class Estimates(Tables):
         ``like``: estimates to reuse, of a job that differs only in how often gradients are reduced. ``work``: counts
         what is computed.
         """
-        super().__init__(planner, space, partials, known=like._tables if like else {}, work=work or SearchWork())
+        super().__init__(planner, space, partials, like=like, work=work or SearchWork())
         example = self.counts.example
         self.runs = [UnitGroup("embed", 0, 1), self.counts.head(Layout(ac="full"))]
         self.runs += [
@@ -436,7 +436,7 @@ class Estimates(Tables):
         def compute(layout: Layout, _sequences: int) -> Floats:
             return np.array([list_figures(self.planner.units.unit(layout, run)) for run in self.runs]).T
 
-        columns = self._list_operation_columns(candidates) + self._list_placement_columns(candidates, AXES)
+        columns = [*self._list_operation_columns(candidates), self._number_placements(candidates, AXES)]
         return self._look_up("units", candidates, columns, compute, cost=self._pass_cost)
 
     def pairs(self, candidates: CandidateLayouts) -> Floats:
@@ -462,14 +462,14 @@ class Estimates(Tables):
                 rows.append(row)
             return np.array(rows).T
 
-        columns = self._list_operation_columns(candidates) + self._list_placement_columns(candidates, AXES)
+        columns = [*self._list_operation_columns(candidates), self._number_placements(candidates, AXES)]
         return self._look_up("pairs", candidates, columns, compute, cost=self._state_cost)
 
     def stage_message_seconds(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (lateness, sending)] of a message between stages, as in ``StageSeconds``."""
         partials = self.partials.take(candidates.partial)
         columns = [*partials.select("mbs cp tp inner sp"), self._overlaps_p2p[candidates.shape]]
-        columns += self._list_placement_columns(candidates, ("tp",)) + self._list_placement_columns(candidates, ("pp",))
+        columns += [self._number_placements(candidates, ("tp",)), self._number_placements(candidates, ("pp",))]
 
         def compute(layout: Layout, _sequences: int) -> Floats:
             return np.array(estimate_stage_message(self.planner.units, layout))
@@ -478,18 +478,22 @@ class Estimates(Tables):
 
     def parallel(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (gather, reduce, copies, copy_out, copy_in), units] as in ``GatherReduceTime``."""
+        seconds, index = self.find_distinct_parallel(candidates)
+        return seconds[index]
+
+    def find_distinct_parallel(self, candidates: CandidateLayouts) -> tuple[Floats, Ints]:
+        """Return ``parallel`` of candidates whose data-parallel messages differ, and for each row its index into it."""
         partials = self.partials.take(candidates.partial)
         columns = [*partials.select("tp inner sp ep etp"), *self._list_sharding_columns(candidates)]
-        columns += self._list_placement_columns(candidates, ("shard", "replica", "expert_shard", "expert_replica"))
-        enters_both_ends = self._enters_both_ends[candidates.shape]
         if self.counts.job.stack.replicated_grad_reduce == "weight":  # after every backward
             columns += partials.select("mbs cp")
         job = self.counts.job
         if job.stack.reduce_bucket or job.freezes_weights:  # by stage other messages, or other gathers
             columns += [candidates.zero, (partials.pp == 1).astype(np.int64)]
         columns += [
-            *self._list_placement_columns(candidates, ("tp",)),
-            *(enters_both_ends * column for column in self._list_placement_columns(candidates, ("pp",))),
+            self._number_placements(candidates, ("shard", "replica", "expert_shard", "expert_replica")),
+            self._number_placements(candidates, ("tp",)),
+            self._number_placements(candidates, ("pp",)) * self._enters_both_ends[candidates.shape],
         ]
 
         def compute(layout: Layout, _sequences: int) -> Floats:
@@ -497,7 +501,7 @@ class Estimates(Tables):
             columns = [(time.gather, time.reduce, time.copies, time.copy_out, time.copy_in) for time in times]
             return np.array(columns, float).T
 
-        return self._look_up("parallel", candidates, columns, compute, cost=self._state_cost)
+        return self._look_up_distinct("parallel", candidates, columns, compute, cost=self._state_cost)
 
     def _pick_representative_unit(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.name_by_representative[name.representative]
@@ -509,8 +513,7 @@ class Estimates(Tables):
         """
         axes = ("tp", "cp", "ep", "etp"), ("shard", "replica", "expert_shard", "expert_replica"), ("pp",)
         columns = [candidates.partial, candidates.shape, candidates.zero, candidates.shards]
-        for group_axes in axes:
-            columns += self._list_placement_columns(candidates, group_axes)
+        columns += [self._number_placements(candidates, group_axes) for group_axes in axes]
         return np.sort(np.unique(encode_rows(columns), return_index=True)[1])
 
 

@@ -20,7 +20,7 @@ from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.stages import list_recomputed_layers, list_stage_layers
 from fivefold.planner.counts.counts import Counts, UnitGroup
-from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, stack_rows
 from fivefold.planner.search.estimates import AllocatedGradients, Estimates, StateFigure
 from fivefold.planner.search.shapes import (
     SPLIT,
@@ -264,12 +264,12 @@ class _RankBounds:
     @cached_property
     def is_split(self) -> NDArray[np.bool_]:
         """Return whether the schedule splits the backward into B and W."""
-        return np.isin(self.units.schedule, SPLIT)
+        return SPLIT[self.units.schedule]
 
     @cached_property
     def splits_backward(self) -> NDArray[np.bool_]:
         """Return whether some backwards are split."""
-        return np.isin(self.units.schedule, SPLITTING)
+        return SPLITTING[self.units.schedule]
 
     @cached_property
     def has_all_sums(self) -> NDArray[np.bool_]:
@@ -425,7 +425,7 @@ class MemoryBounds:
             candidates,
             estimates,
             states=estimates.states(candidates) if states is None else states,
-            is_split=np.isin(rank_units.schedule[:, 0], SPLIT),
+            is_split=SPLIT[rank_units.schedule[:, 0]],
             scaled=scaled,
             any_recomputation=any_recomputation,
         )
@@ -537,7 +537,7 @@ class MemoryBounds:
                     )
                 self._known[key] = count_live_units(shape, stages, micro_batches=key[2])
             rows.append(self._known[key])
-        return LiveUnits(*(np.stack(column)[inverse] for column in zip(*rows, strict=True)))
+        return LiveUnits(*(stack_rows(column)[inverse] for column in zip(*rows, strict=True)))
 
 
 def _take_min_over_blocks(unit_counts: Floats, unit_bytes: Floats) -> Floats:
@@ -562,7 +562,7 @@ def _bound_last_backward(
     first_gradients = unit_bytes.first_gradients
     is_later = allocated & (np.arange(first_gradients.shape[1]) != EMBED)
     reduced = np.where(is_later, unit_bytes.reduced_gradients, first_gradients)
-    split = np.isin(rank_units.schedule, SPLITTING)
+    split = SPLITTING[rank_units.schedule]
     highest = (
         sum_units(rank_units.unit_counts, at_end)
         + rank_units.unit_counts[:, :, EMBED] * (reduced - at_end)[:, None, EMBED]

@@ -23,15 +23,15 @@ NEVER = 0  # ``recompute_every`` if no layer is recomputed
 RECORDS = tuple(PIPELINE_SCHEDULES[name] for name in SCHEDULES)
 
 
-def _number_schedules(has_property: Callable[[PipelineSchedule], bool]) -> tuple[int, ...]:
-    """Return the numbers, in ``SCHEDULES``, of the schedules of which something holds."""
-    return tuple(index for index, schedule in enumerate(RECORDS) if has_property(schedule))
+def _mark_schedules(has_property: Callable[[PipelineSchedule], bool]) -> NDArray[np.bool_]:
+    """Return a mask of the schedules of which something holds, in the order of ``SCHEDULES``."""
+    return np.array([has_property(schedule) for schedule in RECORDS])
 
 
-PAIRED = _number_schedules(lambda record: record.pairs_passes)  # with FB
-SPLIT = _number_schedules(lambda record: record.splits_backward and not record.pairs_passes)  # with W, and without FB
-SPLITTING = _number_schedules(lambda record: record.splits_backward)
-BOTH_WAYS = _number_schedules(lambda record: record.enters_both_ends)
+PAIRED = _mark_schedules(lambda record: record.pairs_passes)  # with FB
+SPLIT = _mark_schedules(lambda record: record.splits_backward and not record.pairs_passes)  # with W, and without FB
+SPLITTING = _mark_schedules(lambda record: record.splits_backward)
+BOTH_WAYS = _mark_schedules(lambda record: record.enters_both_ends)
 WEIGHT_LAG = np.array([record.weight_lag for record in RECORDS])
 
 
@@ -120,7 +120,7 @@ def bound_last_wgrads(
     earlier_wgrads = pipe.first_stage * WEIGHT_LAG[pipe.schedule]
     separate = (earlier_wgrads + 1) * first_stage_seconds + earlier_wgrads * other_stage_seconds
     paired = (earlier_wgrads + 1) * np.maximum(first_stage_seconds, other_stage_seconds)
-    return np.where(np.isin(pipe.schedule, PAIRED), paired, np.where(np.isin(pipe.schedule, SPLIT), separate, 0.0))
+    return np.where(PAIRED[pipe.schedule], paired, np.where(SPLIT[pipe.schedule], separate, 0.0))
 
 
 def sum_units(counts: NDArray[np.float64], unit_bytes: NDArray[np.float64]) -> NDArray[np.float64]:

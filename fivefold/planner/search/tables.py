@@ -5,7 +5,7 @@ columns → one code per row → ``compute`` for each new code → gathered by r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Self
 
@@ -41,11 +41,11 @@ class Tables:
     """Tables by name for the layouts of one space under one planner."""
 
     def __init__(
-        self, planner: Planner, space: Space, partials: PartialLayouts, *, known: Mapping[str, Table], work: SearchWork
+        self, planner: Planner, space: Space, partials: PartialLayouts, *, like: Tables | None, work: SearchWork
     ) -> None:
         """Initialize the tables of ``partials``.
 
-        ``known``: tables to reuse, of a job that differs only in how often gradients are reduced, which is a column.
+        ``like``: tables to reuse, of a job that differs only in how often gradients are reduced, which is a column.
         ``work``: counts what is computed.
         """
         self.planner, self.space, self.counts, self.partials = planner, space, planner.counts, partials
@@ -55,7 +55,8 @@ class Tables:
         distinct = list(dict.fromkeys(layout.recomputed_operations for layout in layouts))
         self._recomputed_groups = distinct
         self._recomputed = np.array([distinct.index(layout.recomputed_operations) for layout in layouts])
-        self._tables = dict(known)
+        self._tables: dict[str, Table] = dict(like._tables) if like else {}
+        self._placements: dict[tuple[int, ...], int] = like._placements if like else {}
 
     def restrict_to(self, partials: PartialLayouts) -> Self:
         """Return the same figures for other partial layouts, computed once for all."""
@@ -107,10 +108,10 @@ class Tables:
         degrees = partials.select("cp kind tp inner sp ep etp")
         return [partials.mbs, retains_outputs, *degrees, self._recomputed[partials.ac]]
 
-    def _list_placement_columns(self, candidates: CandidateLayouts, axes: Sequence[str]) -> list[Ints]:
-        """Return the columns on which message times depend.
+    def _number_placements(self, candidates: CandidateLayouts, axes: Sequence[str]) -> Ints:
+        """Return a number per row, equal where the messages of the groups of ``axes`` take equal time.
 
-        They are ranks, stride (up to a node's size) and link of each group.
+        It stands for the ranks, stride (up to a node's size) and link of each group, and is never 0.
         """
         partials = self.partials.take(candidates.partial)
         degrees = partials.select("dp tp cp pp ep etp" if self.counts.model.moe else "dp tp cp pp")
@@ -119,15 +120,15 @@ class Tables:
         links = self.planner.machine.links
 
         def compute(layout: Layout, _sequences: int) -> Floats:
-            rows: list[int] = []
+            placement: list[int] = []
             for ranks, stride in (group(layout, axis) for axis in axes):
                 reach = (ranks - 1) * stride + 1
                 link_index = next((index for index, link in enumerate(links) if link.span >= reach), len(links) - 1)
-                rows += [ranks, *((min(stride, links[0].span), link_index) if ranks > 1 else (0, 0))]
-            return np.array(rows, float)
+                placement += [ranks, *((min(stride, links[0].span), link_index) if ranks > 1 else (0, 0))]
+            return np.array([self._placements.setdefault(tuple(placement), len(self._placements) + 1)], float)
 
         name = " ".join(("places of", *axes))
-        return list(self._look_up(name, candidates, columns, compute, cost=UNITS_PER_PLACE).astype(np.int64).T)
+        return self._look_up(name, candidates, columns, compute, cost=UNITS_PER_PLACE)[:, 0].astype(np.int64)
 
     def _look_up(
         self,
@@ -142,6 +143,19 @@ class Tables:
 
         It is called once per search for equal values of ``columns``, at ``cost`` units of work.
         """
+        figures, index = self._look_up_distinct(name, candidates, columns, compute, cost=cost)
+        return figures[index]
+
+    def _look_up_distinct(
+        self,
+        name: str,
+        candidates: CandidateLayouts,
+        columns: list[Ints],
+        compute: Callable[[Layout, int], Floats],
+        *,
+        cost: int,
+    ) -> tuple[Floats, Ints]:
+        """Return ``_look_up`` of the distinct rows of ``columns``, and for each row its index into these."""
         known = self._tables.setdefault(name, {})
         n_before = len(known)
         _, first_rows, inverse = factorize(encode_rows(columns))
@@ -153,7 +167,7 @@ class Tables:
                 figures = known[key] = compute(self.space.layout(self.partials, candidates, row_index), key[0])
             all_figures.append(figures)
         self.work.add((len(known) - n_before) * cost + len(inverse))
-        return stack_rows(all_figures)[inverse]
+        return stack_rows(all_figures), inverse
 
 
 def encode_rows(columns: Sequence[Ints]) -> Ints:

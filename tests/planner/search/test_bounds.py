@@ -67,6 +67,29 @@ def test_bounds_of_candidates_in_parts_equal_those_of_all_at_once(monkeypatch: p
     assert results[0] == results[1]
 
 
+def test_bounds_of_all_orders_equal_those_of_one_order_at_a_time() -> None:
+    """To the bit, and for equal work, though orders that place the data-parallel groups equally are bounded once."""
+    model, job = build_model("qwen3-30b-a3b"), Job(sequence=4096, global_batch=64)
+    planner = Planner(model=model, machine=resolve("h100:32", local=NOWHERE), job=job)
+    space = Space(model, job, world=32)
+    partials = space.expand_recomputations(space.partials.take(np.arange(0, len(space.partials.dp), 197)))
+    sharded = space.shard(partials, space.expand(partials, np.arange(len(partials.dp))))
+    candidates = space.place(partials, sharded)
+    results = []
+    for parts in (
+        [np.arange(len(candidates.order))],
+        [np.flatnonzero(candidates.order == order) for order in range(len(space.orders))],
+    ):
+        work = SearchWork()
+        bounds = Bounds(planner, space, partials, work=work)
+        seconds = np.zeros(len(candidates.order))
+        for rows in filter(len, parts):
+            seconds[rows] = bounds.seconds_of_adjacent_units(candidates.take(rows))[0]
+        results.append((seconds.tobytes(), work.units))
+    assert len(np.unique(candidates.order)) > 2
+    assert results[0] == results[1]
+
+
 def test_tied_ends_on_one_rank_hold_one_table() -> None:
     """Under DualPipeV the first rank holds both ends, and may hold no layer: the table is counted once, not twice."""
     model, machine = build_model("llama3.2-1b").replace(layers=2), resolve("gh200:2", local=NOWHERE)
