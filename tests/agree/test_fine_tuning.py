@@ -38,6 +38,7 @@ SUPERVISED = [
     ("tp2 mbs4", None),
     ("cp2 pp2 mbs2 cp=ulysses", Adapter(rank=3, targets=("q_proj", "down_proj"), base="nf4")),
     ("dp2 cp2 zero3/2 mbs1 ac=full", None),
+    ("tp2 mbs2 ac=full", Adapter(rank=4, base="int8")),
 ]
 PREFERENCES = [
     ("dp2 zero3 mbs2 ac=full", None),

@@ -499,7 +499,8 @@ def list_impossible() -> set[tuple[str, str]]:
         for features, others in IMPOSSIBLE
         for pair in itertools.product(features, others)
     }
-    of_adapters = ("adapter dropout", "adapted ends", "adapted experts", "modules to save", "rank pattern")
+    of_adapters = ("adapter dropout", "adapted ends", "adapted experts", "adapters over few bits", "modules to save",
+                   "rank pattern")  # fmt: skip
     return {(one, other) for one, other in impossible} | {
         (one, name) for one, other in impossible if other == "adapters" for name in of_adapters
     }
