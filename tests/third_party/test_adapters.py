@@ -47,6 +47,7 @@ from fivefold.trainer.model.quantized.nf4 import Nf4Weight
 from fivefold.trainer.model.quantized.weight import MatrixSlice
 from tests.planner.counts.expert_adapters import count_expert_adapters
 from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, ignore_progress, text_tokens, train_and_save
+from tests.trainer.checkpoint.test_published_tensors import OF_EXPERTS, publish_mxfp4
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -157,10 +158,14 @@ def wrap_with_peft(
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=torch.float32,
         )
+    if resolve(str(folder / "config.json")).quantization == "mxfp4":
+        quantized["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
     # grouped_mm, which experts call otherwise, has no fp64
     base = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, experts_implementation="eager", **quantized
     )
+    if adapter.base != "nf4":
+        base = base.to(dtype)  # some of the tensors that are dequantized as they are read stay in bf16
     if adapter.base in ("int8", "fp8"):
         round_blocks(base, round_to_int8 if adapter.base == "int8" else round_to_fp8)
     model = peft.get_peft_model(base, config)
@@ -427,6 +432,14 @@ def test_ten_steps_of_mixtures_equal_those_of_peft(forked, tmp_path: Path, famil
     if adapter.base == "nf4":
         pytest.importorskip("bitsandbytes")
     base, job = base_of_mixture(tmp_path / "base", family), job_of(adapter, epsilon=1e-3)
+    ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
+    compare_with_peft(base, job, losses, gradients, start, finals)
+
+
+def test_ten_steps_over_gpt_oss_as_published_equal_those_of_peft(forked, tmp_path: Path) -> None:
+    """Experts in MXFP4, which transformers dequantizes to train adapters."""
+    sizes = SIZES | MIXTURES["gpt_oss"] | OF_EXPERTS
+    base, job = publish_mxfp4(tmp_path / "base", **sizes), job_of(Adapter(rank=4, targets=ATTENTION), epsilon=1e-3)
     ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
     compare_with_peft(base, job, losses, gradients, start, finals)
 

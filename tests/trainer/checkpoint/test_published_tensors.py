@@ -67,7 +67,7 @@ def publish_fp8(path: Path) -> Path:
     return publish(path, LlamaConfig(**SIZES | BLOCKS), FP8, quantize)
 
 
-def publish_mxfp4(path: Path) -> Path:
+def publish_mxfp4(path: Path, **changed: object) -> Path:
     def quantize(name: str, tensor: Tensor) -> dict[str, Tensor]:
         if not name.endswith(("gate_up_proj", "down_proj")):
             return {name: tensor.bfloat16()}
@@ -76,7 +76,8 @@ def publish_mxfp4(path: Path) -> Path:
         scales = torch.randint(116, 122, (experts, columns, rows // 32), dtype=torch.uint8)
         return {f"{name}_blocks": blocks, f"{name}_scales": scales}
 
-    return publish(path, GptOssConfig(**SIZES | OF_EXPERTS, head_dim=16, sliding_window=8), MXFP4, quantize)
+    sizes = SIZES | OF_EXPERTS | {"head_dim": 16, "sliding_window": 8} | changed
+    return publish(path, GptOssConfig(**sizes), MXFP4, quantize)
 
 
 PUBLISHED: dict[str, tuple[Callable[[Path], Path], object]] = {
