@@ -80,6 +80,7 @@ class JobWords(TypedDict, total=False):
     max_reuse_distance: int
     max_live_parameters: int
     reduce_bucket: int
+    ddp_bucket_size: Sequence[int]
     replicated_grad_reduce: Literal["unit", "weight"]
     stage_outputs: Literal["freed", "retained"]
     deferred_wgrad: Literal["operands", "graph"]

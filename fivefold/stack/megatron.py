@@ -156,8 +156,17 @@ MEGATRON_CORE = StackEntry(
             ("dp", "cp", "pp"), f"{CORE_CONFIG}: tp_comm_overlap and overlap_moe_expert_parallel_comm are off"
         ),
         "async_tp": Fact(True, f"{SP} §4.2.2; {LAYERS}, LinearWithGradAccumulationAndAsyncCommunication"),
+        "ddp_bucket_size": Fact(
+            (40_000_000, 1_000_000),
+            "NVIDIA/Megatron-LM@d98e8a6:megatron/core/distributed/distributed_data_parallel.py, bucket_size",
+        ),
     },
     runs=CORE_RUNS | CORE_CONFIGS | FUSED_DISPATCHER,
+)
+
+# Elements, whatever the number of ranks; NeMo's MegatronCommOverlapCallback sets the same.
+BRIDGE_BUCKET = Fact(
+    (128 * 1024 * 1024, 0), f"{BRIDGE}:src/megatron/bridge/training/comm_overlap.py, _get_optimizer_overlap_cfgs"
 )
 
 # Userbuffers overlap the messages of tensor parallelism; the loss is Transformer Engine's.
@@ -169,6 +178,7 @@ MEGATRON_BRIDGE = StackEntry(
     | {
         "overlap": Fact(("dp", "cp", "pp", "tp"), f"{RECIPES}; llama3_llm_pretrain.py: userbuffers"),
         "reduce_in_fp32": Fact(False, f"{RECIPES}: grad_reduce_in_fp32 is off"),
+        "ddp_bucket_size": BRIDGE_BUCKET,
     },
     runs=CORE_RUNS | CORE_CONFIGS | FUSED_DISPATCHER,
 )
@@ -181,6 +191,7 @@ NEMO = StackEntry(
     | {
         "overlap": Fact(("dp", "cp", "pp", "tp"), f"{HYDRA}: ub_tp_comm_overlap, overlap_grad_sync"),
         "reduce_in_fp32": Fact(False, f"{HYDRA}: grad_sync_dtype; NVIDIA/dgxc-benchmarking@741c886:llama3.1"),
+        "ddp_bucket_size": BRIDGE_BUCKET,
     },
     runs=CORE_RUNS,
 )

@@ -237,6 +237,9 @@ class Stack(Record):
     # elements of gradients that are reduced at once, unsharded under ZeRO-1 and -2, in an additional buffer
     # (DeepSpeed); 0: unit by unit, or as ``wgrad_accumulation`` says
     reduce_bucket: Elements = 0
+    # elements of gradients that are reduced, and of weights that are gathered, in one message, and for each rank of the
+    # group, if these are more (Megatron's DistributedDataParallel; all of them if dp does not overlap); 0, 0: by unit
+    ddp_bucket_size: tuple[Elements, Elements] = (0, 0)
     # gradients of weights that are replicated over tensor parallelism are all_reduced over it unit by unit, or weight
     # by weight (DTensor)
     replicated_grad_reduce: Literal["unit", "weight"] = "unit"

@@ -22,7 +22,7 @@ from fivefold.trainer.model.precision import check_trainable
 ENGINE_BEHAVIOUR = {
     "merged_projections": False, "merged_adapters": "none", "wgrad_accumulation": "separate",
     "recv_buffers": "freed", "flat_copies": (), "zero2_shards": "view", "zero3_gather": "units", "reduce_bucket": 0,
-    "reduced_gradients": "summed", "comm_buffers": "freed", "tp_buffers": "in_place",
+    "reduced_gradients": "summed", "ddp_bucket_size": (0, 0), "comm_buffers": "freed", "tp_buffers": "in_place",
     "deferred_wgrad": "operands", "dispatcher": "all_to_all", "scatter_gather_tensors": False,
     "token_permutation": "fused", "transposes_attention": False,
     "rope": "fused", "low_precision_saved": (), "fp8_attention": False, "extra_kernels": (0, 0),

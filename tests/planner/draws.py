@@ -228,6 +228,7 @@ STACK: dict[str, Draw] = {
     "low_precision_saved": subset(Stack, "low_precision_saved"),
     "extra_kernels": choose((0, 0), (0, 0), (10, 18)),
     "update_kernels": choose(0, 0, 12),
+    "ddp_bucket_size": choose((0, 0), (0, 0), (40_000_000, 1_000_000), (1000, 0)),
     "flat_shards": choose_option(Stack, "flat_shards"),
     "cuda_graphs": choose_option(Stack, "cuda_graphs"),
     "dispatcher": choose_option(Stack, "dispatcher"),

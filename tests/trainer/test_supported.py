@@ -22,7 +22,7 @@ OTHER_BEHAVIOUR: dict[str, Any] = {
     "kernels": "plain", "merged_projections": True, "merged_adapters": "all_gather",
     "wgrad_accumulation": "fused", "flat_copies": ("weights",),
     "recv_buffers": "preallocated", "zero2_shards": "separate", "zero3_gather": "weights", "reduce_bucket": 1000,
-    "reduced_gradients": "updated",
+    "reduced_gradients": "updated", "ddp_bucket_size": (1, 1),
     "comm_buffers": "retained", "tp_buffers": "copied", "token_permutation": "scatter_add",
     "transposes_attention": True,
     "deferred_wgrad": "graph", "dispatcher": "fused", "scatter_gather_tensors": True,

@@ -488,6 +488,8 @@ class Estimates(Tables):
         if self.counts.job.stack.replicated_grad_reduce == "weight":  # after every backward
             columns += partials.select("mbs cp")
         job = self.counts.job
+        if job.stack.ddp_bucket_size[0]:
+            columns += [candidates.zero, partials.pp]
         if job.stack.reduce_bucket or job.freezes_weights:  # by stage other messages, or other gathers
             columns += [candidates.zero, (partials.pp == 1).astype(np.int64)]
         columns += [

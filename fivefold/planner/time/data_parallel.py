@@ -34,7 +34,7 @@ class UnitEnds(NamedTuple):
     ``gather`` and ``reduce``: its messages after all backwards; ``last``: the last reduction if there is one after
     every backward. ``copies``: seconds of replica all-reduces. ``buffer_copies``: seconds in which compute waits for
     copies to and from the buffers of these messages. ``forward_overlap`` and ``backward_overlap``: seconds that other
-    messages can overlap, in a forward and in a backward.
+    messages can overlap, in a forward and in a backward. ``buckets``: as in ``GatherReduceTime``.
     """
 
     gather: MessageTime
@@ -45,6 +45,7 @@ class UnitEnds(NamedTuple):
     every_micro_batch: bool
     forward_overlap: float
     backward_overlap: float
+    buckets: float
 
 
 class StepEnds(NamedTuple):
@@ -64,6 +65,7 @@ def estimate_step_ends(
     if layout.dp * layout.cp * layout.tp == 1 and not layout.pipeline.enters_both_ends:
         return StepEnds(0.0, 0.0)
     copies = buffer_copies = 0.0
+    buckets = 0.0  # of the first stage's first unit, whose weights are gathered first and reduced last
     gathers: Repeated[MessageTime] = []  # in the order of the units
     reduces: Repeated[MessageTime] = []
     forward: Repeated[float] = []  # compute of the first stage's units
@@ -76,6 +78,7 @@ def estimate_step_ends(
         for run, n_units in stage_work[chunk]:
             times = n_stages * n_units
             unit = _estimate_unit_ends(units, run.name, seconds[run], stays_gathered=stays_gathered)
+            buckets = buckets or unit.buckets
             copies = copies + times * unit.copies
             buffer_copies = buffer_copies + times * unit.buffer_copies
             if stays_gathered:
@@ -99,6 +102,9 @@ def estimate_step_ends(
     if units.job.stack.param_all_gather == "overlapped":
         exposed_gather = max(0.0, gather - _sum_overlapped_seconds(gathers, forward, chunks=len(chunks)))
     exposed_reduce = max(0.0, reduce - _sum_overlapped_seconds(reduces, backward, chunks=len(chunks)))
+    if buckets < 1:  # the first bucket has weights of further units, as the last one reduced has
+        exposed_gather = max(exposed_gather, min(gather, gathers[0][0].seconds / buckets if gathers else 0.0))
+        exposed_reduce = max(exposed_reduce, min(reduce, reduces[0][0].seconds / buckets if reduces else 0.0))
     return StepEnds(
         exposed_gather + exposed_reduce + copies + alone,
         units.contention * (gather + reduce - exposed_gather - exposed_reduce - alone) + buffer_copies,
@@ -175,6 +181,7 @@ def _estimate_unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds
         messages.every_micro_batch,
         unit_time.forward + forward_free,
         max(0.0, backward_overlap - messages.backward.seconds),
+        time.buckets,
     )
 
 

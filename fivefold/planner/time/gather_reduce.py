@@ -24,7 +24,8 @@ class GatherReduceTime(NamedTuple):
     ``gather_busy``, ``reduce_busy``: seconds of them that keep a core busy (``Network.busy_seconds``). ``again``:
     seconds to gather the weights for a backward, if that happens less often than for a forward. ``copy_out``,
     ``copy_in``: seconds in which compute waits for gathered weights to be copied out of the buffer of their message,
-    and for gradients to be copied into that of theirs (``Stack.copies_comm_buffers``).
+    and for gradients to be copied into that of theirs (``Stack.copies_comm_buffers``). ``buckets``: how many messages
+    these are, less than one if a message has weights of other units too (``Stack.ddp_bucket_size``).
     """
 
     gather: float
@@ -35,6 +36,7 @@ class GatherReduceTime(NamedTuple):
     again: float | None = None
     copy_out: float = 0.0
     copy_in: float = 0.0
+    buckets: float = 1.0
 
 
 def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
@@ -76,10 +78,13 @@ def gather_reduce_seconds(
     copied_out = copied_in = 0
     reduces_every_backward = counts.reduces_every_micro_batch(layout, name)
     gather = reduce = copies = gather_busy = reduce_busy = 0.0
+    buckets = _count_unit_buckets(counts, layout, name)
     for message in list_unit_messages(counts, layout, name):
-        collective = message.collective, message.payload, make_group(layout, message.group, message.ranks)
-        seconds = network.seconds(*collective)
-        busy = network.busy_seconds(*collective)
+        filled = buckets.get(_find_buffer(message), 1.0)
+        mesh_group = make_group(layout, message.group, message.ranks)
+        collective = message.collective, int(message.payload / filled), mesh_group
+        seconds = filled * network.seconds(*collective)
+        busy = filled * network.busy_seconds(*collective)
         if message.collective == "all_gather":
             gather, gather_busy = gather + seconds, gather_busy + busy
         elif message.group.endswith("replica") and reduces_every_backward:
@@ -98,10 +103,51 @@ def gather_reduce_seconds(
         for part in counts.parts(layout, name):
             gather += part.offloaded / host_link_bandwidth
             reduce += part.updated_numel * count_reduced_width(layout, counts.job) / host_link_bandwidth
-    time = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy)
+    n_buckets = max(buckets.values(), default=1.0)
+    time = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy, buckets=n_buckets)
     if copy_seconds is None:
         return time
     return time._replace(copy_out=copy_seconds(copied_out), copy_in=copy_seconds(copied_in))
+
+
+def _find_buffer(message: RepeatedMessage) -> str:
+    """Return the buffer of gradients that a message is of: Megatron has one of experts, and one of other weights."""
+    return message.group.removesuffix("shard").removesuffix("replica")
+
+
+def _count_elements(counts: Counts, layout: Layout, name: Name) -> dict[str, tuple[int, int]]:
+    """Return the elements of a unit's gradients in each buffer, and the ranks that reduce them."""
+    elements: dict[str, tuple[int, int]] = {}
+    for message in list_unit_messages(counts, layout, name):
+        if message.collective != "all_gather":  # of two, the first: over the shards, then over their replicas
+            numel = message.payload // counts.job.precision.summed_bytes
+            elements.setdefault(_find_buffer(message), (numel, message.ranks))
+    return elements
+
+
+def _count_unit_buckets(counts: Counts, layout: Layout, name: Name) -> dict[str, float]:
+    """Return how many buckets of each buffer a unit's weights fill, if messages are of buckets.
+
+    Without overlap, Megatron's buffer is one bucket. A rank's share of all weights stands for the weights of its stage.
+    """
+    size, size_per_rank = counts.job.stack.ddp_bucket_size
+    if not size or layout.zero == 3:
+        return {}
+    totals: dict[str, int] = {}
+    work: dict[Name, int] = {}
+    for stage in counts.stage_work(layout):
+        for run, times in stage:
+            work[run.name] = work.get(run.name, 0) + times
+    for unit, times in work.items():
+        for buffer, (numel, _) in _count_elements(counts, layout, unit).items():
+            totals[buffer] = totals.get(buffer, 0) + times * numel
+    buckets = {}
+    for buffer, (numel, ranks) in _count_elements(counts, layout, name).items():
+        most = max(numel, totals[buffer] // layout.pp)
+        if "dp" in counts.job.stack.overlap:
+            most = min(most, max(size, size_per_rank * ranks))
+        buckets[buffer] = numel / most
+    return buckets
 
 
 def _count_copied_bytes(message: RepeatedMessage, job: Job) -> tuple[int, int]:

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.job import Job
+from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
@@ -195,3 +196,30 @@ def test_adapters_below_which_nothing_is_reduced_leave_no_time_below_zero() -> N
     for name in ("qwen2.5-0.5b", "llama3.2-1b", "qwen3-0.6b"):
         plan = Planner(model=build_model(name), machine=spec, job=job)
         assert min(plan.estimate(layout).step_time.exposed.get("dp", 0.0) for layout in layouts) >= 0
+
+
+@pytest.mark.parametrize(("ranks", "elements"), [(8, 40_000_000), (1024, 1_024_000_000)])
+def test_megatron_reduces_and_gathers_in_buckets_of_40_million_elements_or_of_a_million_for_each_rank(
+    ranks: int, elements: int
+) -> None:
+    """As its ``bucket_size``; a layer of Llama 3 8B has 218 million weights, and is part of a bucket or several."""
+    job = Job(sequence=2048, global_batch=2048, stack=named_stack("megatron-core"))
+    layout = Layout.parse(f"dp{ranks} zero1")
+    plan, by_unit = (planner(job.replace(**change), f"h100:{ranks}") for change in ({}, {"ddp_bucket_size": (0, 0)}))
+    block = plan.counts.stage_work(layout)[0][1][0].name
+    time, alone = (one.units.gather_reduce(layout, block) for one in (plan, by_unit))
+    assert time.buckets == pytest.approx(218.1e6 / elements, rel=1e-3)
+    bucket = plan.units.network.seconds("reduce_scatter", int(4 * elements), group(layout, "dp"))
+    assert time.reduce == pytest.approx(time.buckets * bucket, rel=1e-6)
+    assert (time.reduce < alone.reduce, time.gather < alone.gather) == (ranks == 1024,) * 2
+
+    ends = estimate_step_ends(plan.units, layout, (0,), estimate_unit_seconds(plan.units, layout))
+    assert ends.exposed >= bucket  # the last one has no backward to overlap
+
+
+def test_megatron_without_overlap_reduces_all_gradients_in_one_message() -> None:
+    job = Job(sequence=2048, global_batch=64, stack=named_stack("megatron-core").replace(overlap=()))
+    plan, layout = planner(job), Layout.parse("dp8 tp8 zero1")
+    work = plan.counts.stage_work(layout)[0]
+    times = [(plan.units.gather_reduce(layout, run.name), n_units) for run, n_units in work]
+    assert sum(time.buckets * n_units for time, n_units in times) == pytest.approx(1, rel=1e-6)
