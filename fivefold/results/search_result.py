@@ -88,11 +88,13 @@ class TightLayout(Record):
     step_seconds: NonNegativeFloat  # step time
     faster: float | None = None  # relative gain over the best layout that fits
     gain: Literal["faster", "cheaper"] = "faster"  # what the gain is in
+    fixes: tuple[str, ...] = ()  # single changes of the job with which it fits
 
     def line(self) -> str:
         """Return its gain as one line."""
         gain = "is accepted with a higher risk" if self.faster is None else f"would be {self.faster:.1%} {self.gain}"
-        return f"a tight layout {gain}: {self.layout} (risk {show_risk(self.risk)}; --risk {self.option})"
+        line = f"a tight layout {gain}: {self.layout} (risk {show_risk(self.risk)}; --risk {self.option})"
+        return f"{line}; it would fit with {' or '.join(self.fixes)}" if self.fixes else line
 
     @property
     def option(self) -> str:

@@ -34,7 +34,7 @@ from fivefold.planner.search.columns import concatenate
 from fivefold.planner.search.constraints import describe_uneven_batch, find_binding_constraint
 from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents, rank_distinct
-from fivefold.planner.search.rejections import make_near_miss
+from fivefold.planner.search.rejections import find_job_fixes, make_near_miss
 from fivefold.planner.search.robust import RegretEvaluator
 from fivefold.planner.search.simplest import Evaluated, Simplest, build_alternative
 from fivefold.planner.search.space import Space
@@ -344,6 +344,7 @@ def _find_tight(incumbents: Incumbents, within: float) -> TightLayout | None:
         step_seconds=tight.seconds,
         faster=best.score / tight.score - 1 if best else None,
         gain="cheaper" if incumbents.by == "cost" else "faster",
+        fixes=tuple(fix.words for fix in find_job_fixes(tight.planner, tight.estimate.layout)) if best else (),
     )
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import is_legal
+from fivefold.layout.validity import is_legal, list_unwritten
 from fivefold.machine.spec import Machine
-from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Estimate, Planner, find_max_peak_bytes
@@ -109,57 +109,73 @@ class Rejections:
 
 def make_near_miss(estimate: Estimate, planner: Planner) -> NearMiss:
     """Record of a layout that does not fit, with changes that would make it fit."""
-    model, machine, job = planner.model, planner.machine, planner.job
     largest = max(estimate.ranks, key=lambda rank: rank.peak_bytes)
     return NearMiss(
         layout=str(estimate.layout),
         needs_bytes=largest.peak_bytes,
-        has_bytes=machine.chip.memory_bytes,
+        has_bytes=planner.machine.chip.memory_bytes,
         risk=planner.out_of_memory_risk(estimate.layout, estimate.ranks),
         cause=largest.peak_cause,
-        fixes=tuple(find_fixes(estimate.layout, model=model, machine=machine, job=job, risk=planner.risk)),
+        fixes=tuple(fix.line for fix in find_fixes(planner, estimate.layout)),
     )
 
 
-def find_fixes(layout: Layout, *, model: Model, machine: Machine, job: Job, risk: float) -> Iterator[str]:
-    """Yield single changes that make a layout fit, each with the memory that it then needs.
+class Fix(NamedTuple):
+    """A change that makes a layout fit, and the memory that it then needs."""
 
-    Of precisions and of numbers of GPUs, the nearest.
-    """
+    words: str
+    memory: str
 
-    def predict_peak(changed_job: Job, changed_layout: Layout = layout) -> int | None:
-        """Return the peak after a change; None if it does not fit."""
-        planner = Planner(model=model, machine=machine, job=changed_job, risk=risk)
-        ranks = planner.memory(changed_layout)
-        return find_max_peak_bytes(ranks) if planner.fits(changed_layout, ranks) else None
+    @property
+    def line(self) -> str:
+        """Return both, such as ``adamw8bit: 50.02 GiB``."""
+        return f"{self.words}: {self.memory}"
 
-    if "optimizer" not in layout.list_offloaded(job):
-        offloading = with_optimizer_offloaded(layout)
-        if (size := predict_peak(job, offloading)) is not None:
-            host_memory = count_host_bytes(Counts(model, job), offloading, machine)
-            yield f"offload=optimizer: {show_bytes(size)}, and {show_bytes(host_memory)} of host memory per node"
-    for recipe in list_smaller_precisions(model, job):
-        recipe_job = job.replace(precision=recipe)
-        has_units = machine.chip.format_of(recipe.compute) == recipe.compute
-        if not has_units or not is_legal(layout, model=model, job=recipe_job):
-            continue
-        if (size := predict_peak(recipe_job)) is not None:
-            yield f"--precision {recipe.name}: {show_bytes(size)}"
-            break
-    for change in list_job_changes(model, job, layout):
-        if change.goal == "time" or not is_legal(layout, model=model, job=change.job):
-            continue
-        if (size := predict_peak(change.job)) is not None:
-            yield f"{change.words}: {show_bytes(size)}"
+
+def find_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
+    """Yield single changes that make a layout fit: those of the job, and the fewest further ranks."""
+    yield from find_job_fixes(planner, layout)
+    job = planner.job
     sharded = layout.replace(zero=max(job.stack.runs.zero_with(layout.pp)), shard_group=None)
     for factor in (2, 4, 8, 16, 32, 64):
         scaled_layout = sharded.replace(dp=layout.dp * factor)
         for batch in (job.global_batch, job.global_batch * factor):
             scaled_job = job.replace(global_batch=batch)
-            if not is_legal(scaled_layout, model=model, job=scaled_job):
+            if not is_legal(scaled_layout, model=planner.model, job=scaled_job):
                 continue
-            if (size := predict_peak(scaled_job, scaled_layout)) is not None:
+            if size := _predict_fitting_peak(planner, scaled_job, scaled_layout):
                 with_batch = f" with gbs {batch}" if batch != job.global_batch else ""
-                yield f"{scaled_layout.world} ranks{with_batch} as {str(scaled_layout)!r}: {show_bytes(size)}"
+                yield Fix(f"{scaled_layout.world} ranks{with_batch} as {str(scaled_layout)!r}", show_bytes(size))
                 return
             break  # of equal micro-batches the batch changes no memory
+
+
+def find_job_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
+    """Yield single changes of the job that its software has and that make a layout fit; of precisions the nearest."""
+    model, machine, job = planner.model, planner.machine, planner.job
+    if "optimizer" not in layout.list_offloaded(job):
+        offloading = with_optimizer_offloaded(layout)
+        if size := _predict_fitting_peak(planner, job, offloading):
+            host_memory = show_bytes(count_host_bytes(Counts(model, job), offloading, machine))
+            yield Fix("offload=optimizer", f"{show_bytes(size)}, and {host_memory} of host memory per node")
+    for recipe in list_smaller_precisions(model, job):
+        recipe_job = job.replace(precision=recipe)
+        has_units = machine.chip.format_of(recipe.compute) == recipe.compute
+        if not has_units or not is_legal(layout, model=model, job=recipe_job):
+            continue
+        if size := _predict_fitting_peak(planner, recipe_job, layout):
+            yield Fix(f"--precision {recipe.name}", show_bytes(size))
+            break
+    for change in list_job_changes(model, job, layout):
+        is_written = next(list_unwritten(model, change.job, ("optimizer",)), None) is None
+        if change.goal == "time" or not is_written or not is_legal(layout, model=model, job=change.job):
+            continue
+        if size := _predict_fitting_peak(planner, change.job, layout):
+            yield Fix(change.words, show_bytes(size))
+
+
+def _predict_fitting_peak(planner: Planner, job: Job, layout: Layout) -> int:
+    """Return the peak of a rank in bytes with a changed job or layout; 0 if it does not fit."""
+    changed = Planner(model=planner.model, machine=planner.machine, job=job, risk=planner.risk)
+    ranks = changed.memory(layout)
+    return find_max_peak_bytes(ranks) if changed.fits(layout, ranks) else 0

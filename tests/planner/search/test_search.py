@@ -25,14 +25,14 @@ from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner, predict
 from fivefold.planner.search import find_fitting_layout, search
 from fivefold.planner.search.neighbours import list_neighbours
-from fivefold.planner.search.rejections import find_fixes
+from fivefold.planner.search.rejections import find_fixes, find_job_fixes
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import FIRST_GAP, MAX_DOUBLINGS, SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import UserError
 from fivefold.rendering.html import render_search as html
 from fivefold.rendering.search import render_page
-from fivefold.results.search_result import By, SearchResult
+from fivefold.results.search_result import By, SearchResult, TightLayout
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import FITS_RISK, TIGHT_RISK
 from fivefold.units import show_bytes, show_seconds
@@ -330,13 +330,32 @@ def test_what_would_fit_is_a_precision_of_the_software_or_more_of_its_gpus() -> 
         for name in ("bf16", "fp8-deepseek")
     }
     machine = narrow.replace(chip=narrow.chip.replace(memory_bytes=(peak["bf16"] + peak["fp8-deepseek"]) // 2))
-    fixes = list(find_fixes(layout, model=model, machine=machine, job=job, risk=0.4))
+    fixes = [fix.line for fix in find_fixes(Planner(model=model, machine=machine, job=job, risk=0.4), layout)]
     assert [fix for fix in fixes if "precision" in fix] == [
         f"--precision fp8-deepseek: {show_bytes(peak['fp8-deepseek'])}"
     ]
     assert any(re.match(r"4 ranks .*as 'dp2 pp2 zero1 1f1b mbs1'", fix) for fix in fixes)
     old = machine.replace(chip=machine.chip.replace(peak_flops={"bf16": 312e12}))
-    assert not any("fp8" in fix for fix in find_fixes(layout, model=model, machine=old, job=job, risk=0.4))
+    old_planner = Planner(model=model, machine=old, job=job, risk=0.4)
+    assert not any("fp8" in fix.words for fix in find_fixes(old_planner, layout))
+
+
+def test_changes_that_the_software_does_not_have_are_not_offered() -> None:
+    """Megatron-Core has no 8-bit AdamW, which would fit a mixture on 8 GPUs that offloading fits too."""
+    planner = Planner(
+        model=build_model("qwen3-30b-a3b"),
+        machine=resolve("h100:8", local=Path("/nowhere")),
+        job=Job(stack="megatron-core", global_batch=512),
+        risk=FITS_RISK,
+    )
+    layout = Layout.parse("dp2 tp2 pp2 ep4 zero1 1f1b mbs4 ac=full")
+    narrow = planner.job.replace(optimizer=planner.job.optimizer.replace(kind="adamw8bit"))
+    assert Planner(model=planner.model, machine=planner.machine, job=narrow, risk=FITS_RISK).fits(layout)
+    assert [fix.words for fix in find_job_fixes(planner, layout)] == ["offload=optimizer", "sequences of 512"]
+    tight = TightLayout(
+        layout=str(layout), precision="bf16", risk=0.48, memory_bytes=1, step_seconds=1.0, faster=1.2, fixes=("a", "b")
+    )
+    assert tight.line().endswith("; it would fit with a or b")
 
 
 def test_layouts_on_one_gpu_are_not_rejected_because_of_messages() -> None:

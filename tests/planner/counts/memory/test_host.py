@@ -122,7 +122,7 @@ def test_a_layout_that_does_not_fit_is_advised_to_offload_with_its_host_memory()
     words = r"offload=optimizer, which takes 1\.03 TiB of host memory per node"
     with pytest.raises(UserError, match=words):
         search_longest_sequence(model=model, machine=node, job=job, layout=layout)
-    first = next(find_fixes(layout, model=model, machine=node, job=job, risk=FITS_RISK))
+    first = next(find_fixes(Planner(model=model, machine=node, job=job, risk=FITS_RISK), layout)).line
     peak = Planner(model=model, machine=node, job=job).step(layout.replace(offload=("optimizer",))).memory.peak_bytes
     assert first == f"offload=optimizer: {show_bytes(peak)}, and 1.03 TiB of host memory per node"
 
