@@ -26,7 +26,7 @@ from fivefold.layout.validity import validate_job
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.predict import Planner, get_planner
+from fivefold.planner.predict import Estimate, Planner, get_planner
 from fivefold.planner.search.alternatives import explain_choices
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
@@ -43,7 +43,7 @@ from fivefold.planner.search.warm_start import sweep_from_likely
 from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import StopSignal, UserError
-from fivefold.results.search_result import Aim, By, NearMiss, Point, Proposal, Ranked, SearchResult, TightLayout
+from fivefold.results.search_result import Aim, By, Point, Proposal, Ranked, SearchResult, TightLayout
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, TIGHT_RISK
 
@@ -127,6 +127,11 @@ def search(
     planners = _search_until_stopped(
         solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk
     )
+    nearest: list[tuple[Planner, Estimate]] = []
+    if not incumbents.best:
+        nearest = _find_least_memory(spaces, planners, model=model, machine=machine, risk=risk, exact=exact)
+        if incumbents.is_undecided:
+            incumbents.add_unsearched(nearest)
     total += balance_stages(incumbents, where=where) if planners and finds_best else 0
     proposal = (
         _propose(incumbents, within or 0.0, planners=planners.values(), where=where, precision=job.precision.name)
@@ -147,7 +152,7 @@ def search(
         ),
         misses=()
         if incumbents.best
-        else tuple(_list_near_misses(spaces, planners, model=model, machine=machine, risk=risk, exact=exact)),
+        else tuple(make_near_miss(estimate, near_planner) for near_planner, estimate in nearest),
         binding_constraint=""
         if incumbents.best
         else _find_binding_constraint(model, machine, job, where=where, risk=risk),
@@ -456,7 +461,7 @@ def _search_spaces(
     return planners
 
 
-def _list_near_misses(
+def _find_least_memory(
     spaces: Sequence[tuple[Job, Space]],
     planners: Mapping[Job, Planner],
     *,
@@ -464,8 +469,8 @@ def _list_near_misses(
     machine: Machine,
     risk: float,
     exact: bool,
-) -> Iterator[NearMiss]:
-    """Yield the layouts that need the least memory, searched as if memory were unlimited.
+) -> list[tuple[Planner, Estimate]]:
+    """Return the layouts that need the least memory, searched as if memory were unlimited, each with its planner.
 
     Unless ``exact``, others may need a little less, beyond a work limit.
     """
@@ -474,11 +479,8 @@ def _list_near_misses(
     incumbents = Incumbents(UNLIMITED_BYTES, by="memory", top=MISSES, levels=0, work=work)
     solver = BranchAndBound(incumbents, ranks_per_node=machine.ranks_per_node, timed=False)
     _search_spaces(solver, spaces, planners, model=model, machine=unlimited, risk=risk)
-    for candidate in incumbents.best:
-        job, counts = candidate.planner.job, candidate.planner.counts
-        yield make_near_miss(
-            candidate.estimate, Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
-        )
+    planner_by_job = {planner.job: planner for planner in planners.values()}
+    return [(planner_by_job[candidate.planner.job], candidate.estimate) for candidate in incumbents.best]
 
 
 def _select_pareto_front(evaluated: Sequence[EvaluatedLayout]) -> Iterator[Point]:

@@ -24,6 +24,7 @@ from fivefold.planner.search.work import SearchWork
 from fivefold.results.search_result import By
 from fivefold.step import TIGHT_RISK
 
+UNPROVEN_RATIO = 2.0**10  # of a score to the lowest possible, of which nothing is known
 MIN_EVALUATED_LAYOUTS = 100  # evaluated layouts after which a ranking may end
 
 
@@ -224,6 +225,17 @@ class Incumbents:
     def allowed_gap(self) -> float:
         """Return the gap to the optimum that the work of the search allows."""
         return self.work.allowed_gap if self.work else 0.0
+
+    def add_unsearched(self, candidates: Iterable[tuple[Planner, Estimate]]) -> None:
+        """Evaluate those ``candidates`` that fit, which the search dropped unseen as its work was spent.
+
+        Nothing is known of how near the best of them is to the best possible.
+        """
+        for planner, estimate in candidates:
+            if planner.fits(estimate.layout, estimate.ranks):
+                self.evaluate(planner, estimate.layout)
+        if self.best:
+            self.rejections.lowest_bound = min(self.rejections.lowest_bound, self.best[0].score / UNPROVEN_RATIO)
 
     @property
     def gap(self) -> float | None:

@@ -462,6 +462,27 @@ def test_a_layout_of_few_sequences_is_found_for_a_large_model() -> None:
     assert search(model=build_model("gpt-oss-20b"), machine=machine, job=job, top=1).best
 
 
+def test_a_layout_of_least_memory_that_fits_is_proposed_after_a_search_that_found_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It was shown as a near miss, which needs 3 of 15 GiB."""
+
+    def find_none(solver: Any, spaces: Any, *_: Any, model: Model, machine: Machine, risk: float) -> Any:
+        solver.incumbents.is_undecided = True
+        return {job: Planner(model=model, machine=machine, job=job, risk=risk) for job, _ in spaces}
+
+    monkeypatch.setattr("fivefold.planner.search._search_until_stopped", find_none)
+    machine, job = make_tight_machine(4, gib=8), FEW.replace(global_batch=4)
+    result = search(model=SMALL, machine=machine, job=job, within=0.02, recomputations=("none", "full"))
+    assert (result.misses, result.undecided) == ((), False)
+    assert result.proposal is not None
+    assert all(ranked.step.memory.verdict == "fits" for ranked in result.best)
+    assert "not proven to be near the best possible within the work limit" in result.gap_line()
+    small = make_tight_machine(4, gib=0.3)
+    unfit = search(model=SMALL, machine=small, job=job, within=0.02, recomputations=("none", "full"))
+    assert (unfit.best, unfit.undecided, len(unfit.misses)) == ((), True, 3)
+
+
 def test_a_search_that_ends_at_its_work_limit_does_not_claim_that_nothing_fits() -> None:
     machine, job = make_tight_machine(4, gib=0.6), FEW.replace(global_batch=4)
 
