@@ -50,6 +50,7 @@ PREFERENCES = [
     ("cp2 pp2 mbs2 ac=full", None),
     ("dp2 pp2 zero3 mbs2", Adapter(rank=4)),
     ("cp2 mbs4 cp=ulysses", Adapter(rank=4, base="nf4")),
+    ("tp2 mbs4", Adapter(rank=4, base="int8")),
 ]
 TRAIN_ALONE: dict[Objective, str] = {"sft": "dp1 mbs1", "dpo": "dp1 mbs2"}
 
