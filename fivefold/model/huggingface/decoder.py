@@ -117,6 +117,10 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 
+GPT_FIELDS: dict[str, Any] = {"norm": "layernorm", "mlp": "plain"} | dict.fromkeys(
+    ("qkv_bias", "out_bias", "mlp_bias"), True
+)
+
 TENSORS: dict[str, str | FusedTensor] = {
     "blocks": "model.layers.{}",
     "embed.tokens": "model.embed_tokens",
@@ -137,6 +141,15 @@ TENSORS: dict[str, str | FusedTensor] = {
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
+}
+GPT_PLACES = {
+    "blocks": "transformer.h.{}",
+    "embed.tokens": "transformer.wte",
+    "embed.positions": "transformer.wpe",
+    "head.norm": "transformer.ln_f",
+    "head.out": "lm_head",
+    "norm1": "ln_1",
+    "norm2": "ln_2",
 }
 LATENT_TENSORS: dict[str, str | FusedTensor] = {
     "attention.q_down": "self_attn.q_a_proj",

@@ -17,8 +17,7 @@ FIELDS: dict[str, Any] = {"position": "alibi", "norm": "layernorm", "mlp": "plai
 def _build_bloom(config: Config) -> Model:
     """Build BLOOM: a norm after the embedding, biases everywhere, a feed-forward four times as wide."""
     config = config.replace(intermediate_size=4 * config.hidden_size)
-    biases = dict.fromkeys(("qkv_bias", "out_bias", "mlp_bias"), True)
-    return build_model(config, **FIELDS | biases | {"activation": "gelu_tanh"}, embedding_norm="weighted")
+    return build_model(config, **FIELDS | decoder.GPT_FIELDS | {"activation": "gelu_tanh"}, embedding_norm="weighted")
 
 
 def _build_mpt(config: Config) -> Model:

@@ -5,7 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import GPT_KEYS, QKV, FusedTensor, drop_keys, expand_names, map_same_names
+from fivefold.model.huggingface.decoder import (
+    GPT_FIELDS,
+    GPT_KEYS,
+    GPT_PLACES,
+    QKV,
+    FusedTensor,
+    drop_keys,
+    expand_names,
+    map_same_names,
+)
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import NAMES, build_model
 from fivefold.model.spec import Model
@@ -21,15 +30,6 @@ DEFAULTS = {
     "hidden_dropout": 0.1,
     "embedding_dropout": 0.1,
 }
-PLACES = {
-    "blocks": "transformer.h.{}",
-    "embed.tokens": "transformer.wte",
-    "embed.positions": "transformer.wpe",
-    "head.norm": "transformer.ln_f",
-    "head.out": "lm_head",
-    "norm1": "ln_1",
-    "norm2": "ln_2",
-}
 CROSS_ATTENTION = {"add_cross_attention": Supported((False,), "cross-attention")}
 
 
@@ -40,14 +40,9 @@ def _build_gpt2(config: Config) -> Model:
     """Build GPT-2: learned positions, biases in all layers."""
     return build_model(
         config,
-        norm="layernorm",
-        mlp="plain",
-        mlp_bias=True,
+        **GPT_FIELDS,
         ffn=config.intermediate_size or 4 * config.hidden_size,
-        kv_heads=config.num_attention_heads,
         position="learned",
-        qkv_bias=True,
-        out_bias=True,
         attention_scale=None if config.scale_attn_weights else 1.0,
     )
 
@@ -81,7 +76,7 @@ GPT2 = Family(
     },
     to_model=_build_gpt2,
     tensors={
-        **PLACES,
+        **GPT_PLACES,
         **_transpose("attn.c_attn", *QKV),
         **_transpose("attn.c_proj", "attention.out"),
         **_transpose("mlp.c_fc", "mlp.up"),
@@ -117,7 +112,7 @@ GPT_BIGCODE = Family(
     ),
     write=lambda model: {"multi_query": model.kv_heads == 1},
     tensors={
-        **PLACES,
+        **GPT_PLACES,
         **dict.fromkeys(QKV, FusedTensor("attn.c_attn", QKV, groups="kv_heads")),
         "attention.out": "attn.c_proj",
         "mlp.up": "mlp.c_fc",

@@ -6,7 +6,7 @@ from itertools import groupby
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import SIZES, drop_keys, expand_names, map_same_names
+from fivefold.model.huggingface.decoder import GPT_FIELDS, GPT_PLACES, SIZES, drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, find_period
 from fivefold.model.spec import Model
@@ -29,13 +29,9 @@ def _build_gpt_neo(config: Config) -> Model:
         fields = {"window": config.sliding_window, "window_pattern": () if all(slides) else find_period(slides)}
     return build_model(
         config,
-        norm="layernorm",
-        mlp="plain",
-        mlp_bias=True,
+        **GPT_FIELDS | {"qkv_bias": False},
         ffn=config.intermediate_size or 4 * config.hidden_size,
-        kv_heads=config.num_attention_heads,
         position="learned",
-        out_bias=True,
         attention_scale=1.0,
         **fields,
     )
@@ -78,13 +74,7 @@ GPT_NEO = Family(
     to_model=_build_gpt_neo,
     write=_write_gpt_neo,
     tensors={
-        "blocks": "transformer.h.{}",
-        "embed.tokens": "transformer.wte",
-        "embed.positions": "transformer.wpe",
-        "head.norm": "transformer.ln_f",
-        "head.out": "lm_head",
-        "norm1": "ln_1",
-        "norm2": "ln_2",
+        **GPT_PLACES,
         "attention.q": "attn.attention.q_proj",
         "attention.k": "attn.attention.k_proj",
         "attention.v": "attn.attention.v_proj",

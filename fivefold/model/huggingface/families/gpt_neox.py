@@ -32,7 +32,7 @@ def _check_head_dim(config: Config) -> None:
 def _build_gpt_neox(config: Config) -> Model:
     """Build GPT-NeoX or Pythia; attention and MLP may be parallel."""
     _check_head_dim(config)
-    fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": True, "kv_heads": config.num_attention_heads}
+    fields = {"norm": "layernorm", "mlp": "plain", "mlp_bias": True}
     block = "parallel" if config.use_parallel_residual else "pre"
     # one key for embedding and branches, so embedding_dropout follows that of the branches
     fields |= {"block": block, "embedding_dropout": None}
@@ -48,7 +48,6 @@ def _build_japanese(config: Config) -> Model:
         norm="layernorm",
         mlp="plain",
         ffn=config.width_multiple * config.hidden_size,
-        kv_heads=config.num_attention_heads,
         last_out_bias=True,
     )
 

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.model.huggingface.config import Config
-from fivefold.model.huggingface.decoder import GPT_KEYS, FusedTensor, expand_names, map_same_names
+from fivefold.model.huggingface.decoder import (
+    GPT_KEYS,
+    GPT_PLACES,
+    FusedTensor,
+    drop_keys,
+    expand_names,
+    map_same_names,
+)
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_head_dim
 from fivefold.model.spec import Model
@@ -19,12 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "tie_word_embeddings": False,
     "rotary_dim": 64,
 }
-PLACES = {
-    "blocks": "transformer.h.{}",
-    "embed.tokens": "transformer.wte",
-    "head.norm": "transformer.ln_f",
-    "head.out": "lm_head",
-    "norm1": "ln_1",
+PLACES = drop_keys(GPT_PLACES, "embed.positions", "norm2") | {
     "attention.out": "attn.out_proj",
     "mlp.up": "mlp.fc_in",
     "mlp.down": "mlp.fc_out",
@@ -44,7 +46,6 @@ def _build_gptj(config: Config) -> Model:
         mlp="plain",
         mlp_bias=True,
         ffn=config.intermediate_size or 4 * config.hidden_size,
-        kv_heads=config.num_attention_heads,
         block="parallel_shared",
         head_bias=True,
         rope_fraction=config.rotary_dim / head_dim,

@@ -11,8 +11,7 @@ from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model
 from fivefold.model.spec import Model
 
-BIASES: dict[str, Any] = {"norm": "layernorm", "mlp": "plain", "qkv_bias": True, "out_bias": True, "mlp_bias": True}
-FIELDS: dict[str, Any] = BIASES | {"norm_epsilon": 1e-5, "position": "learned", "position_offset": 2}
+FIELDS = decoder.GPT_FIELDS | {"norm_epsilon": 1e-5, "position": "learned", "position_offset": 2}
 WHOLE = {"layerdrop": Supported((0,), "layers that are left out at random")}
 TENSORS = decoder.TENSORS | {
     "norm1": "self_attn_layer_norm",

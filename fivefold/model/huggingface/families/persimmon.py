@@ -16,12 +16,7 @@ def _build_persimmon(config: Config) -> Model:
     return build_model(
         config,
         **read_rope(config, has_partial_rotary=True),
-        norm="layernorm",
-        mlp="plain",
-        mlp_bias=True,
-        qkv_bias=True,
-        out_bias=True,
-        kv_heads=config.num_attention_heads,
+        **decoder.GPT_FIELDS,
         qk_norm="head" if config.use_qk_norm else "none",
     )
 

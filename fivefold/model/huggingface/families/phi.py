@@ -16,11 +16,7 @@ def _build_phi(config: Config) -> Model:
     return build_model(
         config,
         **read_rope(config, has_partial_rotary=True),
-        norm="layernorm",
-        mlp="plain",
-        mlp_bias=True,
-        qkv_bias=True,
-        out_bias=True,
+        **decoder.GPT_FIELDS,
         head_bias=True,
         block="parallel_shared",
         qk_norm="head" if config.use_qk_norm else "none",

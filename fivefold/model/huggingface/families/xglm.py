@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from fivefold.model.huggingface import decoder
-from fivefold.model.huggingface.decoder import GPT_KEYS, drop_keys, expand_names
-from fivefold.model.huggingface.families.gpt2 import PLACES
-from fivefold.model.huggingface.families.opt import BIASES, TENSORS, WHOLE, build_scaled, write_scaled
+from fivefold.model.huggingface.decoder import GPT_FIELDS, GPT_KEYS, GPT_PLACES, drop_keys, expand_names
+from fivefold.model.huggingface.families.opt import TENSORS, WHOLE, build_scaled, write_scaled
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model
 
-FIELDS: dict[str, Any] = BIASES | {"position": "sinusoidal"}
+FIELDS = GPT_FIELDS | {"position": "sinusoidal"}
 
 
 # XGLM, whose positions begin at 2.
@@ -69,7 +66,7 @@ CTRL = Family(
     supported={"layer_norm_epsilon": Supported((1e-6,), "an epsilon only for the last norm")},
     to_model=lambda config: build_model(config, **FIELDS, embedding_scale=config.hidden_size**0.5, head_bias=True),
     tensors={
-        **PLACES,
+        **GPT_PLACES,
         "embed.tokens": "transformer.w",
         "head.norm": "transformer.layernorm",
         "norm1": "layernorm1",
