@@ -34,7 +34,7 @@ class Points(Record):
     collective_bytes: tuple[PositiveInt, ...]
     rounds: PositiveInt  # passes over all points and runs, so that a drift of the computer's speed meets all of them
     budget_seconds: PositiveFloat  # rounds after the least number stop when it is spent; processor time on a CPU
-    step_seconds: PositiveFloat  # part of it that is for steps: no run begins that would need more
+    step_seconds: PositiveFloat  # at most so much of it is for steps, at least half: no run begins that needs more
     seconds_per_point: PositiveFloat  # time for repeats of a point in one round
 
 

@@ -302,6 +302,11 @@ class Budget:
         self._promised += MIN_STEPS * measured_seconds
 
 
+def limit_step_seconds(step_seconds: float, *, left_seconds: float) -> float:
+    """Return the seconds for steps, which end with those left for all points; at least half of ``step_seconds``."""
+    return max(step_seconds / 2, min(step_seconds, left_seconds))
+
+
 Step = Callable[[], MeasuredUnitSeconds]
 
 
@@ -405,11 +410,15 @@ class Measurement:
         context, steps = self.context, dict[int, Step]()
         timed: dict[int, list[MeasuredUnitSeconds]] = defaultdict(list)
         self.messages.measure_round(self.note)
+        begin = self.now()
         self.kernels.measure_round(self.note)
+        kernel_seconds = self.now() - begin
         if self.grid and context.device.type == "cpu":
+            left_seconds = self.end - self.now() - MIN_STEPS // KERNEL_ROUNDS * kernel_seconds
+            step_seconds = limit_step_seconds(self.points.step_seconds, left_seconds=left_seconds)
             cases = [(number, case, 1.0) for number, case in enumerate(self.cases, start=len(self.grid))]
             for number, step in chain(
-                build_runs(context, self.list_runs(), Budget(self.points.step_seconds, now=self.now)),
+                build_runs(context, self.list_runs(), Budget(step_seconds, now=self.now)),
                 build_runs(context, cases, Budget(math.inf, now=self.now)),
             ):
                 steps[number] = step

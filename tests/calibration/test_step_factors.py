@@ -4,6 +4,7 @@ import random
 import time
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from fivefold.calibration import worker
 from fivefold.calibration.message_orders import Timed
 from fivefold.calibration.null_process_group import init_null_process_group
 from fivefold.calibration.orders import CaseOrder, RankProfile
+from fivefold.calibration.points import QUICK
 from fivefold.calibration.profile import find_unit
 from fivefold.calibration.step_clock import summarize_steps
 from fivefold.calibration.step_factors import fit_step_factors, fit_update
@@ -170,6 +172,30 @@ def test_runs_that_do_not_fit_the_budget_are_left_out():
     now[0] = 20.2
     assert budget.overrun("fp32", 0.1) > 0  # until 22.7 s, and then 1.5 s of the first run
     assert budget.overrun("bf16", 100.0) < 0
+
+
+@pytest.mark.parametrize(("kernel_seconds", "end_seconds"), [(1.0, 10.6), (2.0, 11.65), (5.0, 14.8)])
+def test_a_quick_measurement_ends_with_its_budget(monkeypatch, kernel_seconds, end_seconds):
+    """Steps take no more of its 12 s than both rounds of kernels leave, but at least half of their own 8 s."""
+    now = [0.0]
+
+    def pass_seconds(seconds):
+        now[0] += seconds
+
+    measurement = Measurement.__new__(Measurement)
+    measurement.points, measurement.now, measurement.end = QUICK, lambda: now[0], QUICK.budget_seconds
+    measurement.context = SimpleNamespace(device=torch.device("cpu"), ranks=1, rank=1, max_over_ranks=float)
+    measurement.messages = SimpleNamespace(measure_round=lambda _note: pass_seconds(1.0))
+    measurement.kernels = SimpleNamespace(measure_round=lambda _note: pass_seconds(kernel_seconds))
+    measurement.grid, measurement.cases = list_grid_runs(1, gpu=False, quick=True), []
+    measurement.list_runs = lambda: [(number, run, 0.19) for number, run in enumerate(measurement.grid)]
+    measurement.list_points, measurement.note = list, lambda _kind: None
+    monkeypatch.setattr(worker, "build_step", lambda *_run, **_place: lambda: pass_seconds(0.19))
+    monkeypatch.setattr(worker, "profile_run", lambda *_samples, **_rank: None)
+    monkeypatch.setattr("torch.distributed.all_gather_object", lambda *_profiles: None)
+    measurement.measure_in_turns()
+    assert len(measurement.grid) == 8  # which take 0.95 s each
+    assert now[0] == pytest.approx(end_seconds)
 
 
 def test_a_message_counts_with_its_fastest_time_and_compute_with_its_median():
