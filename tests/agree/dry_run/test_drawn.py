@@ -427,7 +427,7 @@ LATENT_KINDS = ("latent", "latent, odd")
 SCANS = ("gated delta net", "kimi delta", "lightning", "mamba", "mamba2", "negative eigenvalues", "rg lru",
          "short convolution")  # fmt: skip
 MIXTURES_OF_EXPERTS = ("biased experts", "clamped experts", "experts", "gated shared expert", "norm after experts",
-                       "pattern of experts", "weighed inputs")  # fmt: skip
+                       "pattern of experts", "weighed inputs", "drawn experts", "experts next to an mlp")  # fmt: skip
 ROTATIONS = ("not all rotate", "scaled rope", "sliding base")
 LENT_KEYS = ("shared keys", "wide shared layers")
 INPUTS_OF_LAYERS = ("altup", "per-layer inputs")
@@ -439,6 +439,8 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (MIXTURES_OF_EXPERTS, ("dpo", "nosp", "sparse gates", "sub-norms", "wide shared layers", "xielu")),
     (("clamped experts",), (*INPUTS_OF_LAYERS, "gated shared expert", "plain mlp", "rg lru", "weighed inputs")),
     (("biased experts",), ("weighed inputs",)),
+    (("drawn experts",), ("adapters",)),
+    (("experts next to an mlp",), ("adapters", "clamped experts", "freeze")),
     (("weighed inputs",), ("plain mlp",)),
     (("norm after experts",), ("altup", "norms by mixer", "post norm")),
     (("adapted experts",), ("plain mlp", "sub-norms", "xielu")),
