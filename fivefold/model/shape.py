@@ -604,6 +604,8 @@ class ModelShape(Record):
                 "window is not supported with mla.indexer, which chooses the keys: "
                 "describe layers with a window in sliding_mla"
             )
+        if not all(self.rope_pattern):
+            raise ValueError("rope_pattern is not supported with mla.indexer: leave it out")
         for field in ("attention_softcap", "temperature", "attention_dropout", "dropout"):
             if getattr(self, field):
                 raise ValueError(f"{field} is not supported with mla.indexer, which chooses the keys: leave one out")

@@ -25,6 +25,7 @@ from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.altup import AltUp
 from fivefold.model.attention import Sliding
+from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.lightning import Lightning
@@ -252,6 +253,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = _add_pairs_of_heads(random.Random(f"{number} pairs"), model, layout=layout, job=job)
         model = _add_drawn_experts(random.Random(f"{number} routers"), model, layout=layout, job=job)
         model = _add_joined_experts(random.Random(f"{number} joined experts"), model, layout=layout, job=job)
+        model, job = _add_indexer(random.Random(f"{number} indexer"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
 
@@ -322,6 +324,27 @@ def _add_joined_experts(chance: random.Random, model: Model, *, layout: Layout, 
     fitting = (_replace_if_legal(model, fields, layout=layout, job=job)
                for fields in options[2 * (chance.random() < 0.4) :])  # fmt: skip
     return next(filter(None, fitting), model)
+
+
+def _add_indexer(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> tuple[Model, Job]:
+    """Return some latent models with an indexer of keys in some layers, without what that excludes, where legal."""
+    if model.mla is None or chance.random() > 0.35:
+        return model, job
+    flash = job.replace(attention="flash") if job.stack.attention == "unfused" else job
+    excluded: dict[str, Any] = {
+        **dict.fromkeys(("window", "attention_softcap", "temperature", "rope_theta_sliding")),
+        **dict.fromkeys(("window_pattern", "rope_pattern"), ()),
+        **dict.fromkeys(("attention_dropout", "dropout"), 0.0),
+        "position": "rope",
+        "window_kind": "sliding",
+    }
+    indexer = Indexer(heads=chance.choice((2, 5)), head_dim=chance.choice((4, 7)), topk=chance.choice((3, 7, 100)))
+    patterns: tuple[tuple[bool, ...], ...] = ((True, False), (True, True, False), ())
+    for pattern in patterns[chance.randrange(3) :]:  # stages may begin with layers that choose no keys
+        mla = model.mla.replace(q_rank=model.mla.q_rank or 22, indexer=indexer.replace(pattern=pattern))
+        if changed := _replace_if_legal(model, {**excluded, "mla": mla}, layout=layout, job=flash):
+            return changed, flash
+    return model, job
 
 
 def _replace_if_legal(model: Model, fields: dict[str, Any], *, layout: Layout, job: Job) -> Model | None:

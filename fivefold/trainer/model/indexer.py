@@ -37,13 +37,13 @@ class RowShare(Protocol):
 
 
 class LightningIndexer(nn.Module):
-    """The indexer of a layer. ``share``: under sp, a rank chooses the keys of its own rows among those of all ranks."""
+    """The indexer of a layer. ``row_share``: under sp, the rows whose keys this rank chooses, among those of all ranks."""
 
     def __init__(self, shape: Indexer, *, q_rank: int, width: int) -> None:
         super().__init__()
         self.run: Run = call_directly
         self.shape = shape
-        self.share: RowShare | None = None
+        self.row_share: RowShare | None = None
         self.q = Linear(q_rank, shape.heads * shape.head_dim, bias=False, is_low_precision=False)
         self.k = Linear(width, shape.head_dim, bias=False, is_low_precision=False)
         self.k_norm = LayerNorm(shape.head_dim, epsilon=NORM_EPSILON)
@@ -51,7 +51,7 @@ class LightningIndexer(nn.Module):
 
     def forward(self, x_RD: Tensor, latent: Tensor, rows: RowInputs) -> Tensor:
         """Return the indices [B · T, K] of the keys that each query attends to; see ``choose_keys``."""
-        run, share, first = self.run, self.share, 0
+        run, share, first = self.run, self.row_share, 0
         q = run("attention.indexer.q", _project, latent, self.q.matrix)
         k = run("attention.indexer.k", _project, x_RD, self.k.matrix)
         k = run("attention.indexer.k_norm", _normalize, k, self.k_norm)

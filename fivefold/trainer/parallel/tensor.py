@@ -292,7 +292,7 @@ def attach(module: nn.Module, axis: AxisGroup, *, sp: bool) -> None:
         if hasattr(submodule, "share"):
             submodule.share = GatherRows(axis, sp=sp)
         if sp and isinstance(submodule, LightningIndexer):
-            submodule.share = RowsOfRanks(axis)
+            submodule.row_share = RowsOfRanks(axis)
         if hasattr(submodule, "lookup"):
             submodule.lookup = vocabulary.lookup
         if hasattr(submodule, "own_rows") and sp:

@@ -13,6 +13,7 @@ from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
 from fivefold.model.altup import AltUp
+from fivefold.model.indexer import Indexer
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
@@ -393,6 +394,33 @@ def test_counts_of_adapters_next_to_output_gates_equal_the_dry_run(
     number: int, gates: str, text: str, adapter: Adapter
 ) -> None:
     assert list_miscounts(Drawn(number, GATES[gates], Layout.parse(text), FP32.replace(adapter=adapter))) == []
+
+
+CHOSEN = DENSE.replace(
+    name="indexers",
+    layers=4,
+    mla=MLA(q_rank=12, kv_rank=14, nope_dim=6, rope_dim=4, v_dim=7,
+            indexer=Indexer(heads=3, head_dim=6, topk=5, pattern=(True, False))),
+)  # fmt: skip
+CHOSEN_BY_EXPERTS = CHOSEN.replace(name="indexers and experts", moe=SHARED, attention_sinks=True, output_gate=True)
+
+
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
+@pytest.mark.parametrize(
+    ("model", "text"),
+    mark_share(
+        4,
+        [
+            (CHOSEN_BY_EXPERTS, "tp2 mbs2"),  # the indices of experts and of keys are two tensors
+            (CHOSEN, "dp2 zero3 mbs1 ac=full"),  # indices that later layers read are kept
+            (CHOSEN, "dp1 mbs2 ac=core+rope+norm"),
+            (CHOSEN, "tp2 mbs1 nosp ac=core"),
+            (CHOSEN, "pp2 zb1p mbs1"),
+        ],
+    ),
+)
+def test_counts_of_attention_to_chosen_keys_equal_the_dry_run(number: int, model: Model, text: str) -> None:
+    assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32)) == []
 
 
 def test_adafactor_states_of_biases_of_head_norms_are_counted() -> None:

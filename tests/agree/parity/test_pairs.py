@@ -7,6 +7,7 @@ import pytest
 from fivefold.adapter import EXPERT_TARGETS, Adapter
 from fivefold.layout.spec import Layout
 from fivefold.model.altup import AltUp
+from fivefold.model.indexer import Indexer
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.shape import MTP, MoE, Temperature
 from fivefold.model.spec import Model
@@ -36,7 +37,15 @@ ALTUP = INPUTS.replace(
     shared_kv_ffn=None,
     gate_sparsity=(0.9, 0.5, 0.0, 0.0),
 )
+CHOSEN = SMALL.replace(
+    name="indexers",
+    kv_heads=8,
+    attention_sinks=True,
+    mla=LATENT.replace(q_rank=22, indexer=Indexer(heads=5, head_dim=7, topk=5, pattern=(True, False))),
+)
 CASES = (
+    (CHOSEN, "tp2 mbs1 nosp"),
+    (CHOSEN, "tp2 mbs2 ac=full"),
     (LENT, "dp2 tp2 zero3 mbs1 ac=full"),
     (INPUTS, "dp2 cp2 zero2 mbs1 ac=full"),
     (ALTUP, "dp2 zero1 mbs1 ac=norm+act"),
