@@ -37,7 +37,7 @@ class RowShare(Protocol):
 
 
 class LightningIndexer(nn.Module):
-    """The indexer of a layer. ``row_share``: under sp, the rows whose keys this rank chooses, among those of all ranks."""
+    """The indexer of a layer. ``row_share``: under sp, the rows whose keys this rank chooses, among all rows."""
 
     def __init__(self, shape: Indexer, *, q_rank: int, width: int) -> None:
         super().__init__()
