@@ -14,6 +14,8 @@ TOTALS = {
     "fp8-tiles": 20,
     "fp8-wire": 20,
     "fp8-tiles-wire": 20,
+    "fp8-param": 19,
+    "fp8-tiles-param": 19,
     "mxfp8": 20,
     "nvfp4": 20,
     "fp32": 16,

@@ -91,7 +91,8 @@ class Planner:
         job = job.replace(stack=job.stack.with_device_kernels(gpu=machine.has_gpus))
         if not machine.has_gpus:  # attention kernels with a single head dim; within one host, no overlap
             attention = "blocks" if job.stack.attention == "flash" else job.stack.attention
-            job = job.replace(overlap=job.stack.overlap if machine.can_overlap else (), attention=attention)
+            overlap = job.stack.overlap if machine.can_overlap else ()
+            job = job.replace(overlap=overlap, attention=attention, fp8_attention=False)
         self.model, self.machine, self.job = model, machine, job
         self.counts = counts or Counts(model, job)
         self.units = Units(self.counts, machine, constants)

@@ -185,14 +185,20 @@ class Moe(nn.Module):
         """
         self.bias.copy_(routing.update_bias(self.bias, load, rate=rate))
 
-    def _choose_experts(self, logits: Tensor, keys_B: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Compute routing weights and expert indices [R, k] from logits [R, E]; ``keys_B``: as in ``forward``."""
+    def _choose_experts(
+        self, logits: Tensor, keys_B: Tensor | None, chosen: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Compute routing weights and expert indices [R, k] from logits [R, E].
+
+        ``keys_B``: as in ``forward``. ``chosen``: use these experts instead of the layer's own choice.
+        """
         if self.noise is not None:
-            return _mix_sparsely(logits, keys_B, self, self.noise)
+            return _mix_sparsely(logits, keys_B, self, self.noise, chosen)
         scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
-        with torch.no_grad():
-            ranked = logits if self.moe.biased == "logits" else scores
-            chosen = routing.choose_experts(ranked, self.bias if self.moe.balance == "free" else None, moe=self.moe)
+        if chosen is None:
+            with torch.no_grad():
+                ranked = logits if self.moe.biased == "logits" else scores
+                chosen = routing.choose_experts(ranked, self.bias if self.moe.balance == "free" else None, moe=self.moe)
         weights = routing.routing_weights(_add_balance(scores, chosen, self), chosen, moe=self.moe)
         if self.router.expert_scale is not None:
             weights = _scale_experts(weights, chosen, self.router.expert_scale)
@@ -323,13 +329,17 @@ def _add_balance(scores: Tensor, chosen: Tensor, layer: Moe) -> Tensor:
 
 @exclude_from_graphs
 def _mix_sparsely(
-    logits: Tensor, keys_B: Tensor | None, layer: Moe, noise: sparse_mixer.ExpertNoise
+    logits: Tensor, keys_B: Tensor | None, layer: Moe, noise: sparse_mixer.ExpertNoise, chosen: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Compute weights and experts [R, 2] as SparseMixer does: drawn in training, when sequences have keys."""
+    """Compute weights and experts [R, 2] as SparseMixer does: drawn in training, when sequences have keys.
+
+    ``chosen``: use these experts instead of the drawn ones.
+    """
     jitter = layer.moe.jitter
     with torch.no_grad():
         uniform = None if keys_B is None else noise.draw(keys_B, rows=logits.shape[0])
-        chosen, factors = sparse_mixer.choose_experts(logits, uniform, jitter=jitter)
+        drawn, factors = sparse_mixer.choose_experts(logits, uniform, jitter=jitter)
+    chosen = drawn if chosen is None else chosen
     weights = sparse_mixer.weigh_experts(_add_balance(logits, chosen, layer), chosen, factors, jitter=jitter)
     return weights * layer.moe.scaling if layer.moe.scaling != 1 else weights, chosen
 
