@@ -1,6 +1,6 @@
 """The layout: how a training step is distributed over ranks.
 
-spec · names        the record and its text form; names of axes; kinds of context parallelism
+spec · text · names the record; the tokens of its text; names of axes, kinds of context parallelism
 pattern · where     several layouts as one text; constraints on layouts
 validity · remarks  reasons why a layout is not valid; what is valid but perhaps not intended
 batch               the global batch of a question that names none

@@ -11,7 +11,7 @@ import re
 from itertools import product
 from math import prod
 
-from fivefold.layout.spec import read_token, spell_token, split_tokens
+from fivefold.layout.text import read_token, spell_token, split_tokens
 from fivefold.record import UserError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")

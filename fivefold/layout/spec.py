@@ -11,29 +11,28 @@ from __future__ import annotations
 
 import re
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cache, cached_property
-from itertools import accumulate, groupby
+from itertools import accumulate
 from math import isqrt, prod
 from operator import mul
-from typing import TYPE_CHECKING, Self, get_args
+from typing import TYPE_CHECKING, Self
 
 from pydantic import Field, model_validator
 
-from fivefold.adapter import ADAPTERS
 from fivefold.bounded_types import RANKS, Degree, Sequences, StageLayers
 from fivefold.job import Job, Offloaded
 from fivefold.layout.names import CONTEXT_PARALLELISMS, CP_KINDS, DEFAULT_ORDER, ContextParallelism, CpKind, MeshAxis
 from fivefold.layout.schedule.pipeline_schedule import (
     DEFAULT_SCHEDULE,
     PIPELINE_SCHEDULES,
-    SCHEDULES,
     PipelineSchedule,
     ScheduleName,
     get_1f1b_name,
     list_one_way_pairing_names,
 )
-from fivefold.record import Record, UsageWarning, UserError, make_unknown_name_error
+from fivefold.layout.text import DATA_PARALLEL, NODE, check_text, format_stages, read_token, split_tokens
+from fivefold.record import Record, UsageWarning, UserError
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
@@ -41,8 +40,6 @@ if TYPE_CHECKING:
 # Groups of operations that can be recomputed in the backward, by the part of the name before the dot, or the full name.
 RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
 CHEAP = frozenset({"norm", "act", "rope", "up"})  # their outputs are recomputed even if another operation saves them
-NODE = "node"  # the shard group of hsdp without a number: the ranks of a node
-STAGES = 2**12  # more stages than any model has layers and ends
 
 
 class Layout(Record):
@@ -200,10 +197,7 @@ class Layout(Record):
         On ``machine``, a layout without dp has as many data-parallel ranks as use all GPUs, and ``hsdp`` without a
         number shards within a node; a ``UsageWarning`` says so.
         """
-        if not text.strip():
-            raise UserError(f"layout {text!r} is empty; write for example 'dp8 zero1', or dp1 for a single GPU")
-        if (written := _OPTION.sub(r"\1\2", text)) != text:
-            raise UserError(f"layout {text!r} has options of a command; write {written!r}")
+        check_text(text)
         fields: dict[str, object] = {}
         for token in split_tokens(text):
             for key, value in read_token(token).items():
@@ -294,41 +288,6 @@ class Layout(Record):
 
 _GROUP = f"({'|'.join(RECOMPUTABLE)})"
 _AC = re.compile(rf"none|(selective|full(/[1-9]\d{{0,3}})?|{_GROUP}(\+{_GROUP})*)(@\d{{1,6}})?")
-_DEGREE = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs)(\d+)")
-_TP_2D = re.compile(r"tp(\d+)x(\d+)")
-_ZERO = re.compile(r"zero(\d+)(?:/(\d+))?")
-_ASSIGNED = re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs|zero)=([\d*].*)")
-_WORD_BEGIN = r"(?<![a-wyz])"  # an x may stand before it, as in dp2xtp8
-_SPACED_DEGREE = re.compile(rf"{_WORD_BEGIN}(dp|tp|cp|pp|ep|etp|v|vpp?|mbs|zero) +(?=\d)")  # as in TP 8
-_COUNTED = r"([dtcp]p|e?tp|ep|v|vpp?|mbs|zero[-_]?)=?"  # what stands before a number
-_JOINED_TOKENS = re.compile(  # as in tp8/pp4
-    rf"{_WORD_BEGIN}({_COUNTED}\d+([x/]\d+)?|[fh]sdp[12]?(/\d+)?|ddp)\s*[/x+-]\s*(?=({_COUNTED}\d|[fh]sdp|ddp))"
-)
-_VIRTUAL_STAGES = re.compile(r"vp{1,2}=?(\d+)")  # Megatron's size of the virtual pipeline
-_STAGE = re.compile(r"zero[-_](\d.*)")  # as in ZeRO-3
-_SPELLED_STAGE = re.compile(rf"{_WORD_BEGIN}zero[\s_-]*stage[\s_=-]*(?=\d)")  # as in ZeRO stage 3
-_MICRO_BATCH = re.compile(r"(?:mb|bs|micro[-_]?batch(?:[-_]?size)?)=?(\d+)")
-_RECOMPUTATION = re.compile(r"ckpt|recompute|recomputation|((gradient|activation)[-_]?)?checkpoint(ing)?")
-_SEQUENCE_PARALLEL = re.compile(r"(--)?(seq|sequence)([-_]?parallel(ism)?)?(=(true|1|on))?")
-_OPTION = re.compile(r"(?<!\S)--?(dp|tp|cp|pp|ep|etp|v|mbs)[\s=]+(\d+)")  # as launchers write a degree
-_NUMBER_WORDS = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T"}
-_JOB_OPTIONS = ("precision", "seq", "gbs", "stack", "adapter", "attention")
-_DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(?:(?<=fsdp)[12])?(/\d+)?")  # version 1 or 2 of FSDP
-_COUNTED_DATA_PARALLEL = re.compile(r"(ddp|fsdp)(\d+)")
-_ZERO_STAGES = {"ddp": "zero0", "fsdp": "zero3", "hsdp": "zero3"}  # PyTorch's names
-_KINDS = [f"cp={kind}" for kind in CP_KINDS]
-_WORDS = [
-    *(f"{axis}2" for axis in ("dp", "tp", "cp", "pp", "ep", "etp", "v")),
-    *("mbs1", "zero1", "nosp", *SCHEDULES, *_ZERO_STAGES),
-    *("ac=none", "ac=selective", "ac=full", *_KINDS),
-    *("offload=optimizer", "offload=activations", "offload=optimizer+activations", "offload=parameters"),
-]
-_FORMS = (
-    "dpN, tpN, tpNxN, cpN, ppN, vN, epN, etpN, mbsN, zero0 to zero3, zero3/N, "
-    f"{', '.join((*_ZERO_STAGES, *SCHEDULES))}, "
-    f"ac=none, ac=selective, ac=full, ac=norm+act, {', '.join(_KINDS)}, nosp, stages=9-8, order=tp-cp-dp-pp, "
-    "offload=optimizer+activations"
-)
 
 
 def _fill_data_parallel(text: str, fields: Mapping[str, object], machine: Machine | None) -> dict[str, int]:
@@ -340,7 +299,7 @@ def _fill_data_parallel(text: str, fields: Mapping[str, object], machine: Machin
             message = f"layout {text!r}: dp{degree} is filled in, for all {machine.ranks} ranks"
             warnings.warn(message, UsageWarning, stacklevel=3)
         return {"dp": degree}
-    sharding = _DATA_PARALLEL.search(" ".join(split_tokens(text)))
+    sharding = DATA_PARALLEL.search(" ".join(split_tokens(text)))
     if sharding is None or "cp" in fields:
         return {}
     word = sharding[1]
@@ -377,118 +336,6 @@ def _shard_within_node(text: str, layout: Layout, machine: Machine | None) -> La
 def _spell_zero(layout: Layout) -> str:
     """Return the keyword of the ZeRO stage and its shard group: ``zero3/8``."""
     return f"zero{layout.zero}" + (f"/{layout.shard_group}" if layout.shard_group else "")
-
-
-def split_tokens(text: str) -> list[str]:
-    """Split the text of a layout into its tokens, in lower case: at spaces, commas and ``tp8/pp4``, not ``tp 8``."""
-    text = _SPELLED_STAGE.sub("zero", text.lower().replace(",", " "))
-    text = _SPACED_DEGREE.sub(r"\1", text)
-    return _JOINED_TOKENS.sub(r"\1 ", text).split()
-
-
-def spell_token(token: str) -> str:
-    """Return the printed form of a token: ``DP=8`` is ``dp8``, ``ZeRO-3`` ``zero3``, ``fsdp/8`` ``zero3/8``."""
-    token = token.lower()
-    if match := _STAGE.fullmatch(token):
-        return f"zero{match[1]}"
-    if match := _ASSIGNED.fullmatch(token):
-        return f"{match[1]}{match[2]}"
-    if match := _DATA_PARALLEL.fullmatch(token):
-        if token == "hsdp":
-            return token  # its shard group depends on the machine
-        return _ZERO_STAGES[match[1]] + (match[2] or "")
-    if match := _VIRTUAL_STAGES.fullmatch(token):
-        return f"v{match[1]}"
-    if match := _COUNTED_DATA_PARALLEL.fullmatch(token):
-        raise UserError(
-            f"layout token {token!r}: the number of data-parallel ranks is that of dp; write 'dp{match[2]} {match[1]}'"
-        )
-    return token
-
-
-def read_token(token: str) -> Mapping[str, object]:
-    """Return the fields of ``Layout`` that a token sets; ``UserError`` for an unknown token."""
-    printed = spell_token(token)
-    if match := _DEGREE.fullmatch(printed):
-        return {match[1]: _parse_degree(token, match[2])}
-    if match := _TP_2D.fullmatch(printed):
-        outer, inner = _parse_degree(token, match[1]), _parse_degree(token, match[2])
-        return {"tp": outer * inner, "tp_inner": inner}
-    if match := _ZERO.fullmatch(printed):
-        if match[1] not in ("0", "1", "2", "3"):
-            raise UserError(f"layout token {token!r}: ZeRO has stages 0 to 3")
-        return {"zero": int(match[1])} | ({"shard_group": _parse_degree(token, match[2])} if match[2] else {})
-    if printed == "hsdp":
-        return {"zero": 3, "shard_group": NODE}
-    if printed in SCHEDULES:
-        return {"schedule": printed}
-    if printed in ("sp", "nosp"):
-        return {"sp": printed == "sp"}
-    if printed.startswith("ac="):
-        kind, separator, ranks = printed[3:].partition("@")
-        groups = kind.split("+")
-        return {"ac": "+".join(sorted(set(groups), key=groups.index)) + separator + ranks}
-    if printed.startswith("stages="):
-        return {"stages": tuple(size for part in printed[7:].split("-") for size in _parse_sizes(token, part))}
-    if printed.startswith("order="):
-        return {"order": tuple(printed[6:].split("-"))}
-    if printed in _KINDS:
-        return {"cp_kind": printed[3:]}
-    if printed.startswith("offload="):
-        return {"offload": _parse_offload(printed)}
-    name, assigned, value = printed.partition("=")
-    if assigned and name in _JOB_OPTIONS:
-        raise UserError(f"layout token {token!r} is not part of a layout; give the option --{name} {value}")
-    if letter := _NUMBER_WORDS.get(token.lower()):
-        raise UserError(f"unknown layout token {token!r}; write a number of tokens as one word: --tokens 15{letter}")
-    if match := _MICRO_BATCH.fullmatch(printed):
-        raise UserError(f"unknown layout token {token!r}; did you mean mbs{match[1]}?")
-    if _RECOMPUTATION.fullmatch(printed):
-        raise UserError(f"unknown layout token {token!r}; did you mean ac=full, ac=selective or ac=norm+act?")
-    if _SEQUENCE_PARALLEL.fullmatch(printed):
-        raise UserError(f"unknown layout token {token!r}; tp has sequence parallelism by default: leave it out")
-    kind, _, rank = printed.partition(":")
-    if kind in ADAPTERS:
-        raise UserError(
-            f"layout token {token!r} is not part of a layout; give the option --adapter {kind}:{rank or 16}"
-        )
-    raise make_unknown_name_error(token, _WORDS, kind="layout token", forms=_FORMS)
-
-
-def _parse_offload(token: str) -> tuple[str, ...]:
-    """Return the values of a token such as ``offload=optimizer+activations``, in that order."""
-    words = token.partition("=")[2].split("+")
-    if set(words) - set(get_args(Offloaded)):
-        raise make_unknown_name_error(
-            token, [word for word in _WORDS if word.startswith("offload=")], kind="layout token"
-        )
-    return tuple(word for word in get_args(Offloaded) if word in words)
-
-
-def _parse_degree(token: str, digits: str) -> int:
-    if len(digits) > len(str(RANKS)) or int(digits) < 1:
-        raise UserError(f"layout token {token!r}: each number must be from 1 to {RANKS}")
-    return int(digits)
-
-
-def _parse_sizes(token: str, part: str) -> list[int]:
-    """Return the layers of one stage (``8``) or of several (``8x14``)."""
-    size, repeated, count_text = part.partition("x")
-    if not size.isdecimal() or (repeated and not count_text.isdecimal()):
-        raise UserError(f"layout token {token!r}: {part!r} is not a number of layers; write stages=7-8x14-7")
-    count = _parse_degree(token, count_text) if count_text else 1
-    if count > STAGES:
-        raise UserError(f"layout token {token!r}: no model has layers for {count} stages; write fewer stages")
-    return [0 if size == "0" else _parse_degree(token, size)] * count
-
-
-def format_stages(stages: Sequence[int]) -> str:
-    """Format ``stages=7-8x14-7``: the layers of each stage; three or more equal ones in a row as ``LAYERSxSTAGES``."""
-    parts = []
-    for size, equal_sizes in groupby(stages):
-        count = len(list(equal_sizes))
-        parts += [f"{size}x{count}"] if count > 2 else [str(size)] * count
-    return f"stages={'-'.join(parts)}"
 
 
 @cache

@@ -29,8 +29,9 @@ from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.quantized_base import explain_cut_block
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
-from fivefold.layout.spec import Layout, find_divisor_below, format_stages, list_divisors
+from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
 from fivefold.layout.stages import find_first_backward_stage
+from fivefold.layout.text import format_stages
 from fivefold.machine.spec import Machine
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.geometry import ShardedUnits

@@ -20,8 +20,9 @@ from fivefold.layout.names import CP_KINDS
 from fivefold.layout.remarks import describe_unused_fused_scans
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, get_1f1b_name
-from fivefold.layout.spec import Layout, find_divisor_below, format_stages, list_divisors
+from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
 from fivefold.layout.stages import distribute_evenly
+from fivefold.layout.text import format_stages
 from fivefold.layout.validity import count_max_stages, list_inexpressible, list_reasons, list_unwritten
 from fivefold.planner.compare import with_precision, with_stack
 from fivefold.record import UserError

@@ -13,7 +13,8 @@ from typing import Any
 
 from fivefold.layout.names import CP_KINDS, DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, get_1f1b_name
-from fivefold.layout.spec import Layout, format_stages
+from fivefold.layout.spec import Layout
+from fivefold.layout.text import format_stages
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, with_virtual_stages

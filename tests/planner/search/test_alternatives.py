@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from fivefold.job import Job
-from fivefold.layout.spec import Layout, read_token
+from fivefold.layout.spec import Layout
+from fivefold.layout.text import read_token
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
