@@ -1,6 +1,6 @@
 """Search over every legal layout: the best ones in order, and why others were rejected.
 
-space · columns · shapes                          every legal layout as columns of integers; stages of pipelines
+space · columns · shapes · placements             every legal layout as columns of integers; stages; process groups
 bounds · memory_bounds · simulated_bound          lower bounds of time and memory for many layouts at once
 estimates · optimistic_times · tables             figures that the bounds use, computed once for equal layouts
 branch_and_bound · warm_start · incumbents        evaluates the best bounds first; good first layouts; the best so far

@@ -15,7 +15,7 @@ import numpy as np
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts, factorize, stack_rows
+from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts, encode_rows, factorize, stack_rows
 from fivefold.planner.search.estimates import Estimates, StateFigure
 from fivefold.planner.search.memory_bounds import MemoryBounds
 from fivefold.planner.search.shapes import (
@@ -29,7 +29,6 @@ from fivefold.planner.search.shapes import (
     sum_units,
 )
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.tables import encode_rows
 from fivefold.planner.search.work import UNITS_PER_EQUAL_ORDER, SearchWork
 from fivefold.planner.time.unit_overlap import overlaps_next_forward
 from fivefold.planner.time.update_time import estimate_elementwise_seconds

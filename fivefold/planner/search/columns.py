@@ -162,6 +162,18 @@ def number_values(column: Ints) -> tuple[int, Ints]:
     return int(index_of_value[-1]) + 1, index_of_value[column]
 
 
+def encode_rows(columns: Sequence[Ints]) -> Ints:
+    """Return one integer per row, equal for rows with equal columns."""
+    code = np.zeros(len(columns[0]), np.int64)
+    size = 1
+    for column in columns:
+        n_values, inverse = number_values(column)
+        if size * n_values >= 1 << 62:
+            size, code = number_values(code)
+        code, size = code * n_values + inverse, size * n_values
+    return code
+
+
 def _find_lookup_size(column: Ints) -> int:
     """Return one more than the largest value if the values are looked up; 0 if they are sorted instead."""
     size = int(column.max()) + 1 if len(column) else 0

@@ -7,23 +7,24 @@ The units are embedding, head, and each kind of block with and without recomputa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from enum import IntEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
 from fivefold.layout.sharding import Policy, gathers_for_backward, get_policy
-from fivefold.layout.spec import Layout, find_divisor_below
+from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, UnitGroup, ends_on_different_ranks, get_group_degrees
 from fivefold.planner.counts.memory.liveness import GradientSums
 from fivefold.planner.counts.memory.states import UnitStates
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, factorize
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, encode_rows
 from fivefold.planner.search.optimistic_times import bound_adjacent_figures, bound_kernels, list_figures
+from fivefold.planner.search.placements import count_expert_shards
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables, encode_rows
+from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables
 from fivefold.planner.search.work import UNITS_PER_PASS, UNITS_PER_PLACE, UNITS_PER_STATE, SearchWork
 from fivefold.planner.time.stage_time import estimate_stage_message
 from fivefold.planner.time.unit_time import AXES
@@ -263,7 +264,13 @@ class Estimates(Tables):
         partials = self.partials.take(candidates.partial)
         inner = np.where(partials.inner > 1, partials.inner, 0)  # under 2D tensor parallelism experts are cut by tp
         dense = [partials.tp, partials.inner, candidates.shards, self._ends_on_different_ranks[candidates.shape]]
-        experts = [partials.ep, partials.etp, inner, inner * partials.tp, self._count_expert_shards(candidates)]
+        experts = [
+            partials.ep,
+            partials.etp,
+            inner,
+            inner * partials.tp,
+            count_expert_shards(partials, candidates.shards),
+        ]
 
         def count(columns: list[Ints], *, experts: bool) -> Floats:
             def compute(layout: Layout, _sequences: int) -> Floats:
@@ -274,16 +281,6 @@ class Estimates(Tables):
 
         figures = count(dense, experts=False)
         return figures + count(experts, experts=True) if self.counts.model.moe else figures
-
-    def _count_expert_shards(self, candidates: CandidateLayouts) -> Ints:
-        """Return ``Layout.expert_shards`` of each row."""
-        partials = self.partials.take(candidates.partial)
-        replicas = partials.dp * partials.cp
-        expert_replicas = replicas * partials.tp // (partials.ep * partials.etp)
-        limits = np.maximum(1, expert_replicas * candidates.shards // replicas)
-        _, first_rows, inverse = factorize(encode_rows([expert_replicas, limits]))
-        pairs = zip(expert_replicas[first_rows].tolist(), limits[first_rows].tolist(), strict=True)
-        return np.array([find_divisor_below(count, limit) for count, limit in pairs], np.int64)[inverse]
 
     def states(self, candidates: CandidateLayouts) -> Floats:
         """Return the bytes of states and the elements updated, [n, ``StateFigure``, units]."""
@@ -498,12 +495,13 @@ class Estimates(Tables):
             self._number_placements(candidates, ("pp",)) * self._enters_both_ends[candidates.shape],
         ]
 
-        def compute(layout: Layout, _sequences: int) -> Floats:
-            times = [self.planner.units.gather_reduce(layout, run.name) for run in self.runs]
-            columns = [(time.gather, time.reduce, time.copies, time.copy_out, time.copy_in) for time in times]
-            return np.array(columns, float).T
+        def compute(rows: Sequence[int]) -> Iterator[Floats]:
+            for layout in (self.space.layout(self.partials, candidates, row) for row in rows):
+                times = [self.planner.units.gather_reduce(layout, run.name) for run in self.runs]
+                figures = [(time.gather, time.reduce, time.copies, time.copy_out, time.copy_in) for time in times]
+                yield np.array(figures, float).T
 
-        return self._look_up_distinct("parallel", candidates, columns, compute, cost=self._state_cost)
+        return self._look_up_distinct("parallel", columns, compute, cost=self._state_cost)
 
     def _pick_representative_unit(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.name_by_representative[name.representative]

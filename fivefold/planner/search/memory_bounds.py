@@ -20,7 +20,7 @@ from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.stages import list_recomputed_layers, list_stage_layers
 from fivefold.planner.counts.counts import Counts, UnitGroup
-from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, stack_rows
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, encode_rows, factorize, stack_rows
 from fivefold.planner.search.estimates import AllocatedGradients, Estimates, StateFigure
 from fivefold.planner.search.shapes import (
     SPLIT,
@@ -524,8 +524,7 @@ class MemoryBounds:
         forwards_first = np.array([shape.pipeline.forwards_first for shape in self.shapes])[candidates.shape]
         keeps_all = forwards_first | (is_interleaved & (micro_batches % pp > 0))
         n_micro_batches = np.where(keeps_all, micro_batches, np.minimum(micro_batches, LARGE * pp))
-        code = (candidates.shape * 1000 + recompute_every) << 32 | n_micro_batches
-        _, index, inverse = np.unique(code, return_index=True, return_inverse=True)
+        _, index, inverse = factorize(encode_rows([candidates.shape, recompute_every, n_micro_batches]))
         rows = []
         for row in index:
             key = int(candidates.shape[row]), int(recompute_every[row]), int(n_micro_batches[row])

@@ -1,17 +1,17 @@
 """Figures of candidates, computed once for each distinct set of the columns on which they depend.
 
-columns → one code per row → ``compute`` for each new code → gathered by row
+columns → one code per row → ``compute`` for new codes → gathered by row
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from copy import copy
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+from numpy.typing import NDArray
 
-from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import (
@@ -19,11 +19,12 @@ from fivefold.planner.search.columns import (
     Floats,
     Ints,
     PartialLayouts,
+    encode_rows,
     factorize,
     map_distinct,
-    number_values,
     stack_rows,
 )
+from fivefold.planner.search.placements import list_groups
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import UNITS_PER_PLACE, SearchWork
 
@@ -34,7 +35,7 @@ ROUNDED = 1 - 1e-3  # of figures that are scaled from those of more: rows and wa
 # of a multiple of its size.
 MICRO_BATCH_SIZES = (LARGE_MICRO_BATCH, 256, 32, SMALL_MICRO_BATCH)
 
-Table = dict[tuple[int, ...], Floats]
+Table = dict[tuple[int, ...], NDArray[Any]]
 
 
 class Tables:
@@ -117,18 +118,25 @@ class Tables:
         degrees = partials.select("dp tp cp pp ep etp" if self.counts.model.moe else "dp tp cp pp")
         columns = [*degrees, candidates.order]
         columns += [candidates.shards] if "shard" in axes else []
-        links = self.planner.machine.links
 
-        def compute(layout: Layout, _sequences: int) -> Floats:
-            placement: list[int] = []
-            for ranks, stride in (group(layout, axis) for axis in axes):
-                reach = (ranks - 1) * stride + 1
-                link_index = next((index for index, link in enumerate(links) if link.span >= reach), len(links) - 1)
-                placement += [ranks, *((min(stride, links[0].span), link_index) if ranks > 1 else (0, 0))]
-            return np.array([self._placements.setdefault(tuple(placement), len(self._placements) + 1)], float)
+        def number(rows: Sequence[int]) -> Iterator[Ints]:
+            placements = self._list_placements(candidates.take(np.array(rows)), axes)
+            for placement in zip(*(column.tolist() for column in placements), strict=True):
+                yield np.array([self._placements.setdefault(placement, len(self._placements) + 1)])
 
         name = " ".join(("places of", *axes))
-        return self._look_up(name, candidates, columns, compute, cost=UNITS_PER_PLACE)[:, 0].astype(np.int64)
+        numbers, index = self._look_up_distinct(name, columns, number, cost=UNITS_PER_PLACE)
+        return np.asarray(numbers[index, 0])
+
+    def _list_placements(self, candidates: CandidateLayouts, axes: Sequence[str]) -> Iterator[Ints]:
+        """Yield ranks, stride up to a node's size, and index of the link of each group; no stride of a single rank."""
+        links, partials = self.planner.machine.links, self.partials.take(candidates.partial)
+        spans = np.maximum.accumulate([link.span for link in links])
+        for ranks, stride in list_groups(partials, candidates, axes, orders=self.space.orders):
+            link_index = np.minimum(np.searchsorted(spans, (ranks - 1) * stride + 1), len(links) - 1)
+            yield ranks
+            yield np.where(ranks > 1, np.minimum(stride, links[0].span), 0)
+            yield np.where(ranks > 1, link_index, 0)
 
     def _look_up(
         self,
@@ -143,40 +151,25 @@ class Tables:
 
         It is called once per search for equal values of ``columns``, at ``cost`` units of work.
         """
-        figures, index = self._look_up_distinct(name, candidates, columns, compute, cost=cost)
+
+        def compute_rows(rows: Sequence[int]) -> Iterator[Floats]:
+            for row in rows:
+                yield compute(self.space.layout(self.partials, candidates, row), int(columns[0][row]))
+
+        figures, index = self._look_up_distinct(name, columns, compute_rows, cost=cost)
         return figures[index]
 
     def _look_up_distinct(
-        self,
-        name: str,
-        candidates: CandidateLayouts,
-        columns: list[Ints],
-        compute: Callable[[Layout, int], Floats],
-        *,
-        cost: int,
-    ) -> tuple[Floats, Ints]:
-        """Return ``_look_up`` of the distinct rows of ``columns``, and for each row its index into these."""
+        self, name: str, columns: list[Ints], compute: Callable[[Sequence[int]], Iterable[NDArray[Any]]], *, cost: int
+    ) -> tuple[NDArray[Any], Ints]:
+        """Return the figures of the distinct rows of ``columns``, and for each row its index into these.
+
+        ``compute`` returns those of some rows, which were not computed before; each takes ``cost`` units of work.
+        """
         known = self._tables.setdefault(name, {})
-        n_before = len(known)
         _, first_rows, inverse = factorize(encode_rows(columns))
-        all_figures = []
-        keys = zip(*(column[first_rows].tolist() for column in columns), strict=True)
-        for row_index, key in zip(first_rows.tolist(), keys, strict=True):
-            figures = known.get(key)
-            if figures is None:
-                figures = known[key] = compute(self.space.layout(self.partials, candidates, row_index), key[0])
-            all_figures.append(figures)
-        self.work.add((len(known) - n_before) * cost + len(inverse))
-        return stack_rows(all_figures), inverse
-
-
-def encode_rows(columns: Sequence[Ints]) -> Ints:
-    """Return one integer per row, equal for rows with equal columns."""
-    code = np.zeros(len(columns[0]), np.int64)
-    size = 1
-    for column in columns:
-        n_values, inverse = number_values(column)
-        if size * n_values >= 1 << 62:
-            size, code = number_values(code)
-        code, size = code * n_values + inverse, size * n_values
-    return code
+        keys = list(zip(*(column[first_rows].tolist() for column in columns), strict=True))
+        if new_keys := {key: row for key, row in zip(keys, first_rows.tolist(), strict=True) if key not in known}:
+            known.update(zip(new_keys, compute([*new_keys.values()]), strict=True))
+        self.work.add(len(new_keys) * cost + len(inverse))
+        return stack_rows([known[key] for key in keys]), inverse
