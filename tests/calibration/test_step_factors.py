@@ -250,7 +250,7 @@ def test_steps_of_the_grid_are_measured_in_processes():
     assert [(profile.run, profile.rank) for profile in profiles] == [(0, 0), (0, 1)]
     assert {"F block 0", "BW block 0", "update"} <= set(profiles[0].timed)
     assert any(name.startswith("message all_to_all 2") for name in profiles[0].timed)
-    assert any(what == "steps on 2 ranks" for what, *_ in heard)
+    assert any(what == "steps on 2 ranks, per cent" for what, *_ in heard)
 
 
 def test_a_gpu_measures_its_runs_one_after_another(monkeypatch, capsys):
