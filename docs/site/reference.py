@@ -388,7 +388,7 @@ def write_families() -> str:
         "",
         "Find a model by the `model_type` in its `config.json`. This page says what its layers are, whether Fivefold",
         "can train it or only plan it, and how its file stores the weights. `fivefold models --families` also lists",
-        "the multimodal types whose text model is one of these, and what keeps other types out. How to import and",
+        "the multimodal types whose text model is one of these, and what keeps types from training. How to import and",
         "export weights: [Hugging Face](../how-to/hugging-face.md).",
         "",
         "- **token mixers**: the kinds of attention or state-space layers, in the order in which they first appear. A",

@@ -54,13 +54,23 @@ def list_families(word: str | None = None) -> list[CatalogFamily]:
         CatalogFamily(name=name, architecture=architecture, status="unsupported", needs=reason)
         for name, (architecture, reason) in LACKING_TYPES.items()
     ]
-    for name, family in FAMILIES.items():
-        status: Literal["trained", "predicted"] = "trained" if family.is_trained else "predicted"
-        entries.append(CatalogFamily(name=name, architecture=family.architecture, status=status))
-    for name, wrapper in WRAPPERS.items():
-        status = "trained" if FAMILIES[wrapper.text].is_trained else "predicted"
-        entries.append(CatalogFamily(name=name, architecture=wrapper.architecture, status=status, text=wrapper.text))
+    needs = {name: "" if family.is_trained else _list_untrained(name) for name, family in FAMILIES.items()}
+    types = [(name, family.architecture, "") for name, family in FAMILIES.items()]
+    types += [(name, wrapper.architecture, wrapper.text) for name, wrapper in WRAPPERS.items()]
+    for name, architecture, text in types:
+        status: Literal["trained", "predicted"] = "trained" if FAMILIES[text or name].is_trained else "predicted"
+        needed = needs[text or name]
+        entries.append(CatalogFamily(name=name, architecture=architecture, status=status, needs=needed, text=text))
     return _select(sorted(entries, key=lambda entry: entry.name), word, kind="family", flag="models --families")
+
+
+def _list_untrained(model_type: str) -> str:
+    """Return what is missing to train the default config of a family."""
+    from fivefold.model.huggingface.read import from_config
+    from fivefold.trainer.supported_models import list_unsupported
+
+    model = from_config({"model_type": model_type}, name=model_type)
+    return f"training: {', '.join(unsupported.removesuffix(' yet') for unsupported, _ in list_unsupported(model))}"
 
 
 def list_machines(word: str | None = None) -> list[CatalogMachine]:

@@ -32,7 +32,7 @@ class CatalogFamily(Record):
     name: str  # its ``model_type``
     architecture: str  # the class that transformers builds
     status: Literal["trained", "predicted", "unsupported"]
-    needs: str = ""  # what is missing, if it is unsupported
+    needs: str = ""  # what is missing to support it, or to train what is only predicted
     text: str = ""  # the family of its text model, if it is a multimodal model, of which that is read
 
 

@@ -18,9 +18,10 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
 from fivefold.record import UserError
 from fivefold.trainer.model.kernels import kinds
-from fivefold.trainer.model.kernels.activations import FUNCTIONS, INPUT_WEIGHTED, WEIGHTED
+from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.kernels.eager import EAGER
 from fivefold.trainer.model.kernels.fused.kernels import TRITON
+from fivefold.trainer.model.kernels.kinds import DENSE, INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.norm import BUILDERS, LayerNorm, build_norm
 
 
@@ -33,6 +34,7 @@ def test_every_activation_and_norm_name_has_a_record() -> None:
 def test_the_trainer_computes_every_record() -> None:
     numbers = {name for name, record in ACTIVATIONS.items() if record.parameters}  # have a kernel of their own
     assert all(hasattr(kernels, name) for kernels in (EAGER, TRITON) for name in numbers)
+    assert FUNCTIONS.keys() == set(DENSE)
     assert FUNCTIONS.keys() | WEIGHTED.keys() | numbers == ACTIVATIONS.keys()
     assert not FUNCTIONS.keys() & numbers
     clamped = {name for name, record in ACTIVATIONS.items() if record.clamps}

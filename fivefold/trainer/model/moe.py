@@ -19,8 +19,8 @@ from fivefold.model.spec import Model
 from fivefold.record import RunFailure
 from fivefold.trainer.model import expert_lora, routing, sparse_mixer
 from fivefold.trainer.model.experts import Experts
-from fivefold.trainer.model.kernels.activations import INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
+from fivefold.trainer.model.kernels.kinds import INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.linear import WgradStore, accumulate_grad
 from fivefold.trainer.model.mlp import Mlp
 from fivefold.trainer.model.norm import build_norm

@@ -64,10 +64,6 @@ FUNCTIONS: dict[ActivationName, ActivationFunction] = {
     ),
     **{name: _from_formulas(record) for name, record in ACTIVATIONS.items() if record.value is not None},
 }
-# methods of ``Kernels`` for activations of experts: act(gate) · up · share, or act(share · gate) · share · up; others
-# have ``weighted_gated``
-WEIGHTED: dict[ActivationName, str] = {"silu": "weighted_swiglu", "clamped_swiglu": "weighted_clamped_swiglu"}
-INPUT_WEIGHTED: dict[ActivationName, str] = {"silu": "input_weighted_swiglu"}
 
 
 class _Plain(torch.autograd.Function):
