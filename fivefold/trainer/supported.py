@@ -143,6 +143,11 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
             f"experts next to an MLP of {model.name}",
             "a model without them",
         ),
+        (
+            model.dynamic_mask is not None or model.residual_weights,
+            f"masks from values or factors of the stream, which {model.name} has",
+            "a model without them",
+        ),
         (model.differential, f"differential attention of {model.name}", "a model without it"),
         (job.stack.is_compiled, "compiled blocks", "compile=false"),
         (job.precision.number_format.rounds_operands, f"precision {job.precision.compute}", "fp32 or bf16"),

@@ -20,7 +20,7 @@ FREE_FIELDS = frozenset({
     "pre_norm_mixers", "residual_scale", "residual_factors", "mlp", "embedding_scale", "sinusoid_endpoint",
     "first_norm", "last_out_bias", "head_transform", "head_transform_bias", "logit_scale", "logit_softcap", "dropout",
     "attention_dropout", "embedding_dropout", "shared_kv_layers", "shared_kv_ffn", "per_layer_inputs", "altup",
-    "laurel_rank", "gate_sparsity", "joins_mamba2", "multipliers", "differential",
+    "laurel_rank", "gate_sparsity", "joins_mamba2", "multipliers", "differential", "dynamic_mask", "residual_weights",
 })  # fmt: skip
 
 
@@ -56,6 +56,12 @@ def list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
         yield "gated xielu yet", "use mlp 'plain'"
     if model.activation == "xielu" and "lightning" in model.non_attention_mixers:
         yield "xielu within lightning attention, whose activation has no weights", estimated
+    chunked = model.window is not None and model.window_kind == "chunks"
+    capped = model.attention_softcap is not None or model.position == "alibi"
+    if model.dynamic_mask is not None and (
+        model.dropout_rates.attention or chunked or capped or model.shared_kv_layers
+    ):
+        yield "dynamic_mask with attention_dropout, chunks, soft caps, shared keys or a bias by distance", estimated
     if moe is None:
         return
     kind = f"{model.mlp} {model.activation}"

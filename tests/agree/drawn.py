@@ -108,6 +108,8 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "weighed inputs": lambda model: model.moe is not None and model.moe.router_weight_on == "inputs",
     "drawn experts": lambda model: model.draws_experts,
     "experts next to an mlp": lambda model: model.moe is not None and model.moe.joins_mlp,
+    "masks from values": lambda model: model.dynamic_mask is not None,
+    "factors of the stream": lambda model: model.residual_weights,
     "pattern of experts": lambda model: model.moe is not None and bool(model.moe.pattern),
     "mtp": lambda model: model.mtp is not None,
     "learned positions": lambda model: model.position == "learned",
@@ -254,6 +256,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = _add_drawn_experts(random.Random(f"{number} routers"), model, layout=layout, job=job)
         model = _add_joined_experts(random.Random(f"{number} joined experts"), model, layout=layout, job=job)
         model, job = _add_indexer(random.Random(f"{number} indexer"), model, layout=layout, job=job)
+        model = _add_masks_from_values(random.Random(f"{number} masks"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
 
@@ -345,6 +348,23 @@ def _add_indexer(chance: random.Random, model: Model, *, layout: Layout, job: Jo
         if changed := _replace_if_legal(model, {**excluded, "mla": mla}, layout=layout, job=flash):
             return changed, flash
     return model, job
+
+
+def _add_masks_from_values(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some of the models with trained factors of the stream, and with masks that values make, where legal."""
+    if chance.random() < 0.3:
+        model = _replace_if_legal(model, {"residual_weights": True}, layout=layout, job=job) or model
+    fields: dict[str, Any] = {
+        "dynamic_mask": chance.choice((3, 9, 100)),
+        **dict.fromkeys(("output_gate", "gate_per_head", "attention_sinks", "differential"), False),
+        **dict.fromkeys(("value_dim", "sliding", "qkv_clip", "attention_softcap"), None),
+        "gate_activation": "sigmoid",
+        "attention_dropout": 0.0,
+        "shared_kv_layers": 0,
+        "shared_kv_ffn": None,
+    }
+    changed = _replace_if_legal(model, fields, layout=layout, job=job)
+    return model if changed is None or chance.random() > 0.4 else changed
 
 
 def _replace_if_legal(model: Model, fields: dict[str, Any], *, layout: Layout, job: Job) -> Model | None:

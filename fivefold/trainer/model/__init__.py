@@ -6,7 +6,7 @@ rotary           rotary position tables
 attention · flash_attention · sliding_window_attention · unfused_attention · chunked_attention   attention, its kernels
 indexed_attention · indexer · sparse_attention   latent attention to chosen keys, their choice, its kernels
 attention_mask   score scaling and the keys that a query sees     dropout         dropout masks equal in every layout
-differential     pairs of heads whose outputs are subtracted
+differential · dynamic_mask   pairs of heads whose outputs are subtracted; masks that values make
 mixers/          token mixers other than attention, one module each
 mlp · moe · routing · experts · norm · mtp   the other layers     sparse_mixer    experts that training draws
 per_layer_inputs · altup          what ids add to each layer; a stream of several parts

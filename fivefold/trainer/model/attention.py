@@ -20,9 +20,11 @@ from torch import Tensor, nn
 from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 from fivefold.model.weights import compute_norm_shape
+from fivefold.trainer.model import dynamic_mask
 from fivefold.trainer.model.attention_mask import AttentionMask
 from fivefold.trainer.model.chunked_attention import get_last_chunk, join_chunks, split_chunks
 from fivefold.trainer.model.differential import compute_initial_factor, repeat_halves, subtract_heads
+from fivefold.trainer.model.dynamic_mask import DynamicMask
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear
@@ -68,6 +70,7 @@ class _Attention(nn.Module):
         self.sinks = nn.Parameter(torch.empty(self.shape.heads)) if self.shape.sinks else None
         self.lends_kv, self.shares_kv = model.lends_kv(layer), model.shares_kv(layer)
         self.differential = model.differential
+        self.mask = DynamicMask(model, self.shape) if model.dynamic_mask is not None else None
 
     def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor | tuple[Tensor, ...]:
         """Apply attention: [R, D] → [R, D]; with keys and values [B, T, K, H], if later layers attend to them."""
@@ -76,7 +79,10 @@ class _Attention(nn.Module):
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
         sequences, tokens = heads[0].shape[:2]
-        out_BTNH = self._attend_in_pairs(heads, rows) if self.differential else self._attend(heads, rows)
+        if self.mask is not None:
+            out_BTNH = dynamic_mask.attend(self.run, self.mask, heads, self.rule)
+        else:
+            out_BTNH = self._attend_in_pairs(heads, rows) if self.differential else self._attend(heads, rows)
         del heads
         if out_BTNH.shape[1] != tokens or len(out_BTNH) != sequences:
             out_BTNH = join_chunks(out_BTNH, sequences=sequences, tokens=tokens)

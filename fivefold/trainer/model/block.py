@@ -69,6 +69,10 @@ class Block(nn.Module):
         self.norm2_post = build_norm(model, model.width) if feeds and model.norms_feed_forward(layer) else None
         self.laurel = Laurel(model) if model.laurel_rank is not None else None
         self.per_layer = LayerInput(model) if model.per_layer_inputs is not None else None
+        self.stream1, self.stream2 = (  # factors of the stream in each sum
+            nn.Parameter(torch.empty(model.width)) if model.residual_weights and is_there else None
+            for is_there in (mixes, feeds)
+        )
         self.drops = nn.ModuleDict()
         if model.dropout:
             places = (("attention", ATTENTION, mixes), ("mlp", FEED_FORWARD, feeds))
@@ -197,6 +201,9 @@ class Block(nn.Module):
             onto_RD = self.run(f"{branch}.scale", torch.mul, onto_RD, onto_factor)
         if out_factor != 1:
             out_RD = self.run(f"{branch}.scale", torch.mul, out_RD, out_factor)
+        stream_weight = self.stream1 if branch == "attention" else self.stream2
+        if stream_weight is not None:
+            onto_RD = self.run(f"{branch}.stream", torch.mul, onto_RD, stream_weight)
         sum_RD: Tensor = self.run(f"{branch}.add", self.add, onto_RD, out_RD)
         if norms_sum:
             del onto_RD, out_RD

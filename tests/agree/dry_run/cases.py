@@ -190,6 +190,7 @@ OWN: Mapping[str, Model] = {
         block="sandwich",
         activation="gelu_tanh",
     ),
+    "masks from values": TINY.replace(dynamic_mask=40, residual_weights=True, qk_norm="head", qkv_bias=True),
     "gated mamba2": TINY.replace(
         mixers=("mamba2",), mamba2=Mamba2(heads=6, head_dim=10, state=32, chunk=32, conv_bias=False, norm="none")
     ),

@@ -14,6 +14,7 @@ QUICK = (
     ("lfm2", "pp2 v2 zbv mbs1 ac=full"), ("lfm2_moe", "dp2 ep2 zero2 mbs1"), ("lfm2", "dp2 zero3 mbs1 ac=full"),
     ("phimoe", "dp2 ep2 zero2 mbs1"), ("phimoe", "tp2 cp2 zero3 mbs1 ac=core+rope+out"),
     ("gemma4+experts", "dp2 ep2 zero2 mbs1"),
+    ("doge", "pp2 zb1p mbs1"),
     ("diffllama", "pp2 zb1p mbs1"),  # other sums of its factors differ by rounding, of larger terms that cancel
     ("llama4_text", "tp2 pp2 dualpipev mbs1"), ("llama4_text", "cp2 mbs1 cp=ulysses ac=selective"),
 )  # fmt: skip

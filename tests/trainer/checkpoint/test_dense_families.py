@@ -85,6 +85,7 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "minimax": ("minimax", {"mlp_alpha_factor": 1.2}),
     "diffllama": ("diffllama", {"attention_bias": True, "pad_token_id": 0}),
     "phimoe": ("phimoe", {"router_jitter_noise": 0.4, "pad_token_id": 0, "router_aux_loss_coef": 0.0}),
+    "doge": ("doge", {"attention_bias": True, "keep_window_size": 9, "pad_token_id": 0}),
     "falcon h1": (
         "falcon_h1",
         {

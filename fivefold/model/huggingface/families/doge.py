@@ -41,5 +41,4 @@ DOGE = Family(
         "stream1": "input_residual",
         "stream2": "post_attention_residual",
     },
-    is_trained=False,
 )

@@ -275,10 +275,17 @@ def _make_mask(local: Local, v: str, *, layer: int) -> list[Op]:
     chosen = mask if model.dynamic_mask < tokens else 0  # zeros with ones at the chosen keys
     decay = elementwise("attention.mask.act", "activation", ("dt",), "dta", size=size, keeps=("dt", "dta"))
     expand = elementwise("attention.mask", "activation", ("dta",), "mask", size=mask, keeps=())
+    if local.facts.has_own_attention_kernels:  # one mask for each key head; of the keys that are not seen, a byte
+        numel = rows * tokens * heads
+        indices = 8 * rows * heads * model.dynamic_mask
+        unseen = numel + max(indices + numel, indices + indices * width // 8) if chosen else 0
+        scratch = (numel * width + unseen, 0)
+    else:
+        scratch = (mask + 2 * chosen, mask)
     return [
         matmul("attention.mask.dt", v, "dt", rows=rows, width=width, bias=bias, **sizes),
         decay._replace(parameters=heads, wgrad_numels=(heads,), forward_scratch=2 * size, backward_scratch=2 * size),
-        expand._replace(writes={"mask": mask}, forward_scratch=mask + 2 * chosen, backward_scratch=mask),
+        expand._replace(writes={"mask": mask}, forward_scratch=scratch[0], backward_scratch=scratch[1]),
     ]
 
 
@@ -466,7 +473,7 @@ def _list_core(
     window = get_window(model, job, layer=layer)
     chunk = get_chunk(model, job, layer=layer) or job.sequence
     by_bands = model.attention_softcap is not None or model.position == "alibi" or _uses_dropout_kernel(local)
-    windowed = window is not None or by_bands  # by the kernel that pads no head dim
+    windowed = window is not None or by_bands or model.dynamic_mask is not None  # by the kernel that pads no head dim
     kernel = dims if windowed else _choose_kernel_dims(local, shape._replace(kv_heads=kv_heads))
     sinks = (heads,) if shape.sinks else ()
     moved = rows * (heads + kv_heads) * sum(dims) * width
@@ -501,6 +508,13 @@ def _list_core(
             core = core._replace(gradients={k: kv_bytes, v: 0} if frees_keys_last else {k: 0, v: kv_bytes})
     if model.dynamic_mask is not None:  # the mask has a gradient, as large as it
         mask = rows * job.sequence * heads * width
+        if local.facts.has_own_attention_kernels:  # scores in fp32, which the backward computes again
+            numel = rows * job.sequence * heads
+            core = core._replace(
+                backward_flops=2 * core.flops + core.flops * dims[0] // sum(dims),
+                forward_scratch=numel * (4 + (width if width < 4 else 0)),
+                backward_scratch=numel * 4,
+            )
         core = core._replace(
             reads=(*core.reads, "mask"),
             keeps=(*core.keeps, "mask"),
@@ -530,7 +544,8 @@ def _with_flops(core: Op, local: Local, *, layer: int, dims: tuple[int, int]) ->
     full_flops, visible_flops = (
         per_pair * count_attended_pairs(model, job, layer=layer, causal=causal) for causal in (False, True)
     )
-    windowed_flops = visible_flops if get_window(model, job, layer=layer) or _uses_dropout_kernel(local) else 0
+    by_bands = get_window(model, job, layer=layer) is not None or _uses_dropout_kernel(local)
+    windowed_flops = visible_flops if by_bands and model.dynamic_mask is None else 0  # a mask has all pairs
     return core._replace(
         flops=ceil_div(full_flops, part.cp),
         causal_flops=ceil_div(visible_flops, part.cp),

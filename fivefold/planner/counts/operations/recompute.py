@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fivefold.layout.spec import CHEAP
 from fivefold.planner.counts.operations.op import Op
 
-RESIDUAL = ("mlp.add", "mlp.dropout", "mlp.scale")
+RESIDUAL = ("mlp.add", "mlp.dropout", "mlp.scale", "mlp.stream")
 MIXERS = ("attention", "mixer")  # the first part of the names of operations of a token mixer
 STRUCTURES = 4096  # cached choices of what is recomputed
 
@@ -144,7 +144,8 @@ def _choose(
         for op, recomputed in zip(ops, is_recomputed, strict=True)
     ]
     if early_stop:
-        marked = _stop_early(marked, frozenset(dropped), full_layer="layer" in recomputed_groups, fused=fused)
+        last = _find_last_saving(ops) if "layer" in recomputed_groups else None
+        marked = _stop_early(marked, frozenset(dropped), last=last, fused=fused)
     changes = [(new.recomputed, None if new is op else new.keeps) for op, new in zip(ops, marked, strict=True)]
     return _Marks(tuple(changes), frozenset(dropped))
 
@@ -172,22 +173,29 @@ def _group_linears(ops: Sequence[Op]) -> Iterator[list[Op]]:
         yield fused_ops
 
 
-def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, full_layer: bool, fused: bool) -> list[Op]:
+def _find_last_saving(ops: Sequence[Op]) -> Op | None:
+    """Return the last operation that saves a tensor other than those that outlive any recomputation."""
+    kept_names = {name for op in ops for name in op.always_kept}
+    return next((op for op in reversed(ops) if not kept_names.issuperset(op.keeps)), None)
+
+
+def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, last: Op | None, fused: bool) -> list[Op]:
     """Return ``ops`` without the mark on those whose results are not needed.
 
     Needed are a dropped tensor that the backward keeps or that is read to recompute one, and the input of an operation
-    that gathers again. ``full_layer``: everything before the last needed operation runs again.
+    that gathers again. ``last``: the operation before which everything runs again, as the full layer is recomputed.
     """
     needed = {name for op in ops for name in op.keeps} & dropped
     regathered_inputs = {name for op in ops if op.message and op.message.regather for name in op.writes}
     stopped_ops: list[Op] = []
-    running = False
+    precedes_last = False
     for group in reversed(list(_group_linears(ops) if fused else ([op] for op in ops))):
         first = group[0]  # all belong to the same groups
         is_needed = not regathered_inputs.isdisjoint(first.reads) or any(
             not needed.isdisjoint(op.writes) for op in group
         )
-        running = first.recomputed and ((running and full_layer) or is_needed)
+        running = first.recomputed and (precedes_last or is_needed)
+        precedes_last = last is not None and (precedes_last or running or any(op.name == last.name for op in group))
         stopped_ops += [op if op.recomputed == running else op._replace(recomputed=running) for op in reversed(group)]
         if running:
             needed |= dropped.intersection(first.reads)

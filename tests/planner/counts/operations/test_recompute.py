@@ -42,6 +42,14 @@ def test_an_early_stop_leaves_out_what_makes_nothing_that_the_backward_reads() -
     assert stopped == [True] * (len(whole) - 2) + [False] * 2  # all but the down-projection and its sum
 
 
+def test_everything_before_the_last_operation_that_saves_a_tensor_runs_again() -> None:
+    ops = block(Job(), "layer", model=MODEL.replace(residual_weights=True)).ops
+    recomputed = {op.name: op.recomputed for op in ops}
+    assert recomputed["mlp.down"]  # its result is not needed, but the factors of the stream save a tensor after it
+    assert not recomputed["mlp.stream"]
+    assert not recomputed["mlp.add"]
+
+
 @pytest.mark.parametrize("words", [{"compile": True}, {"stack": "torchtitan"}])
 def test_compiled_blocks_recompute_only_what_their_backward_reads(words: dict[str, Any]) -> None:
     job, stopping = (Job.read(words | {"early_stop": early_stop}, origin="job") for early_stop in (False, True))
