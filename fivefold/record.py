@@ -10,7 +10,9 @@ import errno
 import json
 import re
 import reprlib
+import sys
 import tomllib
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
@@ -37,6 +39,14 @@ class StopSignal(BaseException):
 
 class UsageWarning(UserWarning):
     """A one-line warning about something that is legal, but perhaps not intended."""
+
+
+def warn(message: str) -> None:
+    """Issue a ``UsageWarning`` that points to the line of the caller's code which led to it, not to this package."""
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "fivefold":
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, UsageWarning, stacklevel=level)
 
 
 PLAIN = frozenset({int, float, str, type(None)})  # values of these types cannot contain a boolean
@@ -225,12 +235,15 @@ def _describe_unknown(key: str, place: tuple[int | str, ...], record: type[BaseM
 
 def _describe_missing_attribute(record: Record, name: str) -> str:
     """Return where an attribute is that a record does not have, or the attributes that it has."""
-    nested = {key: f"{field}.{key}" for field, key in reversed([*_list_nested_keys(type(record))])}
-    known = nested | {key: key for key in dir(record)}
-    close = [known[key] for key in get_close_matches(name, known, n=1)]
-    return f"{type(record).__name__} has no {name!r}; " + (
-        f"did you mean {close[0]!r}?" if close else f"it has {', '.join(dir(record))}"
-    )
+    places: dict[str, list[str]] = {key: [key] for key in dir(record)}
+    for field, key in _list_nested_keys(type(record)):
+        if places.get(key) != [key]:
+            places.setdefault(key, []).append(f"{field}.{key}")
+    close = get_close_matches(name, places, n=1)
+    if not close:
+        return f"{type(record).__name__} has no {name!r}; it has {', '.join(dir(record))}"
+    *others, last = map(repr, places[close[0]])
+    return f"{type(record).__name__} has no {name!r}; did you mean {', '.join(others)}{' or ' * bool(others)}{last}?"
 
 
 def _list_nested_keys(record: type[BaseModel]) -> Iterator[tuple[str, str]]:

@@ -14,7 +14,8 @@ from fivefold.machine.catalog import resolve as resolve_machine
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
-from fivefold.record import Record, UserError, make_unknown_name_error, read_file, read_lines
+from fivefold.record import Record, UsageWarning, UserError, make_unknown_name_error, read_file, read_lines
+from fivefold.results.search_result import Proposal
 from fivefold.step import Step
 
 
@@ -106,13 +107,18 @@ def test_the_error_of_a_missing_attribute_says_where_it_is() -> None:
     bike = Bicycle(name="red")
     for name, text in (
         ("nmae", "Bicycle has no 'nmae'; did you mean 'name'?"),
-        ("spokes", "Bicycle has no 'spokes'; did you mean 'front.spokes'?"),
+        ("spokes", "Bicycle has no 'spokes'; did you mean 'front.spokes', 'spares.spokes' or 'basket.spokes'?"),
         ("qqqq", "Bicycle has no 'qqqq'; it has basket, front, name, read, replace, spares"),
     ):
         with pytest.raises(AttributeError) as caught:
             getattr(bike, name)
         assert str(caught.value) == text
     assert not hasattr(bike, "_private")
+    proposal = Proposal.model_construct(layout="dp8 zero3 mbs1")
+    with pytest.raises(
+        AttributeError, match=r"did you mean 'simpler.memory_bytes', 'faster.memory_bytes' or 'unchanged"
+    ):
+        getattr(proposal, "memory_byte")  # noqa: B009
 
 
 BAD = (-1, 0, True, 2**70, 1.5, float("inf"), float("nan"), "", "many\nlines", "dp", None, (), ("a", 1), {"b": 2}, b"c")
@@ -227,3 +233,9 @@ def test_lines_of_another_kind_are_a_one_line_error(tmp_path: Path) -> None:
         read_lines(path)
     path.write_text('{"a": 1}\n{"a": ' + "[" * 3000)
     assert read_lines(path) == [{"a": 1}]
+
+
+def test_a_warning_points_to_the_line_that_led_to_it() -> None:
+    with pytest.warns(UsageWarning, match="dp8 is filled in") as caught:
+        Layout.parse("zero3 mbs1", machine=resolve_machine("h100:8", local=Path("none")))
+    assert [warning.filename for warning in caught] == [__file__]

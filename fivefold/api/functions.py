@@ -16,7 +16,7 @@ from fivefold.api.documentation import document_parameters, use_python_words
 from fivefold.api.job_fields import build_job, list_stated
 from fivefold.api.job_words import JobWords
 from fivefold.layout.batch import choose_gpu_counts, find_most_ranks
-from fivefold.record import UsageWarning, UserError
+from fivefold.record import UserError, warn
 from fivefold.requests.commands import (
     AskOptions,
     CompareOptions,
@@ -697,15 +697,9 @@ def stacks(word: str | None = None) -> Rows[CatalogStack]:
 
 
 def _warn(remarks: Sequence[str]) -> None:
-    """Warn about what is legal but perhaps not intended, one warning per line, at the line of the caller's code."""
-    import sys
-    import warnings
-
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "fivefold":
-        frame, level = frame.f_back, level + 1
+    """Warn about what is legal but perhaps not intended, one warning per line."""
     for line in dict.fromkeys(remarks):
-        warnings.warn(use_python_words(line), UsageWarning, stacklevel=level)
+        warn(use_python_words(line))
 
 
 def _resolve_names(given: str | Sequence[str], *, option: str) -> Sequence[str]:

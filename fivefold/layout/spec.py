@@ -10,7 +10,6 @@ World = dp·cp·tp·pp; experts are sharded inside dp·cp(·tp).
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Mapping
 from functools import cache, cached_property
 from itertools import accumulate
@@ -32,7 +31,7 @@ from fivefold.layout.schedule.pipeline_schedule import (
     list_one_way_pairing_names,
 )
 from fivefold.layout.text import DATA_PARALLEL, NODE, check_text, format_stages, read_token, split_tokens
-from fivefold.record import Record, UsageWarning, UserError
+from fivefold.record import Record, UserError, warn
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
@@ -297,7 +296,7 @@ def _fill_data_parallel(text: str, fields: Mapping[str, object], machine: Machin
         degree = machine.ranks // degrees
         if degree > 1:
             message = f"layout {text!r}: dp{degree} is filled in, for all {machine.ranks} ranks"
-            warnings.warn(message, UsageWarning, stacklevel=3)
+            warn(message)
         return {"dp": degree}
     sharding = DATA_PARALLEL.search(" ".join(split_tokens(text)))
     if sharding is None or "cp" in fields:
@@ -329,7 +328,7 @@ def _shard_within_node(text: str, layout: Layout, machine: Machine | None) -> La
         )
     layout = layout if group == replicas else layout.replace(shard_group=group)
     place = f"{group} ranks of dp and cp in one node" + (", which are all" if group == replicas else "")
-    warnings.warn(f"layout {text!r}: hsdp shards over the {place}: {_spell_zero(layout)}", UsageWarning, stacklevel=3)
+    warn(f"layout {text!r}: hsdp shards over the {place}: {_spell_zero(layout)}")
     return layout
 
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING
 
 from fivefold.adapter import KEPT_IN_TRAINING
-from fivefold.record import UsageWarning
 
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.model.spec import Model
+from fivefold.record import warn
 
 
 def keep_stored_base(job: Job, model: Model) -> Job:
@@ -28,5 +27,5 @@ def keep_stored_base(job: Job, model: Model) -> Job:
         f"weights ({adapter.name} over them is {kept.name}); for a base in 16 bits name a repository in bf16, or add "
         f"adapter.base={precision}"
     )
-    warnings.warn(message, UsageWarning, stacklevel=3)
+    warn(message)
     return job.replace(adapter=kept)

@@ -7,7 +7,6 @@ Hugging Face repository with that ``config.json``.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable
 from difflib import get_close_matches
 from functools import cache
@@ -18,13 +17,13 @@ from fivefold.model.huggingface.decoder import expand_names
 from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.model.spec import CONFIG_SOURCE, Model
 from fivefold.record import (
-    UsageWarning,
     UserError,
     find_spelling,
     join_names,
     locate,
     make_unknown_name_error,
     read_file,
+    warn,
 )
 
 # Endings of repositories whose config.json has the sizes of the model without them, as they are spelled.
@@ -255,7 +254,7 @@ def from_values(values: dict[str, Any], *, name: str, source: str) -> Model:
     if "architectures" in values or "model_type" in values:
         model = from_config(values, name=name, source=source)
         if warning := describe_remark(values, name=name):
-            warnings.warn(warning, UsageWarning, stacklevel=3)
+            warn(warning)
         return model
     return Model.read({"name": name, "source": source, **values}, origin=source)
 

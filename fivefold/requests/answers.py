@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from math import log2
@@ -10,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.layout.batch import MAX_TRIED_GPUS
-from fivefold.record import UsageWarning, UserError
+from fivefold.record import UserError, warn
 from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, AskRequest, Question
 from fivefold.requests.words import parse_tokens
 from fivefold.step import FITS_RISK
@@ -155,7 +154,7 @@ def find_fastest(model: Model, machine: Machine, job: Job, *, risk: float = FITS
 
     layout, remark = _search_fastest(model, machine, job, work=SearchWork(), risk=risk)
     if remark:
-        warnings.warn(UsageWarning(remark), stacklevel=2)
+        warn(remark)
     return layout
 
 

@@ -163,6 +163,11 @@ class Proposal(Record):
     why: tuple[Why, ...]  # one line for each choice of the layout
     remark: str = ""  # constraint that rules out better layouts
 
+    @property
+    def step_seconds(self) -> float:
+        """Return the predicted step time of the proposed layout."""
+        return self.choice.step.time.step_seconds
+
     def describe(self, superlative: str) -> str:
         """Return why it is proposed, in words; ``superlative``: what the best layout is, such as fastest."""
         number = self.similar_layouts
