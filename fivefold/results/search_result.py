@@ -221,10 +221,10 @@ class SearchResult(Shown):
     """The result of ``planner.search``.
 
     ``tried`` = ``evaluated`` + layouts excluded by bounds. ``gap``: the share of the best possible score by which that
-    of the best layout may exceed it, where the search ended at its work limit; None: no layout is better. ``ranked``:
-    no other layout is better than those of ``best``; False: only the first is proven, because a ranking would take
-    long. ``undecided``: the search ended there without a layout, though one may fit. ``stopped``: interrupted by
-    Ctrl-C, so that others may be better.
+    of the best layout may exceed it, where the search ended at its work limit; 0: no layout is better; None: that is
+    unknown, or no layout fits. ``ranked``: no other layout is better than those of ``best``; False: only the first is
+    proven, because a ranking would take long. ``undecided``: the search ended there without a layout, though one may
+    fit. ``stopped``: interrupted by Ctrl-C, so that others may be better.
     """
 
     drawn_by: ClassVar[str] = "fivefold.rendering.html:render_search"
@@ -245,7 +245,7 @@ class SearchResult(Shown):
     tried: NonNegativeInt  # layouts that were evaluated or excluded by bounds
     evaluated: NonNegativeInt  # layouts whose time was estimated
     gap: NonNegativeFloat | None = (
-        None  # share by which the best layout may exceed the best possible; None: it is the best
+        0.0  # share by which the best layout may exceed the best possible; 0: it is the best; None: unknown
     )
     ranked: bool = True  # whether the order of ``best`` is proven; False: only its first layout is
     undecided: bool = False  # whether it ended at its limit of work without a layout, though one may fit
@@ -317,19 +317,19 @@ class SearchResult(Shown):
         return f"The {self.superlative} {'' if self.ranked else 'evaluated '}layouts"
 
     def gap_line(self) -> str:
-        """Return how near the best is to the best possible, in words; empty if no layout is better."""
-        if self.gap is None:
+        """Return how near the best is to the best possible, in words; empty if no layout is better, or none fits."""
+        if not self.best or self.gap == 0:
             return ""
-        if self.gap > MAX_MEANT_GAP:
+        if self.gap is None or self.gap > MAX_MEANT_GAP:
             return "not proven to be near the best possible within the work limit; --exact searches without one"
         return f"within {ceil(self.gap * 1000) / 10:.1f} % of the best possible; --exact searches without a work limit"
 
     def gap_remark(self) -> str:
-        """Return ``gap_line`` as a sentence for answers that use the best layout; empty if no layout is better."""
-        if self.gap is None:
+        """Return ``gap_line`` as a sentence for answers that use the best layout; empty if that is."""
+        if not self.best or self.gap == 0:
             return ""
-        limit = "the search ended at its work limit: its layout is"
-        if self.gap > MAX_MEANT_GAP:
+        limit = f"the search ended at its work limit: its {self.superlative} layout is"
+        if self.gap is None or self.gap > MAX_MEANT_GAP:
             return f"{limit} not proven to be near the best possible"
         return f"{limit} within {ceil(self.gap * 1000) / 10:.1f} % of the best possible"
 

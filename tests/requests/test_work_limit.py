@@ -15,7 +15,7 @@ from tests.selection import mark_share
 
 ASKED = ("qwen3-0.6b", "h100:8")
 JOB: dict[str, Any] = {"seq": 4096, "gbs": 64}
-LINE = "the search ended at its work limit: its layout is"
+LINE = "the search ended at its work limit: its fastest layout is"
 
 pytestmark = pytest.mark.slow
 

@@ -35,7 +35,7 @@ from fivefold.planner.search.constraints import describe_uneven_batch, find_bind
 from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.incumbents import EvaluatedLayout, Incumbents, rank_distinct
 from fivefold.planner.search.rejections import find_job_fixes, make_near_miss
-from fivefold.planner.search.robust import RegretEvaluator
+from fivefold.planner.search.robust import RegretEvaluator, join_gaps
 from fivefold.planner.search.simplest import Evaluated, Simplest, build_alternative
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.stage_balance import balance_stages
@@ -158,7 +158,7 @@ def search(
         else _find_binding_constraint(model, machine, job, where=where, risk=risk),
         tried=total if planners else solver.done,
         gap=incumbents.gap,
-        ranked=incumbents.gap is None and not incumbents.is_ranking_over,
+        ranked=incumbents.is_exact and not incumbents.is_ranking_over,
         undecided=incumbents.is_undecided and not incumbents.best,
         stopped=not planners,
         evaluated=incumbents.evaluated,
@@ -319,7 +319,7 @@ def _rank_by_regret(
     return result.replace(
         best=tuple(_rank(planner, layout, planner.machine) for layout in best),
         proposal=None,
-        gap=max(filter(None, (result.gap, evaluator.gap)), default=result.gap),
+        gap=join_gaps(result.gap, evaluator.gap),
         robust=evaluator.to_record(ranked, notes={simplest: within, fastest: "the fastest"}, top=known.top),
     )
 

@@ -24,7 +24,6 @@ from fivefold.planner.search.work import SearchWork
 from fivefold.results.search_result import By
 from fivefold.step import TIGHT_RISK
 
-UNPROVEN_RATIO = 2.0**10  # of a score to the lowest possible, of which nothing is known
 MIN_EVALUATED_LAYOUTS = 100  # evaluated layouts after which a ranking may end
 
 
@@ -235,12 +234,17 @@ class Incumbents:
             if planner.fits(estimate.layout, estimate.ranks):
                 self.evaluate(planner, estimate.layout)
         if self.best:
-            self.rejections.lowest_bound = min(self.rejections.lowest_bound, self.best[0].score / UNPROVEN_RATIO)
+            self.rejections.lowest_bound = 0.0
+
+    @property
+    def is_exact(self) -> bool:
+        """Return whether no layout was dropped that may be better than the best."""
+        return not self.best or bool(self.rejections.lowest_bound == np.inf)
 
     @property
     def gap(self) -> float | None:
-        """Return the share of the optimum by which the best may exceed it; None: it is the optimum."""
-        if not self.best or self.rejections.lowest_bound == np.inf:
+        """Return the share of the optimum by which the best may exceed it; 0: it is the optimum; None: unknown."""
+        if not self.best or not self.rejections.lowest_bound:
             return None
         return max(0.0, self.best[0].score / self.rejections.lowest_bound - 1)
 

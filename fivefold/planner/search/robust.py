@@ -42,6 +42,11 @@ SEEDS = 20  # layouts with which the search of a scenario begins
 MAX_SLOWDOWN = 0.1  # share of the best time beyond which no layout is judged
 
 
+def join_gaps(first: float | None, second: float | None) -> float | None:
+    """Return the larger of two gaps; None, as unknown, if one of them is."""
+    return None if first is None or second is None else max(first, second)
+
+
 class EvaluatedRegret(NamedTuple):
     """A layout and its regret in every scenario, the first as predicted; infinite where it does not fit."""
 
@@ -57,7 +62,7 @@ class EvaluatedRegret(NamedTuple):
 class RegretEvaluator:
     """Judges layouts on ``world`` ranks of ``planner``'s machine; ``space_arguments``: arguments of ``Space``.
 
-    ``exact``: the searches of the scenarios have no work limit. ``gap``: the largest that they left.
+    ``exact``: the searches of the scenarios have no work limit. ``gap``: the largest that they left; None: unknown.
     """
 
     def __init__(
@@ -71,7 +76,7 @@ class RegretEvaluator:
     ) -> None:
         model, machine, job = planner.model, planner.machine, planner.job
         self.world, self.space_arguments, self.report, self.exact = world, space_arguments, report, exact
-        self.gap: float | None = None
+        self.gap: float | None = 0.0
         self.scenarios = list_scenarios(model=model, machine=machine, job=job)
         self.planners = [planner, *(_get_planner(scenario, planner) for scenario in self.scenarios[1:])]
         self.seconds_by_layout: list[dict[Layout, float]] = [{} for _ in self.scenarios]
@@ -94,8 +99,8 @@ class RegretEvaluator:
             incumbents, ranks_per_node=planner.machine.ranks_per_node, report=self.report, total=space.layouts
         )
         sweep_from_likely(solver, Bounds(planner, space, concatenate(()), work=work))
-        if incumbents.gap is not None:
-            self.gap = max(self.gap or 0.0, incumbents.gap)
+        if incumbents.best:
+            self.gap = join_gaps(self.gap, incumbents.gap)
         for candidate in incumbents.fitting:
             self.seconds_by_layout[scenario][candidate.estimate.layout] = candidate.seconds
         return [fitting.estimate.layout for fitting in incumbents.fitting]
