@@ -217,10 +217,13 @@ def find_fewest_gpus(
     machine: Machine,
     job: Job,
     risk: float = FITS_RISK,
+    within: float | None = None,
     report: Callable[[str, int, int], None] | None = None,
 ) -> QuestionAnswer:
-    """Return the smallest number of ranks of the machine on which a layout fits, with the fastest layout there.
+    """Return the smallest number of ranks of the machine on which a layout fits, with a layout for it.
 
+    That is the fastest, or, with ``within``, what a search proposes: the simplest whose step is longer by that share at
+    most.
     Tried are powers of two and all ranks, then multiples of a node below the first of them that fits. A number is
     taken not to fit, and named, if no layout is found to fit within a work limit, or within the work that is left of
     what all numbers share. ``report`` is called with progress.
@@ -258,12 +261,13 @@ def find_fewest_gpus(
         job=job,
         top=1,
         risk=risk,
+        within=within,
         tight=False,
         using=planner,
         work=budget.allot(GPUS_UNITS),
         report=(lambda done, total: report(f"layouts of {ranks:,} GPUs", done, total)) if report else None,
     )
-    layout = Layout.parse(result.best[0].step.layout) if result.best else fitting[ranks]
+    layout = Layout.parse(result.chosen.step.layout) if result.chosen else fitting[ranks]
     planner = Planner(model=model, machine=resized, job=job, counts=planner.counts, risk=risk)
     remarks = [*planner.list_remarks(layout, is_searched=True), result.gap_remark()]
     if not result.best:

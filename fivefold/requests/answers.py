@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from fivefold.planner.search.work import SearchWork, WorkBudget
     from fivefold.results.search_result import Batch
 
+SIMPLER_DIFFERENCE = 0.05  # share by which a step of `ask gpus`, which is not about time, may be longer to be simpler
 SHORTEST_SEQUENCE = 64  # tokens at which `ask sequence` looks for a layout that fits, if none does at longer ones
 QUESTIONS: Mapping[Question, str] = {  # what each question asks, in the order of the page
     "micro-batch": "Largest micro-batch that fits",
@@ -78,7 +79,8 @@ def find_answers(
     budget = WorkBudget()
     if question == "gpus":
         largest_machine = machine if counted else with_ranks(machine, MAX_TRIED_GPUS)
-        return [questions.find_fewest_gpus(model=model, machine=largest_machine, job=job, risk=risk, report=report)]
+        about: dict[str, Any] = {"model": model, "machine": largest_machine, "job": job, "risk": risk}
+        return [questions.find_fewest_gpus(**about, within=SIMPLER_DIFFERENCE, report=report)]
     if question == "model":
         return [questions.find_largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
     if question == "finetune":

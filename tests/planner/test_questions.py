@@ -221,6 +221,12 @@ def test_the_answer_on_the_fewest_gpus_has_a_layout_that_fits(
     job = Job(sequence=1024, global_batch=8)
     full = questions.find_fewest_gpus(model=SMALL, machine=machine, job=job)
 
+    simple = questions.find_fewest_gpus(model=SMALL, machine=machine, job=job, within=0.05)
+    least = with_ranks(machine, int(full.value))
+    proposal = search(model=SMALL, machine=least, job=job, top=1, within=0.05, tight=False).proposal
+    assert proposal is not None
+    assert (simple.value, simple.layout) == (full.value, proposal.layout)
+
     def find_none(**options: Any) -> SearchResult:
         return search(**options).replace(best=(), undecided=True)
 
