@@ -46,7 +46,8 @@ def fill_batch(job: Job, *, ranks: int, stated: Collection[str], layouts: Iterab
     """Return ``job`` with a global batch for ``ranks`` GPUs, unless ``stated`` has one.
 
     It has the fewest sequences that a micro-batch may have for each GPU, at least the default of ``Job`` and at most
-    ``MAX_TOKENS``, rounded up to a multiple of what each layout takes at a time.
+    ``MAX_TOKENS``, rounded up to a multiple of what each layout takes at a time. A batch that was filled in before, for
+    other layouts, does not matter.
     """
     from fivefold.layout.spec import find_divisor_below
     from fivefold.units import ceil_div
@@ -55,6 +56,7 @@ def fill_batch(job: Job, *, ranks: int, stated: Collection[str], layouts: Iterab
         return job
     least = job.min_micro_batch
     turn = least * find_divisor_below(ranks, max(1, MAX_TOKENS // (job.sequence * least)))
-    batch = ceil_div(job.global_batch, turn) * turn
+    batch = ceil_div(type(job).model_fields["global_batch"].default, turn) * turn
     chunk = lcm(*(layout.dp * layout.mbs for layout in layouts))
-    return job.replace(global_batch=ceil_div(batch, chunk) * chunk)
+    batch = ceil_div(batch, chunk) * chunk
+    return job if batch == job.global_batch else job.replace(global_batch=batch)

@@ -27,7 +27,13 @@ def _format_lines(step: Step) -> Iterator[str]:
         yield _format_line("peak memory", step.memory.peak_bytes, peak, _show_size)
     if held := format_held_intervals(step.memory):
         yield f"\n{held}"
-    outside = [interval.outside if interval else () for interval in (time, peak)]
+    if outside := format_outside(step):
+        yield f"\n{outside}"
+
+
+def format_outside(step: Step) -> str:
+    """Return the line that lists what no published run covers, each fact once; empty if there is no such fact."""
+    outside = [interval.outside if interval else () for interval in (step.time.interval, step.memory.interval)]
     both = [fact for fact in outside[0] if fact in outside[1]]
     one = [
         f"{fact} (for {name})"
@@ -35,8 +41,7 @@ def _format_lines(step: Step) -> Iterator[str]:
         for fact in facts
         if fact not in both
     ]
-    if both or one:
-        yield f"\n{describe_outside((*both, *one))}"
+    return describe_outside((*both, *one)) if both or one else ""
 
 
 def format_held_intervals(memory: Memory) -> str:

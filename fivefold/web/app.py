@@ -29,7 +29,7 @@ from fivefold.web.site import WebServer
 from fivefold.web.wording import LABELS
 from fivefold.web.work import Busy, WorkQueue
 
-FIRST = "/plan?seq=8192&gbs=64"  # the page shown first
+FIRST = "/plan"  # the page shown first: every answer begins with the defaults of the command line
 WITH_CONTROLS = (*COMMANDS, "/sweep", "/sweep/start", "/trace", "/explain")  # pages; besides the chapters of Learn
 COLLECTED = 50_000  # allocations between garbage collections: a plan makes 100,000 objects, hardly any in cycles
 
@@ -86,7 +86,7 @@ def create(root: Path, *, local: Path, work: WorkQueue | None = None) -> FastAPI
         if request.url.query:
             return RedirectResponse(f"/plan?{request.url.query}")
         machine = load_settings().machine
-        return RedirectResponse(f"{FIRST}&machine={quote(machine, safe=':')}" if machine else FIRST)
+        return RedirectResponse(f"{FIRST}?machine={quote(machine, safe=':')}" if machine else FIRST)
 
     def respond_error(request: Request, code: int, line: str) -> Response:
         if request.url.path.startswith(("/api/", "/static/", DROPPED_PATH)):

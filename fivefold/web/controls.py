@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, get_args
 from fivefold.adapter import ADAPTERS, ALL_LINEAR, EXPERT_TARGETS, SAVED, Adapter
 from fivefold.bounded_types import RANKS
 from fivefold.job import RECIPES, Job, Recipe
+from fivefold.layout.batch import fill_batch
 from fivefold.layout.names import CP_KINDS
 from fivefold.layout.remarks import describe_unused_fused_scans
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
@@ -33,6 +34,7 @@ from fivefold.web.question import PRECISION_PARTS, ResolvedRequest
 from fivefold.web.wording import use_page_words
 
 MAX_BUTTONS = 8  # largest number of choices in a row
+MAX_MICRO_BATCH = 64  # sequences of the largest one that is offered
 
 
 class LayoutOption(NamedTuple):
@@ -94,9 +96,10 @@ def list_choices(resolved: ResolvedRequest, layout: Layout, field: str) -> Itera
         except UserError as mistake:
             yield LayoutOption(text, "", False, use_page_words(mistake).removeprefix("layout: "))
             continue
-        inexpressible = list_inexpressible(other, model=resolved.model, job=resolved.job)
+        job = fill_batch(resolved.job, ranks=resolved.machine.ranks, stated=resolved.stated, layouts=[other])
+        inexpressible = list_inexpressible(other, model=resolved.model, job=job)
         reasons = chain(
-            list_reasons(other, model=resolved.model, job=resolved.job, machine=resolved.machine),
+            list_reasons(other, model=resolved.model, job=job, machine=resolved.machine),
             (reason for reason in inexpressible if reason not in known),
         )
         why = next(reasons, "")
@@ -123,7 +126,7 @@ def change_keyword(resolved: ResolvedRequest, layout: Layout, **change: Any) -> 
         values["dp"] = ranks // other_ranks
     _follow(values, change)
     batch = resolved.job.global_batch
-    if "mbs" not in change and batch % values["dp"] == 0:
+    if "mbs" not in change and not resolved.chosen_batch and batch % values["dp"] == 0:
         values["mbs"] = find_divisor_below(batch // values["dp"], values["mbs"])
     return Layout.read(values, origin="layout")
 
@@ -185,8 +188,11 @@ def _list_values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[
     if field in ("cp_kind", "sp"):
         kinds: list[Any] = [*CP_KINDS] if layout.cp > 1 else []
         return kinds if field == "cp_kind" else [True, False] if layout.tp > 1 and not model.moe else []
+    if field == "mbs" and resolved.chosen_batch:  # the batch follows
+        return _select_buttons(list_divisors(MAX_MICRO_BATCH), most=MAX_MICRO_BATCH, now=current)
     if field == "mbs":
-        return _select_buttons(list_divisors(max(1, resolved.job.global_batch // layout.dp)), most=64, now=current)
+        sizes = list_divisors(max(1, resolved.job.global_batch // layout.dp))
+        return _select_buttons(sizes, most=MAX_MICRO_BATCH, now=current)
     if field == "v":
         return _select_buttons(range(1, 9), most=max(1, most_stages // layout.pp), now=current) if layout.pp > 1 else []
     if field == "stages":

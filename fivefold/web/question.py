@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from functools import cached_property
 from itertools import product
 from pathlib import Path
@@ -187,7 +188,7 @@ class JobQuestion(MachineRequest, defer_build=False):
             job, stated = load_job(**words), list_stated(**words)
             job = keep_stored_base(job, model)
             job, batch_reason = self._choose_batch(model, job, stated, named)
-        remarks = tuple(str(warning.message) for warning in caught)
+        remarks = (*(str(warning.message) for warning in caught), *self._explain_layouts(named))
         used_settings = "" if applied.is_empty else applied.describe()
         return ResolvedRequest(model, machine, job, remarks, used_settings, stated, batch_reason)
 
@@ -243,13 +244,26 @@ class JobQuestion(MachineRequest, defer_build=False):
         """Raise ``UserError`` if a layout or another text that ``resolve`` does not read is not valid."""
         self.parse_layouts([machine])
 
+    @property
+    def layout_texts(self) -> tuple[str, ...]:
+        """Return the layouts of the question as they are written."""
+        return ()
+
     def parse_layouts(self, named: Sequence[Machine]) -> list[Layout]:
         """Return the layouts of the question on its machines; raises ``UserError`` if one is not valid."""
-        return []
+        return [parse_layout(text, machine) for text in self.layout_texts for machine in named]
 
     def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
         """Return the layouts of the request; the default batch is a multiple of what they need."""
         return self.parse_layouts(named)
+
+    def _explain_layouts(self, named: Sequence[Machine]) -> list[str]:
+        """Return what the machines fill in of the layouts, one line each; a layout that is not valid has none."""
+        remarks = list[str]()
+        for text, machine in product(self.layout_texts, named):
+            with suppress(UserError):
+                remarks += parse_with_remarks(text, machine)[1]
+        return list(dict.fromkeys(remarks))
 
     @property
     def settings(self) -> tuple[str, ...]:
@@ -313,9 +327,10 @@ class PredictQuestion(JobQuestion, LayoutRequest, defer_build=False):
 
     layout: LayoutText = "dp8 zero3 mbs1"
 
-    def parse_layouts(self, named: Sequence[Machine]) -> list[Layout]:
-        """Return the layout on each machine; raises ``UserError`` if it is not valid."""
-        return [self.parse_layout(machine) for machine in named]
+    @property
+    def layout_texts(self) -> tuple[str, ...]:
+        """Return the layout."""
+        return (self.layout,)
 
     def _list_layouts(self, named: Sequence[Machine]) -> list[Layout]:
         try:
@@ -337,9 +352,10 @@ class DryrunQuestion(PredictQuestion, defer_build=False):
 class RatiosQuestion(JobQuestion, RatiosRequest, defer_build=False):
     """A question to ``ratios``."""
 
-    def parse_layouts(self, named: Sequence[Machine]) -> list[Layout]:
-        """Return the layouts on each machine; raises ``UserError`` if one is not valid."""
-        return [parse_layout(self.layout, machine) for machine in named]
+    @property
+    def layout_texts(self) -> tuple[str, ...]:
+        """Return the layout."""
+        return (self.layout,)
 
 
 class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
@@ -353,9 +369,10 @@ class CompareQuestion(JobQuestion, CompareRequest, defer_build=False):
         """Return the names of all machines."""
         return (self.machine, *self.machines)
 
-    def parse_layouts(self, named: Sequence[Machine]) -> list[Layout]:
-        """Return the layouts on each machine; raises ``UserError`` if one is not valid."""
-        return [parse_layout(text, machine) for text in self.layout for machine in named]
+    @property
+    def layout_texts(self) -> tuple[str, ...]:
+        """Return the layouts."""
+        return self.layout
 
     def cases(self, *, folder: ServedFolder, local: Path) -> dict[ComparedCase, str]:
         """Return every combination, with the URL of its plan."""
@@ -428,9 +445,10 @@ class SearchQuestion(JobQuestion, SearchRequest, defer_build=False):
 class AskQuestion(JobQuestion, AskRequest, defer_build=False):
     """A question to ``ask``."""
 
-    def parse_layouts(self, named: Sequence[Machine]) -> list[Layout]:
-        """Return the layouts on each machine; raises ``UserError`` if one is not valid."""
-        return [parse_layout(self.layout, machine) for machine in named] if self.layout else []
+    @property
+    def layout_texts(self) -> tuple[str, ...]:
+        """Return the layout, if one is given."""
+        return (self.layout,) if self.layout else ()
 
 
 class ChosenQuestion(AskQuestion, defer_build=False):

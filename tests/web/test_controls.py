@@ -47,6 +47,18 @@ def test_every_choice_of_a_control_is_valid_or_says_why_not(model: str, machine:
                 assert other.world == now.world
 
 
+def test_a_batch_that_the_question_leaves_open_follows_the_choice() -> None:
+    """Of the default batch of 8 sequences, 8 ranks would have no other micro-batch than 1."""
+    resolved, now = resolve_question(model="llama3-8b", machine="h100:8", layout="dp8 zero3 mbs2 ac=full")
+    rows = {row.word: {option.text: option for option in row.options} for row in list_controls(resolved, now)}
+    assert resolved.job.global_batch == 16
+    assert [text for text, option in rows["mbs"].items() if not option.reason] == ["1", "2", "4", "8", "16", "32", "64"]
+    assert rows["tp"]["8"].layout == "dp1 tp8 zero3 mbs2 ac=full"
+    for option in (*rows["mbs"].values(), *rows["tp"].values()):
+        changed, layout = resolve_question(model="llama3-8b", machine="h100:8", layout=option.layout)
+        assert is_legal(layout, model=changed.model, job=changed.job, machine=changed.machine), option
+
+
 def test_an_invalid_choice_states_the_rule_with_its_numbers() -> None:
     resolved, now = resolve_question(model="llama3-70b", machine="h100:512", layout="dp512 zero3", gbs=512)
     tensor = {

@@ -154,5 +154,5 @@ def test_user_settings_apply_to_pages_and_what_they_copy(
     assert "torchtitan (your setting)" in page
     assert "user settings: stack=torchtitan, prices.h100=2.5 (" in page
     assert "at $2.5" in page
-    assert client.get("/", follow_redirects=False).headers["location"].endswith("&machine=h100:2")
+    assert client.get("/", follow_redirects=False).headers["location"].endswith("?machine=h100:2")
     assert client.get("/api/predict", params=asked | {"stack": "fivefold"}).json()["job"]["stack"]["name"] == "fivefold"

@@ -333,6 +333,10 @@ def test_a_default_is_listed_once_among_its_choices(client: TestClient) -> None:
         assert len(re.findall(rf">{default}<", options)) == 1
 
 
+def test_what_no_published_run_covers_is_said_once(client: TestClient) -> None:
+    assert client.get(PLAN).text.count("not covered by any published run: software fivefold") == 1
+
+
 def test_the_error_of_an_invalid_number_names_its_control(client: TestClient) -> None:
     assert "tokens=-5: a run has 1,000 to 1e+18" in client.get("/plan?tokens=-5").text
     assert "“dollars per GPU and hour” must be a number" in client.get("/plan?price=abc").text

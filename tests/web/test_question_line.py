@@ -74,4 +74,31 @@ def test_an_empty_machine_field_is_an_error(client: TestClient) -> None:
 def test_the_start_page_keeps_the_question(client: TestClient) -> None:
     question = "model=tiny&machine=h100:2&set=a&set=b"
     assert client.get(f"/?{question}", follow_redirects=False).headers["location"] == f"/plan?{question}"
-    assert client.get("/", follow_redirects=False).headers["location"] == "/plan?seq=8192&gbs=64"
+    assert client.get("/", follow_redirects=False).headers["location"] == "/plan"
+
+
+def test_the_first_page_carries_no_batch_to_the_others(client: TestClient) -> None:
+    """It carried 64 sequences: a run of 1 T tokens had 1.9 million steps, where ``ask run`` takes what is advised."""
+    page = client.get("/").text
+    assert "defaults: seq 4096, global batch 8, bf16, AdamW, software fivefold" in page
+    assert re.search(r'name="gbs" type="number" value="" [^>]*placeholder="8"', page, re.DOTALL)
+    assert "30.52 M steps of 8 sequences (1,024 are advised)" in page
+    pages = re.findall(r'<a href="/(search|ask|compare|dryrun|sweep|learn/index)([^"]*)"', page)
+    assert len(pages) >= 6
+    assert {question for _, question in pages} == {""}
+    assert re.search(r'name="gbs" [^>]*placeholder="as advised"', client.get("/ask?question=run").text, re.DOTALL)
+    assert "steps of 64 sequences," in client.get("/plan?gbs=64&price=2").text
+
+
+@pytest.mark.parametrize(
+    ("path", "layouts"),
+    [
+        ("/plan", ["hsdp"]),
+        ("/compare", ["hsdp", "fsdp"]),
+        pytest.param("/ask/events", ["hsdp"], marks=pytest.mark.processes),
+    ],
+)
+def test_what_the_machine_fills_in_of_a_layout_is_said_once(client: TestClient, path: str, layouts: list[str]) -> None:
+    asked = {"model": "tiny", "machine": "h100:16", "layout": layouts, "seq": "512"}
+    text = client.get(path, params=asked).text
+    assert text.count("hsdp shards over the 8 ranks of dp and cp in one node: zero3/8") == 1

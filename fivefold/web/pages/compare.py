@@ -52,6 +52,7 @@ def build_view(site: WebServer, query: CompareQuestion) -> dict[str, Any]:
     if len(cases) > MAX_VARIANTS:
         raise UserError(f"{len(cases)} variants are more than the {MAX_VARIANTS} that fit side by side; drop some")
     comparison = run(list(cases), risk=query.risk)
+    resolved = site.resolve(query)
     steps = [variant.step for variant in comparison.variants if variant.step]
     slowest = max(step.time.step_seconds for step in steps)
     fullest = max(step.memory.peak_bytes for step in steps)
@@ -59,7 +60,8 @@ def build_view(site: WebServer, query: CompareQuestion) -> dict[str, Any]:
         "differences": make_difference_grid(comparison, most=MAX_VARIANTS),
         "equal": list_equal(comparison),
         "shared": describe_shared(comparison),
-        "settings": site.resolve(query).settings,
+        "settings": resolved.settings,
+        "remarks": resolved.remarks,
         "finding": describe_comparison(comparison),
         "why": [*explain_differences(comparison), *describe_ratios(comparison)],
         "variants": list(zip(comparison.variants, cases.values(), strict=True)),

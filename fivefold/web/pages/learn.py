@@ -35,7 +35,7 @@ def build_router(site: WebServer) -> APIRouter:
 
     @pages.get("/learn")
     def redirect_to_index() -> Response:
-        return RedirectResponse("/learn/index?seq=8192&gbs=64")
+        return RedirectResponse("/learn/index")
 
     @pages.get("/learn/{name}")
     async def learn(request: Request, name: str, query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:

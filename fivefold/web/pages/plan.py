@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from math import ceil
 from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request
@@ -13,14 +14,14 @@ from fivefold.interop.registry import find_stack_format, list_job_formats
 from fivefold.interop.write import write
 from fivefold.layout.spec import Layout
 from fivefold.machine import toml
-from fivefold.machine.spec import Machine
 from fivefold.planner import questions
+from fivefold.planner.batch import advise_sequences
 from fivefold.planner.run_estimate import validate_tokens
 from fivefold.record import UserError
 from fivefold.rendering.answers import list_change_sections
 from fivefold.rendering.drawing import interval, memory, pipeline
 from fivefold.rendering.drawing.bars import draw_stacked, scale
-from fivefold.rendering.interval import describe_basis, show_range
+from fivefold.rendering.interval import describe_basis, format_outside, show_range
 from fivefold.rendering.memory import describe_peak as memory_finding
 from fivefold.rendering.pipeline import describe_step
 from fivefold.rendering.question import describe_job
@@ -31,13 +32,13 @@ from fivefold.requests.configs import describe_defaults
 from fivefold.requests.fields import Line, TokenCount
 from fivefold.requests.settings import Price
 from fivefold.results.search_result import Change
-from fivefold.step import Interval, StageMemory, Step
+from fivefold.step import StageMemory, Step
 from fivefold.units import show_bytes, show_count, show_seconds
 from fivefold.web import answers
 from fivefold.web.controls import Control, JobChoice, Size, list_controls, list_job_choices, list_sizes
 from fivefold.web.pages.ask import select_plans
 from fivefold.web.pages.render import render_fragment, render_page
-from fivefold.web.question import NO_MISTAKE, JobQuestion, Mistake, PredictQuestion, ResolvedRequest, parse_with_remarks
+from fivefold.web.question import NO_MISTAKE, JobQuestion, Mistake, PredictQuestion, ResolvedRequest
 from fivefold.web.site import WebServer
 from fivefold.web.wording import use_page_words
 
@@ -128,11 +129,10 @@ def build_view(site: WebServer, query: PlanQuestion) -> View:
     except UserError as error:
         return View(mistake=site.find_mistake(query, error))
     try:
-        layout, filled_in = parse_with_remarks(query.layout, resolved.machine)
+        layout = query.parse_layout(resolved.machine)
     except UserError as error:
         start = f"dp{resolved.machine.ranks} zero3 mbs1"
         return View(resolved, mistake=site.find_mistake(query, error), start=start)
-    resolved = resolved._replace(remarks=(*resolved.remarks, *filled_in))
     view = View(
         resolved,
         list_controls(resolved, layout),
@@ -171,7 +171,7 @@ def predict_step(request: ResolvedRequest, layout: Layout, query: PlanQuestion) 
         "over_time": draw_over_time(request, layout, query, step=step) if query.over_time else None,
         "height": memory.HEIGHT + pipeline.find_row_height(layout.pp) * layout.pp,
         "chip": chip,
-        "cost": describe_cost(step, request.machine, tokens=query.tokens, price=query.price),
+        "cost": describe_cost(step, request, tokens=query.tokens, price=query.price),
         "own_formats": [form for form in formats if form.is_of(request.job.stack.name)],
         "other_formats": [form for form in formats if not form.is_of(request.job.stack.name)],
         "stages": [(stage, draw_stage_bar(stage, total=scale_bytes, limit=limit)) for stage in step.memory.stages],
@@ -180,6 +180,7 @@ def predict_step(request: ResolvedRequest, layout: Layout, query: PlanQuestion) 
         "time_bar": draw_stacked(causes, total=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
         "bands": draw_bands(step),
+        "outside": format_outside(step),
     }
 
 
@@ -219,20 +220,30 @@ def draw_stage_bar(stage: StageMemory, *, total: float, limit: float | None) -> 
     return draw_stacked(list_memory_parts(stage), total=total, label=label, limit=limit)
 
 
-def describe_cost(step: Step, machine: Machine, *, tokens: float, price: float | None) -> tuple[str, str, str]:
+def describe_cost(step: Step, request: ResolvedRequest, *, tokens: float, price: float | None) -> tuple[str, str, str]:
     """Return the cost of a run as a figure: its value, its name and a remark. Dollars if there is a price."""
+    machine = request.machine
     speed = step.tokens_per_second_per_gpu * step.world
     price = machine.dollars_per_rank_hour if price is None else price
     run = f"for {show_count(validate_tokens(tokens)).replace('.00', '')} tokens"
     if not speed:
         return "–", f"GPU hours {run}", ""
     hours, days = tokens / speed / 3600 * machine.ranks, tokens / speed / 86400
+    duration = f"{days:,.1f} days, {describe_steps(request, tokens=tokens)}"
     if price is None:
-        return show_count(hours), f"GPU hours {run}", f"{days:,.1f} days; give a price for dollars"
-    return f"${show_count(hours * price)}", run, f"{days:,.1f} days, {show_count(hours)} GPU hours at ${price:g}"
+        return show_count(hours), f"GPU hours {run}", f"{duration}; give a price for dollars"
+    return f"${show_count(hours * price)}", run, f"{duration}, {show_count(hours)} GPU hours at ${price:g}"
 
 
-def draw_bands(step: Step) -> list[tuple[str, str, Interval, Any, str]]:
+def describe_steps(request: ResolvedRequest, *, tokens: float) -> str:
+    """Return the number of steps of a run, and the sequences that are advised for a step if the question names none."""
+    job = request.job
+    line = f"{show_count(ceil(tokens / job.tokens_per_step))} steps of {job.global_batch:,} sequences"
+    advised = advise_sequences(request.model, sequence=job.sequence, tokens=tokens)
+    return f"{line} ({advised:,} are advised)" if request.chosen_batch and advised > job.global_batch else line
+
+
+def draw_bands(step: Step) -> list[tuple[str, str, Any, str]]:
     """Return the intervals of comparable runs, for time and for memory: with the prediction, a picture and words."""
     interval_bands = []
     for name, band, size, show in (
@@ -243,7 +254,7 @@ def draw_bands(step: Step) -> list[tuple[str, str, Interval, Any, str]]:
             half = show_range(show(band.low_50), show(band.high_50))
             words = f"50 % interval {half}, 90 % interval {show_range(show(band.low_90), show(band.high_90))}"
             picture = interval.draw_band(band, predicted=size, show=show, label=name)
-            interval_bands.append((name, show(size), band, picture, f"{words} ({describe_basis(band)})"))
+            interval_bands.append((name, show(size), picture, f"{words} ({describe_basis(band)})"))
     return interval_bands
 
 

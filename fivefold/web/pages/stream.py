@@ -60,7 +60,7 @@ class Stream(Generic[Find]):
         return StreamingResponse(self._list_events(query, draw, sketch), media_type="text/event-stream")
 
     def describe(self, query: JobQuestion) -> str:
-        """Return the question as the first paragraph of an answer."""
+        """Return the question as the first paragraph of an answer, then what is perhaps not intended in it."""
         resolved = self.site.resolve(query)
         line = describe_question(
             resolved.model,
@@ -69,7 +69,9 @@ class Stream(Generic[Find]):
             stated=resolved.stated,
             batch_reason=resolved.batch_reason,
         )
-        return build_paragraph(" · ".join(filter(None, (line, resolved.settings))), kind="about")
+        about = build_paragraph(" · ".join(filter(None, (line, resolved.settings))), kind="about")
+        remarks = (build_paragraph(self.site.word_message(remark), kind="remark") for remark in resolved.remarks)
+        return "".join((about, *remarks))
 
     async def _list_events(
         self,

@@ -74,6 +74,7 @@ function updateControls(next, typed) {
     if (field.tagName === "SELECT" && field.innerHTML !== other.innerHTML) field.replaceChildren(...other.cloneNode(true).childNodes);
     if (field.type === "checkbox") field.checked = other.checked;
     else if (field.value !== other.value) field.value = other.value;
+    if (other.placeholder) field.placeholder = other.placeholder; // a default that follows from other fields
   }
   const listFolds = (page) => [...page.querySelectorAll("details:not(#asked)")].filter((fold) => !fold.closest("[data-live]"));
   const wanted = listFolds(next); // those in which a control is set are open
