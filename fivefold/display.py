@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from os import PathLike
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeVar
+from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
 from pydantic import BaseModel
 
@@ -43,8 +43,8 @@ class Shown(Record):
     def _repr_html_(self) -> str:
         return render_html(self.drawn_by, self)
 
-    def to_frame(self, kind: Frame | None = None) -> Any:
-        """Return a pandas ``DataFrame`` (extra ``pandas``); without pandas, or by "arrow", a pyarrow ``Table``."""
+    def to_frame(self, kind: Frame = "pandas") -> Any:
+        """Return a pandas ``DataFrame`` (extra ``pandas``) or a pyarrow ``Table``; ``UserError`` if it is missing."""
         return build_frame(self.table(), kind=kind)
 
     def plot(self) -> Any:
@@ -81,8 +81,8 @@ class Rows(tuple[Item, ...]):
     def _repr_html_(self) -> str:
         return render_html(self.drawn_by, self)
 
-    def to_frame(self, kind: Frame | None = None) -> Any:
-        """Return a data frame with a row per record and a column per field: pandas, or pyarrow if pandas is missing."""
+    def to_frame(self, kind: Frame = "pandas") -> Any:
+        """Return a data frame with a row per record and a column per field, as ``Step.to_frame`` does."""
         return build_frame([flatten(record.model_dump(mode="json")) for record in self], kind=kind)
 
     def plot(self) -> Any:
@@ -148,20 +148,19 @@ def flatten(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     return columns
 
 
-def build_frame(rows: Iterable[Mapping[str, Any]], *, kind: Frame | None = None) -> Any:
+def build_frame(rows: Iterable[Mapping[str, Any]], *, kind: Frame = "pandas") -> Any:
     """Convert rows to a pandas ``DataFrame`` or a pyarrow ``Table``; ``UserError`` if the library is not installed."""
     columns = _list_columns(list(rows))
-    for name, module in (("pandas", "pandas"), ("arrow", "pyarrow")):
-        if kind not in (None, name):
-            continue
-        try:
-            library = import_module(module)
-        except ImportError:
-            continue
-        return library.DataFrame(columns) if name == "pandas" else library.table(columns)
-    if kind == "arrow":
-        raise UserError("to_frame needs pyarrow: pip install pyarrow")
-    raise UserError("to_frame needs pandas: pip install 'fivefold[pandas]'")
+    if kind not in get_args(Frame):
+        raise UserError(f"to_frame makes pandas or arrow, not {kind!r}")
+    try:
+        if kind == "arrow":
+            return import_module("pyarrow").table(columns)
+        return import_module("pandas").DataFrame(columns)
+    except ImportError:
+        arrow = ", or use to_frame('arrow') with pyarrow"
+        fix = f"pandas: pip install 'fivefold[pandas]'{arrow}" if kind == "pandas" else "pyarrow: pip install pyarrow"
+        raise UserError(f"to_frame needs {fix}") from None
 
 
 def _list_columns(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:

@@ -74,7 +74,7 @@ class DryRun(NamedTuple):
 
         return html.render_dry_run(self.step, self.findings)
 
-    def to_frame(self, kind: Frame | None = None) -> Any:
+    def to_frame(self, kind: Frame = "pandas") -> Any:
         """Return the data frame of the step."""
         return self._get_step().to_frame(kind)
 

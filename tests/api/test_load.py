@@ -154,8 +154,8 @@ def test_records_convert_to_data_frames(step: Step, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(display, "import_module", hide_packages())
     assert step.to_frame()["model"] == ["llama3-8b"]
     assert step.to_frame("arrow").num_rows == 1
-    monkeypatch.setattr(display, "import_module", hide_packages("pandas"))
-    assert step.to_frame().num_rows == 1
     monkeypatch.setattr(display, "import_module", hide_packages("pandas", "pyarrow"))
-    with pytest.raises(ff.UserError, match=r"to_frame needs pandas: pip install 'fivefold\[pandas\]'"):
+    with pytest.raises(ff.UserError, match=r"to_frame needs pandas: pip install 'fivefold\[pandas\]', or use to_frame"):
         Rows[SweepRow]().to_frame()
+    with pytest.raises(ff.UserError, match=r"to_frame needs pyarrow: pip install pyarrow"):
+        step.to_frame("arrow")

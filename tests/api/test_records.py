@@ -99,7 +99,7 @@ def test_rows_and_dry_runs_are_saved_as_records_are(tmp_path: Path) -> None:
     assert Step.model_validate_json((tmp_path / "y.json").read_text()) == dry_run.step
     dry_run.save(tmp_path / "y.html")
     assert dry_run.step.layout in (tmp_path / "y.html").read_text()
-    assert len(dry_run.to_frame()) == 1
+    assert len(dry_run.to_frame("arrow")) == 1
     with pytest.raises(ff.UserError, match="the dry run has no step: rank 0 waits"):
         dry_run._replace(step=None, findings=("rank 0 waits",)).plot()
 
