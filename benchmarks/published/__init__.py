@@ -67,6 +67,10 @@ SOURCES = (  # a module each, with ``cases()``
     "vectorlm",
     "lumen",
     "cluster_tests",
+    "modalities",
+    "megatron_kwai",
+    "vocabulary_parallelism",
+    "gpu_recipes",
     "nccl_logs",
     "nccl_efa",
 )

@@ -21,12 +21,14 @@ from benchmarks.published.readers import (
     kempnerforge,
     lumen,
     megatron_bridge_perf,
+    megatron_kwai,
     megatron_moe_zoo,
     misc_throughput,
     mlperf,
     paddlenlp,
     prime_rl,
     torchtitan,
+    vocabulary_parallelism,
 )
 from benchmarks.published.score import Score
 
@@ -48,12 +50,14 @@ WORDS = (
     kempnerforge.SAME_TOKENS,
     lumen.OWN_KERNELS,
     megatron_bridge_perf.OFFLOADED,
+    megatron_kwai.OFFLOADED,
     megatron_moe_zoo.FSDP,
     megatron_moe_zoo.OFFLOADED,
     mlperf.BRIDGED,
     paddlenlp.ALIBI,
     prime_rl.OFFLOADED,
     torchtitan.OP_WISE,
+    vocabulary_parallelism.SPREAD_HEAD,
 )
 REFUSED = ("not in our catalog", "no chip of our catalog", "must be 1 or more")  # by the catalogs, and of a layout
 

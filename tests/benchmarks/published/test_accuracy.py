@@ -94,6 +94,12 @@ BOUNDS = {
     ("vectorlm", "time, held out"): 6.0,
     ("lumen", "time, held out"): 24.5,
     ("cluster_tests", "time, held out"): 14.0,  # bf16 on B200 +29 and +43 %
+    ("modalities", "time, held out"): 10.0,  # Leonardo's network from 128 GPUs on, up to -57 %
+    ("megatron_kwai", "time, held out"): 3.5,
+    ("megatron_kwai", "peak, held out"): 0.5,
+    ("vocabulary_parallelism", "time, held out"): 4.0,
+    ("vocabulary_parallelism", "peak, held out"): 6.5,
+    ("gpu_recipes", "time, held out"): 3.5,
     ("nanotron_bench", "peak"): 1.0,
     ("nanotron_bench", "peak, held out"): 1.0,
     ("nanotron_bench", "reserved"): 4.5,
@@ -134,7 +140,7 @@ def list_unsteady_runs(report: Report) -> set[tuple[str, str]]:
 def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> None:
     """By constants set without the source, all of its runs together; the mean over sources."""
     means, biases = summarize_left_out(report.scores)
-    assert fmean(means.values()) <= 0.097  # 0.093 without the five sources that were read blind
+    assert fmean(means.values()) <= 0.092  # 0.097 without the four sources that were read last
     assert abs(fmean(biases.values())) <= 0.03
     assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
 
@@ -144,7 +150,7 @@ def test_the_error_of_left_out_sources_without_the_unsteady_network_is_within_it
     unsteady = list_unsteady_runs(report)
     means, biases = summarize_left_out(score for score in report.scores if (score.source, score.row) not in unsteady)
     assert len(unsteady) == 9
-    assert fmean(means.values()) <= 0.092  # 0.087 without the five sources that were read blind
+    assert fmean(means.values()) <= 0.088  # 0.092 without the four sources that were read last
     assert abs(fmean(biases.values())) <= 0.03
     assert max(means.values()) <= 0.245  # lumen, on MI325X; 0.18 without it
 
@@ -224,7 +230,13 @@ def test_the_uncertainty_that_compare_prints_is_that_of_this_commit(report: Repo
 def test_errors_of_predicted_ratios_are_smaller_than_errors_of_times(report: Report) -> None:
     """What two runs share cancels; the order of clearly different runs is the measured one."""
     kinds = {row.kind: row for row in report.ratios}
-    most = {"layout": 0.102, "recomputation": 0.03, "precision": 0.058, "ranks": 0.07, "chip": 0.082}
+    most = {
+        "layout": 0.102,
+        "recomputation": 0.03,
+        "precision": 0.058,
+        "ranks": 0.07,
+        "chip": 0.092,
+    }  # chip 0.082 without Leonardo
     for kind, mean in most.items():
         assert kinds[kind].mean <= mean
     for kind, sign in (("layout", 0.87), ("micro-batch", 0.89), ("precision", 0.98), ("chip", 0.92)):
@@ -247,7 +259,7 @@ def test_errors_of_ratios_without_the_unsteady_network_are_those_on_the_page(rep
     assert f"the mean error of layout is {kinds['layout']:.3f}, that of micro-batch {kinds['micro-batch']:.3f}" in text
     assert f"one pair only, {kinds['ranks']:.3f}." in text
     assert kinds["layout"] <= 0.086
-    assert kinds["ranks"] <= 0.036
+    assert kinds["ranks"] <= 0.037
 
 
 def test_the_page_states_the_share_of_complete_rows_that_is_scored(report: Report) -> None:

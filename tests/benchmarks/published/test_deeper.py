@@ -39,6 +39,10 @@ def cases(source: str) -> dict[str, Case]:
         ("vectorlm", 18, 0),
         ("lumen", 4, 4),
         ("cluster_tests", 12, 3),
+        ("modalities", 163, 14),  # the heads of the 28B are not stated
+        ("megatron_kwai", 16, 53),  # a share of activations is offloaded
+        ("vocabulary_parallelism", 16, 24),  # the head is spread over the stages
+        ("gpu_recipes", 3, 0),
     ],
 )
 def test_every_row_of_the_data_is_read(source: str, scored: int, left_out: int) -> None:
@@ -79,6 +83,10 @@ def test_every_row_has_its_commit_or_its_issue() -> None:
         "qwen3_layouts",
         "vectorlm",
         "lumen",
+        "modalities",
+        "megatron_kwai",
+        "vocabulary_parallelism",
+        "gpu_recipes",
     )
     places = {row["source"] for source in (*sources, "fms_acceleration", "nccl_logs") for row in rows(source)}
     assert [place for place in places if not re.search(r"@[0-9a-f]{7}:\S|/\S+ issue \d+$", place)] == []
@@ -96,6 +104,27 @@ def test_models_of_aleph_alpha_have_the_flops_that_their_mfu_implies() -> None:
         ratios.append(tokens * flops / (case.step_seconds * case.layout.world * 312e12) / printed[row])
     assert min(ratios) > 0.95
     assert median(ratios) == pytest.approx(1, abs=2e-4)
+
+
+def test_models_of_modalities_have_the_flops_that_their_mfu_implies() -> None:
+    """6 · 12·L·D² + 12·L·D·T FLOPs per token, of 312 and 989 TFLOP/s; samples/s has two or three digits."""
+    printed = {row["row_id"]: row for row in rows("modalities")}
+    ratios = []
+    for row, case in cases("modalities").items():
+        layers, width = case.model.layers, case.model.width
+        flops = 72 * layers * width**2 + 12 * layers * width * case.job.sequence
+        peak = {"Leonardo": 312e12, "MareNostrum 5": 989e12}[printed[row]["site"]]
+        assert case.step_seconds is not None
+        rate = case.job.global_batch * case.job.sequence * flops / case.step_seconds / case.layout.world
+        ratios.append(rate / peak / float(printed[row]["mfu_pct"]) * 100)
+    assert median(ratios) == pytest.approx(1, abs=2e-4)
+    assert max(abs(ratio - 1) for ratio in ratios) < 0.003
+
+
+def test_stages_without_a_layer_are_those_of_the_redistributed_runs() -> None:
+    layouts = {row: case.layout for row, case in cases("vocabulary_parallelism").items()}
+    assert layouts["vocabulary_parallelism-0017"].stages == (4, 4, 4, 5, 5, 5, 5, 0)
+    assert layouts["vocabulary_parallelism-0016"].stages == ()
 
 
 @pytest.mark.parametrize("source", ["llm_foundry", "mosaicgpt"])

@@ -125,7 +125,7 @@ TIMES = (
 MEMORIES = (
     "peak_allocated_gib", "peak_reserved_gib", "peak_gib", "peak_gb", "peak_mem_gib", "peak_allocated_gb",
     "mem_gb_nvidia_smi", "memory_gb", "peak_allocated_mib", "mem_gib_nvidia_smi", "mem_gb_first_stage",
-    "max_memory_gb",
+    "max_memory_gb", "peak_allocated_bytes",
 )  # fmt: skip
 
 

@@ -96,7 +96,7 @@ def test_megascale_overlaps_the_messages_of_each_step_of_table_3() -> None:
     assert seconds == sorted(seconds, reverse=True)
 
 
-@pytest.mark.parametrize("source", ["megascale", "llama3_table4", "deepseek_v3"])
+@pytest.mark.parametrize("source", ["megascale", "llama3_table4", "deepseek_v3", "modalities"])
 def test_sources_with_assumptions_are_not_used_in_fits(source: str) -> None:
     assert all(case.held_out for case in cases(source).values())
 
