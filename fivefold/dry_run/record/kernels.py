@@ -131,8 +131,9 @@ class FusedKernel:
     def add(self, func: Any, args: Any, outputs: list[Tensor], *, ids: dict[int, int]) -> None:
         """Add one operation. ``outputs``: its new tensors; ``ids``: storage ids by address."""
         self.operations += 1
-        written_tensors = [*outputs, *_list_written(func, args)]
-        is_write_only = func._opname in WRITE_ONLY_OPERATIONS or func._overloadname == "out"
+        # an operation in place returns a tensor that it has written
+        written_tensors = list({id(tensor): tensor for tensor in (*outputs, *_list_written(func, args))}.values())
+        is_write_only = func._opname in WRITE_ONLY_OPERATIONS
         unread_ids = {id(tensor) for tensor in written_tensors} if is_write_only else frozenset()
         for tensor in list_tensors(args):
             storage_id, storage_range = _find_storage_range(tensor, ids)
