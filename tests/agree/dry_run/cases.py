@@ -2,7 +2,8 @@
 
     llama3-8b/6 · dp2 tp4 zero3 mbs1 · 2048 x 16 · bf16 · nccl        six layers, sequences of 2048 tokens, 16 of them
 
-Most are drawn (always the same ones), each value of each factor often; what may go together is asked of ``refuse``.
+Most are drawn (always the same ones), each value of each factor often; what may go together is asked of ``refuse``
+and ``check_supported``.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MTP, MoE, Multipliers, ResidualFactors, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError
+from fivefold.trainer.supported import check_supported
 
 DRAWN = 300
 TINY = Model(name="tiny", layers=4, width=64, heads=8, kv_heads=4, head_dim=8, ffn=176, vocab=500)
@@ -391,6 +393,7 @@ def _draw(name: str, chance: random.Random) -> Case | None:
 def _is_legal(case: Case) -> bool:
     try:
         refuse(case.layout, model=case.model, job=case.job, machine=case.machine)
+        check_supported(case.layout, case.job, model=case.model)
     except UserError:
         return False
     return case.layers <= 14

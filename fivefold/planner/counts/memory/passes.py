@@ -686,11 +686,17 @@ def _is_regathered(rules: PassRules, group: UnitGroup) -> bool:
 
 
 def _count_last_gradient_bytes(rules: PassRules, unit: UnitGroupMemory) -> int:
-    """Return the bytes allocated when the last gradient of a unit is made: of the stream, or of the table."""
-    gradient_bytes, sum_bytes = rules.reductions.element_bytes
-    if rules.reductions.release == "next_copy" and unit.group.name == "embed":
+    """Return the bytes allocated when the last gradient of a unit is made: of the stream, or of the table.
+
+    The gradients of learned positions and of a norm after them are made, and freed, before that of the table.
+    """
+    if unit.group.name != "embed":
+        return rules.stream_bytes
+    if rules.reductions.release == "next_copy":
         return 0  # its gradient counts as such
-    return unit.parts[-1].sums * gradient_bytes // sum_bytes if unit.group.name == "embed" else rules.stream_bytes
+    gradient_bytes, _ = rules.reductions.element_bytes
+    trained = (op.wgrad_numels for op in rules.counts.list_ops(unit.degrees, "embed") if op.wgrad_numels)
+    return sum(next(trained, ())) * gradient_bytes
 
 
 def _count_change(
