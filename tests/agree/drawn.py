@@ -67,9 +67,9 @@ def describe_record(record: Record) -> str:
     return " ".join(words)
 
 
-def draw_cases(seed: int, *, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn]:
-    """Endless; what case ``number`` is depends on the seed and its number alone."""
-    for number in itertools.count():
+def draw_cases(seed: int, *, first: int = 0, worlds: tuple[int, ...] = WORLDS) -> Iterator[Drawn]:
+    """Endless from number ``first`` on; what case ``number`` is depends on the seed and its number alone."""
+    for number in itertools.count(first):
         chance = random.Random(f"{seed} {number}")
         frame = _frame(chance, worlds)  # drawn once, lest what is seldom legal be seldom drawn
         adapted = number % CASES_PER_ADAPTER == 1
@@ -91,6 +91,7 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "sinks": lambda model: any(shape.sinks for shape in model.attention_shapes),
     "latent": lambda model: model.mla is not None,
     "latent, odd": lambda model: model.mla is not None and (model.mla.nope_dim + model.mla.rope_dim) % 2 == 1,
+    "indexer": lambda model: model.mla is not None and model.mla.indexer is not None,
     "grouped": lambda model: model.kv_heads < model.heads,
     "windows": lambda model: model.window is not None and model.window_kind == "sliding",
     "chunks": lambda model: model.window is not None and model.window_kind == "chunks",

@@ -120,7 +120,7 @@ def main() -> int:
     options = parser.parse_args()
     wrong = 0
     with show_progress("dry-run") as report:
-        cases = list(itertools.islice(draw_cases(options.seed), options.first, options.first + options.count))
+        cases = list(itertools.islice(draw_cases(options.seed, first=options.first), options.count))
         cases = list(map(lengthen, select_covering(cases) if options.pairs else cases))
         cases = list(map(change_precision, cases))
         for done, case in enumerate(cases):

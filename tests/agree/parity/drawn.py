@@ -130,7 +130,7 @@ def main() -> int:
         finished.unlink(missing_ok=True)
     lines = map(json.loads, finished.read_text().splitlines()) if finished.exists() else ()
     done: dict[str, Line] = {line["case"]: line for line in lines}
-    cases = list(itertools.islice(draw_cases(options.seed), options.first, options.first + options.count))
+    cases = list(itertools.islice(draw_cases(options.seed, first=options.first), options.count))
     with show_progress("drawn") as report, finished.open("a") as log:
         for number, case in enumerate(cases):
             if str(case) in done and not (options.again and not is_sound(done[str(case)])):
