@@ -402,6 +402,8 @@ CHOSEN = DENSE.replace(
     mla=MLA(q_rank=12, kv_rank=14, nope_dim=6, rope_dim=4, v_dim=7,
             indexer=Indexer(heads=3, head_dim=6, topk=5, pattern=(True, False))),
 )  # fmt: skip
+assert CHOSEN.mla is not None
+CHOOSING = CHOSEN.mla.replace(indexer=Indexer(heads=3, head_dim=6, topk=5))  # every layer has its own
 CHOSEN_BY_EXPERTS = CHOSEN.replace(name="indexers and experts", moe=SHARED, attention_sinks=True, output_gate=True)
 
 
@@ -416,6 +418,7 @@ CHOSEN_BY_EXPERTS = CHOSEN.replace(name="indexers and experts", moe=SHARED, atte
             (CHOSEN, "dp1 mbs2 ac=core+rope+norm"),
             (CHOSEN, "tp2 mbs1 nosp ac=core"),
             (CHOSEN, "pp2 zb1p mbs1"),
+            (CHOSEN.replace(mla=CHOOSING), "dp1 mbs2 ac=core+qkv"),
         ],
     ),
 )

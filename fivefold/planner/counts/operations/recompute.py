@@ -151,8 +151,11 @@ def _choose(
 
 
 def is_linear(op: Op) -> bool:
-    """Return True if ``op`` is a linear layer that our engine may fuse with others on its input; a router is not."""
-    return op.kind == "matmul" and op.name != "moe.router"
+    """Return True if ``op`` is a linear layer that our engine may fuse with others on its input.
+
+    A router is not, nor the layers of an indexer, which run without a gradient.
+    """
+    return op.kind == "matmul" and op.name != "moe.router" and ".indexer." not in op.name
 
 
 def is_fused_with(op: Op, first: Op) -> bool:
