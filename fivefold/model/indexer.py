@@ -7,7 +7,7 @@ The queries q_j of its heads are made from the latent of attention's queries; it
 
 from collections.abc import Iterator
 
-from fivefold.bounded_types import HeadDim, Heads, Tokens
+from fivefold.bounded_types import HeadDim, Heads, Positive, Tokens
 from fivefold.model.weight import Weight
 from fivefold.record import Record
 
@@ -18,6 +18,7 @@ class Indexer(Record):
     heads: Heads  # heads whose scores are summed
     head_dim: HeadDim  # dims of its queries and of its key
     topk: Tokens  # keys that a query attends to
+    norm_epsilon: Positive = 1e-6  # added to the variance in the norm of its key
     pattern: tuple[bool, ...] = ()  # per layer, repeated; False: attends to the keys chosen before; empty: all have one
 
     def has_own(self, layer: int) -> bool:

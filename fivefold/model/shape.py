@@ -91,7 +91,7 @@ class MoE(Record):
     shared_gate: bool = False  # the shared experts' output is multiplied by the sigmoid of a projection to one number
     dense_layers: int = Field(0, ge=0, le=2**12)  # number of first layers, which have a dense MLP
     # function of the router's logits; sparsemixer: two experts, drawn in training by their softmax among those near the
-    # highest logit (arXiv:2409.12136); sqrtsoftplus: √softplus (DeepSeek-V4), predicted only
+    # highest logit (arXiv:2409.12136); sqrtsoftplus: √softplus (DeepSeek-V4)
     score: Literal["softmax", "sigmoid", "sparsemixer", "sqrtsoftplus"] = "softmax"
     # sparsemixer: experts whose logit is further below the highest than twice this share of it are not drawn
     jitter: float = Field(0.01, ge=0, le=1e3)

@@ -106,6 +106,8 @@ class Engine:
         experts = model.moe.experts if model.moe else 0
         self.loads = torch.zeros(len(self.moe_layers), experts, dtype=torch.int64, device=built.ranks.device)
         rows = layout.mbs * job.sequence // layout.cp
+        hyper = model.hyper_connections
+        streams = () if hyper is None else (hyper.streams,)
         self._pipeline = partial(
             Pipeline,
             ranks=built.ranks,
@@ -113,7 +115,7 @@ class Engine:
             stages={
                 stage: partial(self._run_stage, stage) for stage in built.table.rank_stages[built.ranks["pp"].rank]
             },
-            shape=(rows // layout.tp if layout.sp else rows, model.width),
+            shape=(rows // layout.tp if layout.sp else rows, *streams, model.width),
             dtype=Dtypes(job.precision).weights,
             losses=(job.loss_sums + model.mtp_depth,) if model.mtp or job.loss_sums > 1 else (),
         )

@@ -21,6 +21,7 @@ FREE_FIELDS = frozenset({
     "first_norm", "last_out_bias", "head_transform", "head_transform_bias", "logit_scale", "logit_softcap", "dropout",
     "attention_dropout", "embedding_dropout", "shared_kv_layers", "shared_kv_ffn", "per_layer_inputs", "altup",
     "laurel_rank", "gate_sparsity", "joins_mamba2", "multipliers", "differential", "dynamic_mask", "residual_weights",
+    "hyper_connections", "mlp_clamp",
 })  # fmt: skip
 
 
@@ -40,6 +41,8 @@ def list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
             yield f"{field} yet" if isinstance(value, Record) else f"{field}={value!r} yet", estimated
     if model.altup is not None and not model.altup.scales:
         yield "altup.scales=False, with which a weight of each layer has no gradient", estimated
+    if model.mlp_clamp is not None and model.mlp != "gated":
+        yield "mlp_clamp of a plain feed-forward yet", "use mlp 'gated'"
     if model.mlp == "receptance":
         yield "mlp='receptance' yet", estimated
     if model.head_transform is not None and (model.mtp is not None or model.head_transform not in DENSE):
@@ -65,11 +68,13 @@ def list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
     if moe is None:
         return
     kind = f"{model.mlp} {model.activation}"
-    for field in ("output_bias", "identity_experts", "hashed_layers", "clamp"):
+    for field in ("output_bias", "identity_experts", "hashed_layers"):
         if getattr(moe, field):
             yield f"moe.{field} yet", estimated
-    if moe.score == "sqrtsoftplus":
-        yield "moe.score='sqrtsoftplus' yet", estimated
+    if moe.clamp is not None and (model.mlp != "gated" or model.activation not in DENSE):
+        yield f"moe.clamp of {kind} experts yet", estimated
+    if moe.clamp is not None and moe.router_weight_on == "inputs":
+        yield "moe.clamp with router_weight_on='inputs' yet", estimated
     if model.activation not in ((*WEIGHTED, *DENSE) if model.mlp == "gated" else DENSE):
         yield f"experts with {kind} yet", estimated
     if moe.router_weight_on == "inputs" and (model.mlp != "gated" or model.activation not in INPUT_WEIGHTED):

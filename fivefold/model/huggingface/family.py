@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
@@ -72,8 +72,10 @@ class Family:
     constants: Mapping[str, float | tuple[float, ...]] = field(default_factory=dict)
     # Whether the two rows of a rotary pair are adjacent in the checkpoint; ours are half a rotary dim apart.
     interleaved_rotary: bool = False
-    # The same of the queries and the key of an indexer, in a family with latent attention.
-    interleaved_indexer: bool = False
+    # Whether they are adjacent in latent attention, unless the file says otherwise.
+    interleaved_latent: bool = True
+    # Rotary rows of the queries and the key of an indexer: as ours, adjacent pairs, or the last of a head.
+    indexer_rows: Literal["ours", "adjacent", "last"] = "ours"
     # Whether the halves of rotary rows are swapped in the checkpoint, whose code rotates backwards.
     swapped_rotary: bool = False
     # Whether the routing bias of a layer is stored as [1, experts], not as [experts].

@@ -38,6 +38,7 @@ class TensorPart(NamedTuple):
     transposed: bool = False  # the last two dims are swapped
     head: tuple[int, int, int] | None = None  # of rotary pairs: (rows per head, first and number of rotary rows)
     swapped: bool = False  # the two halves of a head's rotary rows are swapped there, instead of interleaved
+    moved: bool = False  # a head's rotary rows are its last there, and its first here
     ones: tuple[int, ...] = ()  # dims of size one that our weight does not have, as of filters [channels, 1, taps]
     experts: int = 0  # whose matrices are one below another in a tensor of two dims; 0: not so
 
@@ -66,6 +67,8 @@ class TensorPart(NamedTuple):
             return places
         size, first, rotary_rows = self.head
         last, middle = first + rotary_rows, first + rotary_rows // 2
+        if self.moved:
+            return [places[start + (row - rotary_rows) % size] for start in range(0, rows, size) for row in range(size)]
         if self.swapped:
             head_rows = [*range(first), *range(middle, last), *range(first, middle), *range(last, size)]
             return [places[start + row] for start in range(0, rows, size) for row in head_rows]
@@ -96,7 +99,9 @@ def list_tensors(
     )
     weight_by_name = {weight.name: weight for weight in list_weights(model)}
     rotates = model.position == "rope"
-    reordered = interleaved and rotates if model.mla else record.interleaved_rotary or record.swapped_rotary
+    reordered = record.interleaved_rotary or record.swapped_rotary
+    if model.mla is not None:
+        reordered = interleaved and record.interleaved_latent and rotates
     for weight in weight_by_name.values():
         is_pre = weight.name.startswith("blocks.") and model.get_block(get_layer(model, weight.name)) == "pre"
         of_layer = pre_names if is_pre else names
@@ -107,9 +112,11 @@ def list_tensors(
                 ours: theirs.replace("<n>", str(place)) if isinstance(theirs, str) else theirs
                 for ours, theirs in of_layer.items()
             } | {"blocks": str(names["blocks"]).format(number)}
-        is_reordered = record.interleaved_indexer if ".indexer." in weight.name else reordered
+        is_of_indexer = ".indexer." in weight.name
+        is_reordered = record.indexer_rows != "ours" if is_of_indexer else reordered
         for part in _list_parts(weight, model, of_layer, weight_by_name, reordered=is_reordered, ones=record.ones):
-            yield part._replace(swapped=record.swapped_rotary)
+            is_moved = is_of_indexer and record.indexer_rows == "last"
+            yield part._replace(swapped=record.swapped_rotary, moved=is_moved)
     for layer in range(model.layers, model.layers + model.mtp_depth) if copies else ():
         for inner, ours in COPIES.items():
             weight = weight_by_name.get(ours, weight_by_name["embed.tokens.weight"])

@@ -109,7 +109,7 @@ class CachedDecoder:
         for block in self.module.blocks:
             x_RD = block(x_RD, rows)
         self.length = new.stop
-        last_BD = x_RD.view(*tokens_BT.shape, -1)[:, -1]
+        last_BD = x_RD.unflatten(0, tokens_BT.shape)[:, -1]
         logits_BV: Tensor = self.module.head(last_BD, None, 1.0)
         return logits_BV
 

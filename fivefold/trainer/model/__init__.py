@@ -9,7 +9,7 @@ attention_mask   score scaling and the keys that a query sees     dropout       
 differential · dynamic_mask   pairs of heads whose outputs are subtracted; masks that values make
 mixers/          token mixers other than attention, one module each
 mlp · moe · routing · experts · norm · mtp   the other layers     sparse_mixer    experts that training draws
-per_layer_inputs · altup          what ids add to each layer; a stream of several parts
+per_layer_inputs · altup · hyper_connections   what ids add to each layer; streams of several parts
 linear · linear_op                linear layers; the same in compiled blocks
 lora · expert_lora · embed_lora   low-rank adapters next to frozen linear layers, experts and the embedding
 quantized/                        frozen weights in few bits, one module per format

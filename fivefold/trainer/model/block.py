@@ -7,12 +7,13 @@ post_sum  y = n1(x + A(x))           z = n2(y + F(y))                 GPT
 parallel  y = x + A(n1(x))           z = y + F(n2(x))                 GPT-NeoX     shared: F(n1(x)), Command-R
 norm_stream   y = h + A(h)           z = g + F(g)                     MiniMax-01: h = n1(x), g = n2(y)
 joined    y = x + a A(n1(x)) + m M(s n1(x))                       Falcon-H1: M is a Mamba-2, s, a and m are factors
+streams   y = C x + p A(n1(Σ q x))   z = C' y + p' F(n2(Σ q' y))     DeepSeek-V4: C, p and q of each token and stream
 
 Factors may multiply both summands of a sum. F may be the sum of an MLP and experts, which may have norms of their own
 (Gemma 4). A layer may lack either branch, with its norms: Mamba has no feed-forward,
 Nemotron-H one branch in each layer. The first layer of ModernBERT has no n1. Gemma 3n and Gemma 4 add an input of each
 layer to z (``per_layer_inputs.py``); Gemma 3n has a stream of several parts, of which a layer computes the first
-(``altup.py``).
+(``altup.py``). Streams: ``hyper_connections.py``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.altup import AltUpLayer, Laurel, add_to_others
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.dropout import ATTENTION, FEED_FORWARD, Dropout, place_in
+from fivefold.trainer.model.hyper_connections import HyperConnection
 from fivefold.trainer.model.indexed_attention import IndexedAttention
 from fivefold.trainer.model.mixers import build_mixer
 from fivefold.trainer.model.mlp import Mlp
@@ -55,12 +57,15 @@ class Block(nn.Module):
         routes = model.is_moe(layer)
         self.lends = model.lends_kv(layer) or model.lends_chosen(layer)
         self.altup = AltUpLayer(model) if model.altup is not None else None
+        connects = model.hyper_connections is not None
+        self.hyper1 = HyperConnection(model, name="hyper1") if connects and mixes else None
         self.norm1 = build_norm(model, model.width) if model.has_norm1(layer) else None
         self.attention = build_attention(model, layer=layer) if attends else None
         joins = attends and model.joins_mamba2
         self.mixer = build_mixer(model, layer=layer) if joins or (mixes and not attends) else None
         self.multipliers = (model.multipliers or Multipliers()) if joins else None
         self.norm1_post = build_norm(model, model.width) if mixes and self.kind == "sandwich" else None
+        self.hyper2 = HyperConnection(model, name="hyper2") if connects and feeds else None
         self.norm2 = build_norm(model, model.width) if feeds and self.kind != "parallel_shared" else None
         self.moe = Moe(model, layer=layer) if routes else None
         sparsity = model.gate_sparsity[layer] if model.has_sparse_gates(layer) else 0.0
@@ -94,13 +99,16 @@ class Block(nn.Module):
         return self.moe or self.mlp
 
     def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor | tuple[Tensor, ...]:
-        """Apply the layer: [R, D] → [R, D], with AltUp [R, n, D] each.
+        """Apply the layer: [R, D] → [R, D], with AltUp or hyper-connections [R, n, D] each.
 
         A layer whose keys and values later layers attend to returns them too, [B, T, K, H] each; one that chooses keys
         for later layers returns their indices.
         """
         parts: Tensor | None = None
         lent: list[Tensor] = []  # torch.compile does not trace list[Tensor]()
+        if self.hyper1 is not None or self.hyper2 is not None:
+            x_RD = self._connect_branches(x_RD, rows, lent)
+            return (x_RD, *lent) if self.lends else x_RD
         if self.altup is not None:
             parts, x_RD = self.altup.predict_parts(x_RD)
         z_RD = self._apply_branches(x_RD, rows, lent)
@@ -154,6 +162,32 @@ class Block(nn.Module):
         d_RD: Tensor = self._join_experts(entry_RD, y_RD, rows) if joins else self.feed_forward(entry_RD, rows.keys)
         del entry_RD
         return self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
+
+    def _connect_branches(self, x_RnD: Tensor, rows: RowInputs, lent: list[Tensor]) -> Tensor:
+        """Connect the streams [R, n, D] with attention and feed-forward, each of which reads the norm of a sum of them.
+
+        ``lent``: as in ``_apply_branches``.
+        """
+        if self.hyper1 is not None and self.token_mixer is not None:
+            entry_RD, numbers = self.hyper1(x_RnD)
+            entry_RD = self.run("norm1", self.norm1, entry_RD)
+            mixed = self.token_mixer(entry_RD, rows)
+            del entry_RD
+            a_RD: Tensor = mixed[0] if self.lends else mixed
+            lent += mixed[1:] if self.lends else ()
+            del mixed
+            x_RnD = self.hyper1.mix(x_RnD, a_RD, numbers)
+            del a_RD, numbers
+        if self.hyper2 is not None and self.feed_forward is not None:
+            entry_RD, numbers = self.hyper2(x_RnD)
+            entry_RD = self.run("norm2", self.norm2, entry_RD)
+            joins = self.moe is not None and self.mlp is not None
+            d_RD: Tensor = (
+                self._join_experts(entry_RD, entry_RD, rows) if joins else self.feed_forward(entry_RD, rows.keys)
+            )
+            del entry_RD
+            x_RnD = self.hyper2.mix(x_RnD, d_RD, numbers)
+        return x_RnD
 
     def _join_experts(self, entry_RD: Tensor, stream_RD: Tensor, rows: RowInputs) -> Tensor:
         """Return the MLP's output plus that of the experts next to it.

@@ -3,7 +3,8 @@
     x[r] = scale · tokens[id of r] + positions[offset + place of r in its sequence]
 
 Positions are learned, or sines and then cosines of place · frequency for D / 2 frequencies. Gemma 3n and Gemma 4 also
-make inputs of each layer (``per_layer_inputs.py``), and Gemma 3n other parts of the stream (``altup.py``).
+make inputs of each layer (``per_layer_inputs.py``), and Gemma 3n other parts of the stream (``altup.py``). With
+hyper-connections the streams begin as copies.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model import embed_lora
 from fivefold.trainer.model.altup import make_projections, match_magnitudes
 from fivefold.trainer.model.dropout import EMBEDDING, Dropout
+from fivefold.trainer.model.hyper_connections import repeat_streams
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.lora import has_adapters_on
 from fivefold.trainer.model.norm import UnitNorm, build_norm
@@ -62,11 +64,12 @@ class Embed(nn.Module):
             self.per_layer_project = Linear(model.width, columns, bias=False)
             self.per_layer_norm = build_norm(model, inputs.width)
         self.altup = make_projections(model)
+        self.streams = model.hyper_connections.streams if model.hyper_connections is not None else None
 
     def forward(
         self, tokens_BT: Tensor, positions_T: Tensor | None = None, keys_B: Tensor | None = None
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Embed tokens: [B, T] → [B · T, D], with AltUp [B · T, n, D]; and the inputs of all layers [B · T, L, P].
+        """Embed tokens: [B, T] → [B · T, D], or [B · T, n, D] of n streams; and the inputs of all layers [B · T, L, P].
 
         ``positions_T``: positions of the tokens in their sequence; None: from 0 on. ``keys_B``: random keys of the
         sequences, for dropout.
@@ -95,6 +98,9 @@ class Embed(nn.Module):
             x_RD = self.run("embed.norm", self.norm, x_RD)
         if self.drop is not None and keys_B is not None:
             x_RD = self.run("embed.dropout", self.drop, x_RD, keys_B, tokens)
+        if self.streams is not None:
+            streams_RnD: Tensor = self.run("embed.streams", repeat_streams, x_RD, self.streams)
+            return streams_RnD
         if not self.makes_inputs:
             return x_RD
         inputs = make_inputs(self.run, self, ids, x_RD, layers=self.layers)

@@ -24,8 +24,6 @@ from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.rotary import RowInputs
 from fivefold.trainer.model.sparse_attention import choose_keys
 
-NORM_EPSILON = 1e-6  # of its key's norm, in all published models
-
 
 class RowShare(Protocol):
     """The rows of this rank under sequence parallelism."""
@@ -46,7 +44,7 @@ class LightningIndexer(nn.Module):
         self.row_share: RowShare | None = None
         self.q = Linear(q_rank, shape.heads * shape.head_dim, bias=False, is_low_precision=False)
         self.k = Linear(width, shape.head_dim, bias=False, is_low_precision=False)
-        self.k_norm = LayerNorm(shape.head_dim, epsilon=NORM_EPSILON)
+        self.k_norm = LayerNorm(shape.head_dim, epsilon=shape.norm_epsilon)
         self.w = Linear(width, shape.heads, bias=False, is_low_precision=False)
 
     def forward(self, x_RD: Tensor, latent: Tensor, rows: RowInputs) -> Tensor:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
+from fivefold.trainer.model.kernels.activations import activate_limited
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.lora import project
@@ -42,7 +43,7 @@ class Mlp(nn.Module):
         self.name = name
         self.gate = Linear(model.width, ffn, bias=model.mlp_bias) if model.mlp == "gated" else None
         self.up = Linear(model.width, ffn, bias=model.mlp_bias)
-        self.activation = model.activation
+        self.activation, self.limit = model.activation, model.mlp_clamp
         self.factors = model.multipliers or Multipliers()
         for parameter in ACTIVATIONS[model.activation].parameters:
             self.register_parameter(parameter, nn.Parameter(torch.empty(1)))
@@ -68,7 +69,11 @@ class Mlp(nn.Module):
                 gate_RF = self.run(f"{self.name}.gate.scale", torch.mul, gate_RF, self.factors.gate)
             if self.deviations is not None:
                 gate_RF = self.run(f"{self.name}.sparsify", sparsify, gate_RF, self.deviations)
-            act_RF = self.run(f"{self.name}.act", self.kernels.activate_gated, gate_RF, up_RF, self.activation)
+            if self.limit is None:
+                act_RF = self.run(f"{self.name}.act", self.kernels.activate_gated, gate_RF, up_RF, self.activation)
+            else:
+                settings = None, self.activation, self.limit
+                act_RF = self.run(f"{self.name}.act", activate_limited, gate_RF, up_RF, *settings)
             del gate_RF, up_RF
         if self.norm is not None:
             act_RF = self.run(f"{self.name}.norm", self.norm, act_RF)

@@ -8,7 +8,8 @@ fp32 (arXiv:2101.03961 §2.4). Operations are named as in ``planner/counts/opera
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from fivefold.model.spec import Model
 from fivefold.record import RunFailure
 from fivefold.trainer.model import expert_lora, routing, sparse_mixer
 from fivefold.trainer.model.experts import Experts
+from fivefold.trainer.model.kernels.activations import activate_limited
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.kinds import INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.linear import WgradStore, accumulate_grad
@@ -158,8 +160,7 @@ class Moe(nn.Module):
         offsets = self.dispatcher.offsets(plan)
         entries = expert_lora.gate_up(self.run, self.experts, routed, offsets)  # gate and up, or up alone
         del routed
-        name = () if self.is_gated and self.activation in WEIGHTED else (self.activation,)
-        act = self.run("moe.experts.act", self._select_activation, *entries, share, *name)
+        act = self.run("moe.experts.act", self._select_activation, *entries, share, *self._activation_settings)
         del entries
         expert_out = expert_lora.project_down(self.run, self.experts, act, share, offsets)
         del act
@@ -172,11 +173,20 @@ class Moe(nn.Module):
         """Return the kernel that activates the experts' rows and multiplies them by the routing weights."""
         if not self.is_gated:
             return self.kernels.weighted_plain
+        if self.moe.clamp is not None:
+            return activate_limited
         if self.activation not in WEIGHTED:
             return self.kernels.weighted_gated
         methods = INPUT_WEIGHTED if self.moe.router_weight_on == "inputs" else WEIGHTED
         activate: Callable[..., Tensor] = getattr(self.kernels, methods[self.activation])
         return activate
+
+    @property
+    def _activation_settings(self) -> tuple[Any, ...]:
+        """Return what the kernel of the activation gets besides tensors."""
+        if self.moe.clamp is not None:
+            return self.activation, self.moe.clamp
+        return () if self.is_gated and self.activation in WEIGHTED else (self.activation,)
 
     def update_bias(self, load: Tensor, *, rate: float = 1e-3) -> None:
         """Lower the bias of experts above the mean ``load`` [E] and raise others; call it once per step.
@@ -194,7 +204,7 @@ class Moe(nn.Module):
         """
         if self.noise is not None:
             return _mix_sparsely(logits, keys_B, self, self.noise, chosen)
-        scores = logits.softmax(-1) if self.moe.score == "softmax" else logits.sigmoid()
+        scores = SCORES[self.moe.score](logits)
         if chosen is None:
             with torch.no_grad():
                 ranked = logits if self.moe.biased == "logits" else scores
@@ -270,6 +280,36 @@ def _accumulate_router_grads(router: Router, x: Tensor, gradient: Tensor) -> Non
     if router.bias is not None:
         accumulate_grad(router.bias, gradient.sum(0).to(router.bias.dtype))
     accumulate_grad(router.weight, (gradient.t() @ x.float()).to(router.weight.dtype))
+
+
+class _SqrtSoftplus(torch.autograd.Function):
+    """√softplus, which saves its output alone: the derivative of softplus is 1 − e^(−softplus)."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor) -> Tensor:
+        scores = F.softplus(logits).sqrt_()
+        ctx.save_for_backward(scores)
+        return scores
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (scores,) = ctx.saved_tensors
+        slope = scores.square().neg_().expm1_().div_(scores).mul_(-0.5)
+        logits_gradient: Tensor = slope.masked_fill_(scores == 0, 0).mul_(gradient)
+        return logits_gradient
+
+
+def _compute_sqrt_softplus(logits: Tensor) -> Tensor:
+    scores: Tensor = _SqrtSoftplus.apply(logits)  # type: ignore[no-untyped-call]
+    return scores
+
+
+# scores [R, E] of logits, of which the highest are chosen
+SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
+    "softmax": partial(torch.softmax, dim=-1),
+    "sigmoid": torch.sigmoid,
+    "sqrtsoftplus": _compute_sqrt_softplus,
+}
 
 
 class _ScaleExperts(torch.autograd.Function):

@@ -18,6 +18,7 @@ from fivefold.trainer.model.altup import make_projections, match_magnitudes
 from fivefold.trainer.model.block import Block
 from fivefold.trainer.model.chunked_loss import chunked_loss
 from fivefold.trainer.model.embed import Embed
+from fivefold.trainer.model.hyper_connections import HyperConnection
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.loss import Nats, cross_entropy
 from fivefold.trainer.model.linear import Linear
@@ -42,6 +43,8 @@ class Head(nn.Module):
     def __init__(self, model: Model, *, embed: Embed) -> None:
         super().__init__()
         self.run: Run = call_directly
+        is_connected = model.hyper_connections is not None
+        self.hyper = HyperConnection(model, name="head.hyper", is_head=True) if is_connected else None
         self.altup = make_projections(model)
         self.norm = build_norm(model, model.width) if model.final_norm else None
         self.transform: Linear | None = None
@@ -80,6 +83,8 @@ class Head(nn.Module):
         """
         if self.altup is not None:
             x_RD = self._average_parts(x_RD)
+        if self.hyper is not None:
+            x_RD, _ = self.hyper(x_RD)
         # handed over, so that a frozen output layer frees it
         normed = [x_RD if self.norm is None else self.run("head.norm", self.norm, x_RD)]
         if self.transform is not None:

@@ -48,7 +48,7 @@ class Pipeline:
         ranks: Ranks,
         wgrad_store: WgradStore,
         stages: Mapping[int, Stage],
-        shape: tuple[int, int],
+        shape: tuple[int, ...],
         dtype: torch.dtype,
         losses: tuple[int, ...] = (),
     ) -> None:

@@ -27,8 +27,8 @@ from fivefold.trainer.model.operation import exclude_from_graphs, skip_wrappers
 from fivefold.trainer.parallel.recomputed import Function, OutputsByStorage, RecomputedOperation, SavedHandle, restore
 
 Compile = Callable[[Function], Function]
-END_OF_FEED_FORWARD = ("mlp.", "moe.")  # how the names of operations near a block's end begin
-END_OF_MIXER = ("attention.out", "mixer.out")  # of a block without a feed-forward
+END_OF_FEED_FORWARD = ("mlp.", "moe.", "hyper2.mix")  # how the names of operations near a block's end begin
+END_OF_MIXER = ("attention.out", "mixer.out", "hyper1.mix")  # of a block without a feed-forward
 
 
 def attach(

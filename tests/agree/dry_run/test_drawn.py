@@ -13,6 +13,7 @@ from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
 from fivefold.model.altup import AltUp
+from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.shape import MLA, MoE
@@ -423,6 +424,35 @@ CHOSEN_BY_EXPERTS = CHOSEN.replace(name="indexers and experts", moe=SHARED, atte
     ),
 )
 def test_counts_of_attention_to_chosen_keys_equal_the_dry_run(number: int, model: Model, text: str) -> None:
+    assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32)) == []
+
+
+STREAMS = DENSE.replace(name="streams", layers=4, hyper_connections=HyperConnections(streams=3, iterations=4))
+INDEPENDENT = CHOSEN_BY_EXPERTS.replace(
+    name="independent streams, indexers and clamped experts",
+    hyper_connections=HyperConnections(streams=2, mixes=False),
+    moe=SHARED.replace(clamp=0.5, score="sqrtsoftplus"),
+    mlp_clamp=0.5,
+)
+
+
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
+@pytest.mark.parametrize(
+    ("model", "text"),
+    mark_share(
+        4,
+        [
+            (INDEPENDENT, "tp2 mbs2"),
+            (STREAMS, "dp2 zero3 mbs1 ac=full"),
+            (STREAMS, "tp2 cp2 mbs2 ac=norm+act"),
+            (STREAMS, "tp2 mbs1 nosp ac=core+qkv"),
+            (STREAMS, "pp2 zb1p mbs1"),
+            (INDEPENDENT, "dp2 ep2 zero1 mbs2 ac=full"),
+            (STREAMS, "dp2 pp2 v2 zero2 interleaved mbs1"),
+        ],
+    ),
+)
+def test_counts_of_hyper_connections_equal_the_dry_run(number: int, model: Model, text: str) -> None:
     assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32)) == []
 
 

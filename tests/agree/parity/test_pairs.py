@@ -7,13 +7,14 @@ import pytest
 from fivefold.adapter import EXPERT_TARGETS, Adapter
 from fivefold.layout.spec import Layout
 from fivefold.model.altup import AltUp
+from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.shape import MTP, MoE, Temperature
 from fivefold.model.spec import Model
 from tests.agree.drawn import Drawn
 from tests.agree.parity.cases import DENSE, LATENT, job_for
-from tests.agree.parity.drawn import run
+from tests.agree.parity.drawn import FP64_TOLERANCE, run, run_in_fp64
 from tests.selection import mark_share
 
 SMALL = DENSE.replace(layers=2)
@@ -42,6 +43,14 @@ CHOSEN = SMALL.replace(
     kv_heads=8,
     attention_sinks=True,
     mla=LATENT.replace(q_rank=22, indexer=Indexer(heads=5, head_dim=7, topk=5, pattern=(True, False))),
+)
+STREAMS = SMALL.replace(name="streams", hyper_connections=HyperConnections(streams=3, iterations=4))
+INDEPENDENT = CHOSEN.replace(
+    name="independent streams, clamped experts",
+    hyper_connections=HyperConnections(streams=2, mixes=False),
+    moe=MoE(experts=4, topk=2, ffn=14, shared_experts=1, clamp=0.02, score="sqrtsoftplus", dense_layers=1),
+    mlp_clamp=0.02,
+    output_gate=True,
 )
 CASES = (
     (CHOSEN, "tp2 mbs1 nosp"),
@@ -119,6 +128,27 @@ def test_a_pair_of_features_equals_one_process(model: Model, text: str) -> None:
     verdict = run(Drawn(0, model, layout, job_for(layout)))
     assert verdict.is_equal, verdict
     assert verdict.said == ()
+
+
+@pytest.mark.parametrize(
+    ("model", "text"),
+    mark_share(
+        5,
+        [
+            (STREAMS, "tp2 mbs2 ac=full"),
+            (STREAMS, "pp2 zb1p mbs1"),
+            (INDEPENDENT, "dp2 ep2 zero3 mbs1"),
+            (STREAMS, "dp2 cp2 zero3 mbs1"),
+            (INDEPENDENT, "tp2 mbs1 ac=norm+act"),
+        ],
+    ),
+    ids=str,
+)
+def test_hyper_connections_equal_one_process(model: Model, text: str) -> None:
+    """In fp64: streams that began as copies are nearly equal, so that the gradients of their weights nearly cancel."""
+    layout = Layout.parse(text)
+    verdict = run_in_fp64(Drawn(0, model, layout, job_for(layout)))
+    assert verdict.gradient_error < FP64_TOLERANCE, verdict
 
 
 @pytest.mark.parametrize("text", ["tp2", "tp2 cp2"])

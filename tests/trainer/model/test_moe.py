@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as deepseek_v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek_v3
+from transformers.models.deepseek_v4 import modeling_deepseek_v4 as deepseek_v4
 from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.mixtral import modeling_mixtral as mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
@@ -112,7 +113,25 @@ def _deepseek_v3() -> tuple[Model, Any]:
     return ours, block
 
 
-@pytest.mark.parametrize("family", [_mixtral, _qwen3, _deepseek_v2, _deepseek_v3])
+def _deepseek_v4() -> tuple[Model, Any]:
+    """Of gates and ups many are beyond the limit, in experts and in the shared one."""
+    config = deepseek_v4.DeepseekV4Config(
+        hidden_size=D,
+        intermediate_size=FFN,
+        n_routed_experts=E,
+        num_experts_per_tok=K,
+        num_hidden_layers=1,
+        num_hash_layers=0,
+        swiglu_limit=0.7,
+        routed_scaling_factor=1.5,
+    )
+    ours = model(shared_experts=1, score="sqrtsoftplus", scaling=1.5, balance="free", clamp=0.7)
+    block = deepseek_v4.DeepseekV4SparseMoeBlock(config, layer_idx=0)
+    block.gate.e_score_correction_bias.copy_(draw_inputs(E, seed=5) * 0.5)
+    return ours.replace(mlp_clamp=0.7), block
+
+
+@pytest.mark.parametrize("family", [_mixtral, _qwen3, _deepseek_v2, _deepseek_v3, _deepseek_v4])
 def test_experts_equal_those_of_transformers(family: Any) -> None:
     of, theirs = family()
     ours = build_part(of)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -31,8 +32,18 @@ TENSORS = {
 }
 
 
-def _build(config: Config, *, pattern: tuple[bool, ...], gates_queries: bool = False, **own: Any) -> Model:
-    """Build a model with latent attention whose indexer selects keys; ``pattern``: which layers have an indexer."""
+def _build(
+    config: Config,
+    *,
+    pattern: tuple[bool, ...],
+    gates_queries: bool = False,
+    indexer: Mapping[str, Any] | None = None,
+    **own: Any,
+) -> Model:
+    """Build a model with latent attention whose indexer selects keys.
+
+    ``pattern``: which layers have an indexer; ``indexer``: its fields that differ from those of DeepSeek-V3.2.
+    """
     if config.q_lora_rank is None:
         raise config.mistake("q_lora_rank=None makes transformers' code fail; give the rank of the queries")
     if config.qk_rope_head_dim > config.index_head_dim:
@@ -46,6 +57,7 @@ def _build(config: Config, *, pattern: tuple[bool, ...], gates_queries: bool = F
         "head_dim": config.index_head_dim,
         "topk": config.index_topk,
         "pattern": pattern,
+        **(indexer or {}),
     }
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=config.first_k_dense_replace)
     moe["clamp"] = config.swiglu_limit if config.swiglu_limit and config.swiglu_limit > 0 else None
@@ -73,6 +85,7 @@ def _build_hy_v4(config: Config) -> Model:
     return _build(
         config,
         pattern=_read_pattern(config, default=default),
+        indexer={"norm_epsilon": config.norm_epsilon},
         output_gate=True,
         attention_sinks=True,
         hyper_connections={
@@ -157,7 +170,7 @@ GLM_MOE_DSA = replace(
         "index_topk_freq": Supported((1,), "a period in an old key: write it as indexer_types"),
     },
     to_model=lambda config: _build(config, pattern=_read_pattern(config, default=("full",) * config.num_hidden_layers)),
-    interleaved_indexer=True,
+    indexer_rows="adjacent",
     write=_write_glm_moe_dsa,
 )
 
@@ -215,12 +228,22 @@ HY_V4 = replace(
         "hyper_magnitude": 2.0,
         "swiglu_limit": 10.0,
     },
-    supported={},
+    supported={"hidden_act": Supported(("silu", "swish"), "MLPs with an activation that the experts do not have")},
     to_model=_build_hy_v4,
-    is_trained=False,
+    interleaved_latent=False,
+    indexer_rows="last",
+    renamed={
+        ".hc_pre.hc_": ".hc_",
+        ".hc_attn_layer.hc_": ".attn_hc.",
+        ".hc_mlp_layer.hc_": ".ffn_hc.",
+        ".hc_head_": ".hc_",
+        ".linear_gate": ".gate_proj",
+        ".learnable_sink_param": ".sinks",
+    },
     write=_write_hy_v4,
     tensors={
         **V32.tensors,
+        **decoder.name_stacked_experts(),
         **HYPER_TENSORS,
         "attention.gate": "self_attn.gate_proj",
         "attention.sinks": "self_attn.sinks",

@@ -6,6 +6,7 @@ weighted_gated     act(gate) · up · share of a row, for any activation
 weighted_swiglu    silu(gate) · up · share of a row (experts)
 input_weighted_swiglu    silu(share · gate) · share · up, for experts whose input is weighted
 clamped   g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-oss, arXiv:2508.10925)
+limited   act(g) · u · share, g = gate up to a limit, u = up within ± it (Hy 4, DeepSeek-V4)
 """
 
 from __future__ import annotations
@@ -303,4 +304,38 @@ class _WeightedClamped(torch.autograd.Function):
 def weighted_clamped_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
     """Return the clamped SwiGLU of ``gate``, ``up`` [n, F], times ``share`` [n] in fp32."""
     out: Tensor = _WeightedClamped.apply(gate, up, share)  # type: ignore[no-untyped-call]
+    return out
+
+
+class _Limited(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, gate: Tensor, up: Tensor, share: Tensor | None, activation: ActivationFunction, limit: float
+    ) -> Tensor:
+        ctx.activation, ctx.limit = activation, limit
+        ctx.save_for_backward(gate, up, share)
+        out = activation.of(gate.clamp(max=limit)).mul_(up.clamp(-limit, limit))
+        return out if share is None else out.mul_(share[:, None])
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor | None, None, None]:
+        gate, up, share = ctx.saved_tensors
+        limit = ctx.limit
+        clamped_gate, clamped_up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        activated = ctx.activation.of(clamped_gate)
+        share_gradient, weighted = None, gradient
+        if share is not None:
+            share_gradient = (gradient * clamped_up).mul_(activated).sum(-1, dtype=share.dtype)
+            weighted = (gradient * share[:, None]).to(gradient.dtype)
+        up_gradient = activated.mul_(weighted).masked_fill_(clamped_up.ne(up), 0)
+        gate_gradient = ctx.activation.gradient(clamped_up.mul_(weighted), clamped_gate)
+        return gate_gradient.masked_fill_(gate.gt(limit), 0), up_gradient, share_gradient, None, None
+
+
+def activate_limited(gate: Tensor, up: Tensor, share: Tensor | None, name: ActivationName, limit: float) -> Tensor:
+    """Return ``act(gate) · up`` of gates up to ``limit`` and ups within ± ``limit``, times ``share`` [n] if given.
+
+    Neither gate nor up beyond the limit has a gradient.
+    """
+    out: Tensor = _Limited.apply(gate, up, share, FUNCTIONS[name], limit)  # type: ignore[no-untyped-call]
     return out

@@ -29,7 +29,6 @@ from fivefold.planner.counts.operations.layer import list_block, list_embedding,
 from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.record import UserError
-from fivefold.trainer.supported import check_supported
 
 WIDTH, STREAMS, ROWS = 48, 3, 24
 STREAM = Model(
@@ -173,8 +172,6 @@ def test_unsupported_combinations_with_hyper_connections_are_one_line_errors() -
         refuse(Layout.parse("tp2x2"), model=STREAM.replace(kv_heads=4), job=job)
     with pytest.raises(UserError, match="adapters are not modelled with hyper-connections of streams"):
         refuse(Layout(), model=STREAM, job=job.replace(adapter=Adapter()))
-    with pytest.raises(UserError, match="the trainer does not support hyper_connections"):
-        check_supported(Layout(), job, model=STREAM)
     for fields, says in (
         ({"block": "post"}, "hyper_connections is of models that norm the input of each branch"),
         ({"residual_scale": 0.5}, "residual_scale is not supported with hyper_connections"),
