@@ -127,6 +127,9 @@ def count_part_states(
     shard_bytes = shard_numel_padded * count_reduced_width(layout, job)
     reduced_bytes = padded * recipe.summed_bytes if shards == 1 else shard_bytes
     bytes_per_element = recipe.updated_bytes if has_own_shard else 0  # per element of this rank's shard
+    gathers_copies = job.stack.zero3_gather == "weights" and not (zero_policy.weights_stay or recipe.sends_masters)
+    if gathers_copies and not stays_gathered:  # DeepSpeed has 16-bit shards next to the masters
+        bytes_per_element += recipe.high_precision_bytes
     if offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
         bytes_per_element = 0 if zero_policy.weights_stay or stays_gathered else recipe.high_precision_bytes
     if offloads_parameters:  # this rank's shards come to the device for each gather, and gradients leave it

@@ -125,3 +125,12 @@ def test_an_update_in_host_memory_takes_none_of_the_device() -> None:
     for changed in (job, job.replace(reduced_gradients="summed")):
         (rank,) = count_rank_memory(Counts(MODEL, changed), Layout(dp=4, zero=3))
         assert rank.peak_cause != "optimizer"
+
+
+def test_deepspeed_has_the_shards_that_it_gathers_next_to_the_masters() -> None:
+    """bf16: 2 bytes of what is gathered and 4 of what is updated; fp32: one tensor is both."""
+    model, layout = build_model("llama3.2-1b"), Layout.parse("dp8 zero3 mbs1")
+    for precision, width in (("bf16-grad16", 6), ("fp32", 4)):
+        job = Job(stack="deepspeed", sequence=128, global_batch=8, precision=precision)
+        (rank,) = count_rank_memory(Counts(model, job), layout)
+        assert rank.parameters_bytes == pytest.approx(width * model.parameters / 8, rel=1e-3)
