@@ -312,7 +312,8 @@ class Job(Record):
     # emulate fp8, fp4 and tf32 on devices without kernels for them: operands are cast, then multiplied in fp32
     emulate: bool = False
     imbalance: float = Field(1.0, ge=1, le=2**20)  # tokens of the most loaded expert-parallel rank over the average
-    # kept in host memory, under every layout; parameters: with gradients and optimizer states, as FSDP2's CPU offload
+    # kept in host memory, under every layout; parameters: shards of ZeRO-3, as DeepSpeed's offload_param, under FSDP2
+    # with gradients and optimizer states, as its CPU offload
     offload: tuple[Offloaded, ...] = ()
     optimizer: Optimizer = Optimizer()  # update rule and its settings, as a table or the rule's name
     learning_rate: LearningRate = LearningRate()  # schedule of the learning rate

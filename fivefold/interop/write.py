@@ -8,12 +8,14 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import get_args
 
 from fivefold.interop.equivalence import fit_free_fields, resolve_adapter, resolve_rate
 from fivefold.interop.format import ConfigFormat, ConfigPlan, Overrides, WrittenConfig
 from fivefold.interop.launch.run_file import set_objective
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
+from fivefold.job import Offloaded
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
@@ -41,7 +43,7 @@ def write(plan: ConfigPlan, *, to: str) -> WrittenConfig:
     plan = plan._replace(layout=drop_default_stages(plan.layout, plan.model))
     if plan.layout.offload:  # in configs a setting of the job
         offloaded = {*plan.layout.offload, *plan.job.offload}
-        job = plan.job.replace(offload=tuple(sorted(offloaded, reverse=True)))
+        job = plan.job.replace(offload=tuple(word for word in get_args(Offloaded) if word in offloaded))
         plan = plan._replace(layout=plan.layout.replace(offload=()), job=job)
     refuse(plan.layout, model=plan.model, job=plan.job)
     if stack and plan.layout.ac != plan.layout.recomputation:

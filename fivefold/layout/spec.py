@@ -276,9 +276,10 @@ class Layout(Record):
         return find_divisor_below(self.expert_replicas, max(1, max_shards))
 
     def list_offloaded(self, job: Job) -> frozenset[Offloaded]:
-        """Return what is kept in host memory, by the layout or by the job; with the parameters the optimizer too."""
+        """Return what is kept in host memory, by the layout or by the job: with parameters, what the stack adds."""
         offloaded = frozenset((*self.offload, *job.offload))
-        return offloaded | {"optimizer"} if "parameters" in offloaded else offloaded
+        adds_optimizer = "parameters" in offloaded and job.stack.offloads_with_parameters
+        return offloaded | {"optimizer"} if adds_optimizer else offloaded
 
     def micro_batches(self, job: Job) -> int:
         """Return the micro-batches per pipeline and optimizer step (m): global batch / (dp·mbs)."""

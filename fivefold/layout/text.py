@@ -72,6 +72,7 @@ _WORDS = [
     *("mbs1", "zero1", "nosp", *SCHEDULES, *ZERO_STAGES),
     *("ac=none", "ac=selective", "ac=full", *_KINDS),
     *("offload=optimizer", "offload=activations", "offload=optimizer+activations", "offload=parameters"),
+    "offload=optimizer+parameters",
 ]
 _FORMS = (
     "dpN, tpN, tpNxN, cpN, ppN, vN, epN, etpN, mbsN, zero0 to zero3, zero3/N, "

@@ -941,11 +941,6 @@ def _check_offload(layout: Layout, job: Job) -> Iterator[str]:
         yield reason
     yield from _list_present(
         "offload=parameters is not modelled with",
-        (
-            job.stack.zero3_gather == "weights",
-            f"the stack {job.stack.name}, which gathers weight by weight",
-            "the stack fsdp2, or offload=optimizer",
-        ),
         (job.precision.gathers == "fp8", f"precision {job.precision.name}, which gathers weights in fp8", "bf16"),
         (job.copies_reference, "objective=dpo without an adapter", "an adapter"),
     )

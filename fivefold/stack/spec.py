@@ -312,6 +312,14 @@ class Stack(Record):
         return self.merged_projections and self.merged_adapters != "none"
 
     @property
+    def offloads_with_parameters(self) -> bool:
+        """Tell whether offloaded parameters take gradients and optimizer states with them (FSDP2's CPUOffloadPolicy).
+
+        DeepSpeed offloads the parameters (``offload_param``) and the optimizer (``offload_optimizer``) separately.
+        """
+        return self.zero3_gather == "units"
+
+    @property
     def copies_comm_buffers(self) -> bool:
         """Tell whether kernels copy between the buffers of data-parallel messages and weights or gradients.
 

@@ -182,7 +182,10 @@ def _list_values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[
         return [*dict.fromkeys(["none", "selective", "norm+act", *joint, *pipeline_choices, "full", current])]
     if field == "offload":
         offloads: list[tuple[str, ...]] = [(), ("optimizer",), ("activations",), ("optimizer", "activations")]
-        return [*dict.fromkeys([*offloads, ("parameters",), current])]
+        offloads.append(("parameters",))
+        if not resolved.job.stack.offloads_with_parameters:
+            offloads.append(("optimizer", "parameters"))
+        return [*dict.fromkeys([*offloads, current])]
     if field == "schedule":
         return list(SCHEDULES) if layout.pp > 1 else []
     if field in ("cp_kind", "sp"):

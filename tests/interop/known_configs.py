@@ -257,6 +257,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "normalization": ("RMSNorm",),
     "num_layers_per_virtual_pipeline_stage": (2,),
     "offload_optimizer_device": ("cpu",),
+    "offload_param_device": ("cpu",),
     "optim": ("sgd", "adamw_bnb_8bit"),
     "optimizer": ("sgd", "adamw_bnb_8bit", "muon"),
     "overlap_p2p_comm": (False, True),

@@ -276,6 +276,8 @@ def test_a_recipe_may_name_the_deepspeed_configs_that_axolotl_ships(tmp_path: Pa
         "zero1.json": ("dp8 zero1 mbs1", ()),
         "zero2_torch_compile.json": ("dp8 zero2 mbs1", ("optimizer",)),
         "zero3.json": ("dp8 zero3 mbs1", ()),
+        "zero3_bf16_cpuoffload_params.json": ("dp8 zero3 mbs1", ("parameters",)),
+        "zero3_bf16_cpuoffload_all.json": ("dp8 zero3 mbs1", ("optimizer", "parameters")),
     }
     for name, (layout, offload) in about.items():
         result = read_files({"c.yaml": recipe.format(f"deepspeed_configs/{name}")}, tmp_path, ranks=8)
@@ -307,6 +309,7 @@ def test_a_recipe_may_name_the_deepspeed_configs_that_llama_factory_ships(tmp_pa
         "ds_z0_config.json": ("dp8 zero0 mbs1 ac=full", ()),
         "ds_z2_offload_config.json": ("dp8 zero2 mbs1 ac=full", ("optimizer",)),
         "ds_z3_config.json": ("dp8 zero3 mbs1 ac=full", ()),
+        "ds_z3_offload_config.json": ("dp8 zero3 mbs1 ac=full", ("optimizer", "parameters")),
     }
     for name, (layout, offload) in about.items():
         result = read_files({"c.yaml": recipe.format(f"examples/deepspeed/{name}")}, tmp_path, ranks=8)
@@ -316,6 +319,45 @@ def test_a_recipe_may_name_the_deepspeed_configs_that_llama_factory_ships(tmp_pa
         assert note.means == "not next to the config: read as llamafactory 0.9.5 ships it"
     with pytest.raises(UserError, match=r"which does not exist; put it next to this file"):
         read_files({"c.yaml": recipe.format("deepspeed_configs/zero3.json")}, tmp_path, ranks=8)
+
+
+@pytest.mark.parametrize(
+    ("zero", "ranks", "offload", "not_modelled"),
+    [
+        ({"offload_param": {"device": "cpu"}}, 4, ("parameters",), []),
+        ({"cpu_offload_param": True, "cpu_offload": True}, 4, ("optimizer", "parameters"), []),
+        ({"offload_optimizer": {"device": "cpu"}, "sub_group_size": 0}, 4, ("optimizer",), []),
+        ({"offload_param": {"device": "cpu"}, "sub_group_size": 0}, 4, ("parameters",), ["sub_group_size"]),
+        ({"offload_param": {"device": "nvme"}}, 4, ("parameters",), ["offload_param.device"]),
+        ({"offload_param": {"device": "cpu"}}, 1, (), ["offload_param.device"]),
+        ({"stage": 2, "offload_param": {"device": "cpu"}}, 4, (), []),
+    ],
+)
+def test_offloading_of_deepspeed_is_read(
+    zero: dict[str, Any], ranks: int, offload: tuple[str, ...], not_modelled: list[str], tmp_path: Path
+) -> None:
+    config = {"train_micro_batch_size_per_gpu": 1, "bf16": {"enabled": True}, "zero_optimization": {"stage": 3, **zero}}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    words = [str(tmp_path / "ds.json"), "max_length=4096"]
+    result = read(words, Overrides(ranks=ranks, model=build_model("llama3-8b")))
+    assert result.job is not None
+    assert result.job.offload == offload
+    prefix = "zero_optimization."
+    assert [key.key.rpartition(prefix)[2] for key in result.not_understood] == not_modelled
+    approximated = [key.key.rpartition(prefix)[2] for key in result.approximated]
+    assert ("offload_param.device" in approximated) is (zero.get("stage") == 2)
+
+
+def test_offloading_of_accelerate_is_read(tmp_path: Path) -> None:
+    text = (
+        "distributed_type: DEEPSPEED\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 3\n"
+        "  offload_param_device: cpu\n  offload_optimizer_device: cpu\n"
+    )
+    (tmp_path / "accelerate.yaml").write_text(text)
+    words = [str(tmp_path / "accelerate.yaml"), "max_length=4096"]
+    result = read(words, Overrides(ranks=4, model=build_model("llama3-8b")))
+    assert result.job is not None
+    assert (result.job.offload, result.not_understood) == (("optimizer", "parameters"), ())
 
 
 @pytest.mark.parametrize("key", ["prescale_gradients"])
@@ -789,6 +831,19 @@ TRAINED = Range(
 def test_written_config_is_read_back(to: str, stack: str, least: int, tmp_path: Path) -> None:
     refused = [check_round_trip(plan, to=to, folder=tmp_path) for plan in plans(stack, count=60, among=TRAINED)]
     assert refused.count(None) >= least, refused
+
+
+@pytest.mark.parametrize("offload", ["optimizer", "parameters", "optimizer+parameters"])
+def test_what_deepspeed_offloads_is_written(offload: str) -> None:
+    layout = Layout.parse(f"dp4 zero3 mbs1 offload={offload}")
+    job = Job(precision="bf16-grad16", sequence=2048, global_batch=4)
+    files, remarks = write(ConfigPlan(build_model("llama3-8b"), layout, job), to="deepspeed")
+    zero = json.loads(files["deepspeed.json"])["zero_optimization"]
+    assert {key: zero.get(f"offload_{key}", {}).get("device") for key in ("optimizer", "param")} == {
+        "optimizer": "cpu" if "optimizer" in offload else None,
+        "param": "cpu" if "parameters" in offload else None,
+    }
+    assert not any("offload" in remark for remark in remarks)
 
 
 @pytest.mark.parametrize(

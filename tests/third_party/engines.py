@@ -7,6 +7,7 @@ import tempfile
 from contextlib import nullcontext
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import nn
 
@@ -87,6 +88,46 @@ def trainer(*, half: bool = False) -> Loop:
     return model, inner, step, None, 0
 
 
+OFFLOAD = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
+
+
+def list_host_tensors(engine: Any) -> list[torch.Tensor]:
+    """The tensors that ZeRO-3's engine keeps in host memory, without the optimizer's moments."""
+    zero = engine.optimizer
+    tensors: list[torch.Tensor] = []
+    if zero.offload_param:
+        frozen = [weight.ds_tensor for weight in engine.module.parameters() if not weight.requires_grad]
+        tensors += [*zero.param_groups_fp16_flat_cpu_memory, *frozen]
+    if zero.offload_optimizer:
+        masters = zero.fp32_partitioned_groups_flat
+        tensors += [*masters, *(master.grad for master in masters), zero.grad_partitions_flat_buffer]
+    return tensors
+
+
+def count_host_bytes(engine: Any) -> int:
+    """Their bytes, with the optimizer's states if they are there."""
+    zero = engine.optimizer
+    states = [state for states in zero.optimizer.state.values() for state in states.values()]
+    return sum(tensor.nbytes for tensor in (*list_host_tensors(engine), *states * zero.offload_optimizer))
+
+
+def _separate_host_memory(engine: Any) -> None:
+    """Let what is in host memory be copied to the device, which on CPUs is the same memory."""
+    from deepspeed.accelerator import get_accelerator
+
+    hosts = {tensor.untyped_storage().data_ptr() for tensor in list_host_tensors(engine)}
+    to = torch.Tensor.to
+
+    def copy(tensor: torch.Tensor, *where: Any, **options: Any) -> torch.Tensor:
+        result = to(tensor, *where, **options)
+        is_sent = (where and isinstance(where[0], str | torch.device)) or "device" in options
+        is_same = result.untyped_storage().data_ptr() in hosts
+        return result.clone() if is_sent and is_same else result
+
+    torch.Tensor.to = copy  # type: ignore[method-assign,assignment]
+    get_accelerator().on_accelerator = lambda tensor: tensor.untyped_storage().data_ptr() not in hosts
+
+
 BUCKET = 300_000  # elements: DeepSpeed's default of 5e8 would be 2 GB here
 
 
@@ -98,11 +139,13 @@ def deepspeed(
     quantized: bool = False,
     recompute: bool = False,
     targets: tuple[str, ...] = (),
+    half: bool = False,
+    offload: tuple[str, ...] = (),
     **keys: int,
 ) -> Loop:
     """DeepSpeed's engine on the CPU; ``adapts``: with PEFT's adapters, ``quantized``: over bitsandbytes' base in nf4.
 
-    ``targets``: layers with an adapter, if not all.
+    ``targets``: layers with an adapter, if not all. ``half``: in bf16. ``offload``: as ``Job.offload``.
 
     ``keys``: of its ``zero_optimization``.
     """
@@ -119,16 +162,24 @@ def deepspeed(
         model = adapters.adapt(model, target_modules=[adapters.NAMES[name] for name in targets or adapters.NAMES])
     if recompute:
         adapters.recompute_blocks(model.model)
+    if half:  # transformers has angles in the dtype of the embedding's output
+        model.model.rotary.to(torch.bfloat16)
     config = {
         "train_micro_batch_size_per_gpu": 2,
         "gradient_accumulation_steps": micro_batches,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-        "zero_optimization": {"stage": zero, "reduce_bucket_size": BUCKET, **keys},
+        "bf16": {"enabled": half},
+        "zero_optimization": {"stage": zero, "reduce_bucket_size": BUCKET, **keys}
+        | {OFFLOAD[name]: {"device": "cpu", "pin_memory": False} for name in offload},
     }
     trained = (weight for weight in model.parameters() if weight.requires_grad)
     engine, wrapped, *_ = package.initialize(model=model, optimizer=adamw(trained), config=config)
     optimizer = getattr(wrapped, "optimizer", wrapped)
+    if offload:
+        _separate_host_memory(engine)
+    for place, master in enumerate(getattr(wrapped, "fp32_partitioned_groups_flat", ())):
+        engine.register_buffer(f"master{place}", master.detach(), persistent=False)  # which watch does not see else
 
     def step(micro: list[Batch]) -> None:
         for ids, targets in micro:

@@ -58,6 +58,7 @@ class Case(NamedTuple):
     freeze: tuple[str, ...] = ()
     model: Model = loops.SHAPE
     joined: int = 0  # trained weights that this loop has as one tensor with another, whose step count is not there
+    offload: tuple[str, ...] = ()
 
 
 def frozen(layout: str, micro_batches: int, *parts: str, weights: tuple[str, ...], **how: bool) -> Case:
@@ -174,24 +175,27 @@ def deepspeed(
     quantized: bool = False,
     recompute: bool = False,
     targets: tuple[str, ...] = (),
+    half: bool = False,
+    offload: tuple[str, ...] = (),
     **facts: int,
 ) -> Case:
     """``adapts``, ``quantized``: with PEFT's adapters, over a base in nf4; ``facts``: limits of ZeRO-3's gathers.
 
-    ``targets``: layers with an adapter, if not all.
+    ``targets``: layers with an adapter, if not all. ``half``: in bf16. ``offload``: what is in host memory.
     """
     keys: dict[str, int] = {f"stage3_{KEYS[name]}": value for name, value in facts.items()}
     keys |= {"adapts": adapts, "quantized": quantized, "recompute": recompute}
-    loop = partial(engines.deepspeed, zero=zero, micro_batches=micro_batches, targets=targets, **keys)
+    how = {"half": half, "offload": offload}
+    loop = partial(engines.deepspeed, zero=zero, micro_batches=micro_batches, targets=targets, **how, **keys)
     changed = {"loss": "low_precision", "reduce_bucket": engines.BUCKET, **facts}
     changed |= {} if zero == 3 else {"overlap": ()}  # overlap_comm is on by itself under stage 3
-    norm = 8 if zero == 3 else 4
+    norm = 8 if zero == 3 and "optimizer" not in offload else 4
     adapter: dict[str, object] | None = {"rank": adapters.RANK} if adapts else None
     if adapter:
         adapter |= ({"base": "nf4"} if quantized else {}) | ({"targets": targets} if targets else {})
     layout = f"dp2 zero{zero}{' ac=full' if recompute else ''}"
     case = Case(loop, "deepspeed", layout, 2, micro_batches, changed, norm=norm, flat=zero == 3, adapter=adapter)
-    return case._replace(work=not quantized)
+    return case._replace(work=not quantized, precision="bf16-grad16" if half else "fp32", offload=offload)
 
 
 KEYS = {
@@ -222,6 +226,23 @@ if importlib.util.find_spec("deepspeed") is not None:  # by ``make interop``, as
     )
     CASES |= {f"DeepSpeed, ZeRO-{zero}": deepspeed(zero) for zero in (0, 1, 2, 3)}
     CASES |= {f"DeepSpeed, ZeRO-{zero}, 2 micro-batches": deepspeed(zero, 2) for zero in (1, 2)}
+    CASES["DeepSpeed, ZeRO-3, bf16"] = deepspeed(3, half=True)
+    BOTH = ("optimizer", "parameters")
+    CASES["DeepSpeed, ZeRO-3, offload_optimizer, 2 micro-batches"] = deepspeed(3, 2, offload=("optimizer",))
+    CASES["DeepSpeed, ZeRO-3, offload_param and _optimizer"] = deepspeed(3, offload=BOTH)
+    CASES["DeepSpeed, ZeRO-3, bf16, offload_param"] = deepspeed(3, half=True, offload=("parameters",))
+    CASES["DeepSpeed, ZeRO-3, bf16, offload_param and _optimizer, recomputed, a little ahead, 2 micro-batches"] = (
+        deepspeed(
+            3,
+            2,
+            half=True,
+            recompute=True,
+            offload=BOTH,
+            prefetch_bucket_size=100_000,
+            param_persistence_threshold=0,
+            max_reuse_distance=0,
+        )
+    )
     CASES["DeepSpeed, ZeRO-3, a little ahead"] = deepspeed(
         3, 2, prefetch_bucket_size=100_000, param_persistence_threshold=0, max_reuse_distance=0
     )
@@ -412,6 +433,7 @@ def predict_step(case: Case) -> Step:
         precision=case.precision,
         adapter=case.adapter,
         freeze=case.freeze,
+        offload=case.offload,
     )
     machine = MACHINE.replace(ranks=layout.world, ranks_per_node=layout.world)
     return predict(model=case.model, machine=machine, layout=layout, job=job)
@@ -450,6 +472,9 @@ def _rank(case: Case, rank: int, world: int, folder: Path) -> None:
             for _ in range(STEPS):
                 step(micro)
         watched.save(folder)
+        if case.offload:
+            found, expected = engines.count_host_bytes(model), predict_step(case).memory.host_bytes // world
+            assert found == expected, f"{found} bytes in host memory, predicted {expected}"
     except BaseException:
         import traceback
 
@@ -471,9 +496,10 @@ class Beside(NamedTuple):
 
     @property
     def errors(self) -> tuple[float, ...]:
-        """Predicted over measured peak, less 1, of each stage."""
+        """Predicted over measured peak, less 1, of each stage; here host memory is the device's."""
         stages = zip(self.predicted.memory.stages, self.measured.memory.stages, strict=True)
-        return tuple(mine.peak_bytes / theirs.peak_bytes - 1 for mine, theirs in stages)
+        host_bytes = (self.predicted.memory.host_bytes or 0) // Layout.parse(self.case.layout).world
+        return tuple((mine.peak_bytes + host_bytes) / theirs.peak_bytes - 1 for mine, theirs in stages)
 
     @property
     def traffic(self) -> tuple[dict[str, tuple[int, int]], dict[str, tuple[int, int]]]:
@@ -501,7 +527,7 @@ class Beside(NamedTuple):
             ]
             for step, joined in ((self.predicted, self.case.joined), (self.measured, 0))
         )
-        return first, second
+        return ([], []) if "optimizer" in self.case.offload else (first, second)
 
     @property
     def is_equal(self) -> bool:

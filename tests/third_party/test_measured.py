@@ -50,6 +50,22 @@ def test_adapters_under_deepspeed_are_as_they_are_predicted(name: str) -> None:
     assert max(map(abs, result.errors)) < 0.02
 
 
+OFFLOADED = (
+    "DeepSpeed, ZeRO-3, bf16", "DeepSpeed, ZeRO-3, offload_optimizer, 2 micro-batches",
+    "DeepSpeed, ZeRO-3, offload_param and _optimizer", "DeepSpeed, ZeRO-3, bf16, offload_param",
+    "DeepSpeed, ZeRO-3, bf16, offload_param and _optimizer, recomputed, a little ahead, 2 micro-batches",
+)  # fmt: skip
+
+
+@pytest.mark.skipif(OFFLOADED[0] not in CASES, reason="DeepSpeed is installed by make interop")
+@pytest.mark.parametrize("name", mark_share(3, OFFLOADED))
+def test_what_deepspeed_keeps_in_host_memory_is_as_it_is_predicted(name: str) -> None:
+    """Each rank checks its bytes of host memory with ``==``; on CPUs copies from there are made for this comparison."""
+    result = compare_case(name)
+    assert result.is_equal
+    assert max(map(abs, result.errors)) < 0.002
+
+
 @pytest.mark.skipif("peft LoRA" not in CASES, reason="peft is installed by make interop")
 @pytest.mark.parametrize("name", mark_share(2, PEFT))
 def test_memory_of_peft_adapters_equals_the_prediction(name: str) -> None:

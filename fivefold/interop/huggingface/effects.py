@@ -108,7 +108,6 @@ DEEPSPEED: Table = {
     **unmodelled_keys("units of another size", f"{Z}leaf_module", f"{Z}leaf_module.*"),
     **unmodelled_keys("weights that stay gathered", f"{Z}model_persistence_threshold"),
     **unmodelled_keys("weights that stay gathered", f"{Z}stage3_model_persistence_threshold"),
-    **unmodelled_keys("weights in host memory", f"{Z}cpu_offload_param", default=False),
     **unmodelled_keys("a part of the optimizer in host memory", f"{Z}offload_optimizer.ratio", default=1.0),
     **unmodelled_keys(
         "an optimizer update that overlaps compute", f"{Z}offload_optimizer.super_offload", default=False

@@ -250,18 +250,17 @@ def _emit_deepspeed_file(plan: ConfigPlan) -> str:
         raise UserError(
             f"precision {job.precision.name}: DeepSpeed has bf16, bf16-grad16, fp16 and fp32; use one of them"
         )
-    if job.offload not in ((), ("optimizer",)):
-        raise UserError(
-            f"offload={','.join(job.offload)}: only offload=optimizer can be written for DeepSpeed; use that"
-        )
+    if "activations" in job.offload:
+        raise UserError(f"offload={','.join(job.offload)}: a DeepSpeed config has optimizer and parameters; use these")
     zero: dict[str, Any] = {
         "stage": layout.zero,
         "overlap_comm": "dp" in job.stack.overlap,
         "contiguous_gradients": True,
     }
     zero |= make_bucket_keys(job.stack, zero=layout.zero)
-    if job.offload:
-        zero["offload_optimizer"] = {"device": "cpu", "pin_memory": True}
+    for offloaded, key in (("optimizer", "offload_optimizer"), ("parameters", "offload_param")):
+        if offloaded in job.offload:
+            zero[key] = {"device": "cpu", "pin_memory": True}
     config: dict[str, Any] = {
         "train_batch_size": job.global_batch,
         "train_micro_batch_size_per_gpu": layout.mbs,

@@ -6,7 +6,8 @@ ranks = dp·cp·tp; global batch = per_device_train_batch_size · gradient_accum
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, get_args
 
 from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import (
@@ -38,7 +39,7 @@ from fivefold.interop.huggingface.keys import (
 )
 from fivefold.interop.huggingface.parse import find_config_file, find_strategy
 from fivefold.interop.keys import Values, to_list
-from fivefold.job import Recipe, get_recipe
+from fivefold.job import Offloaded, Recipe, get_recipe
 from fivefold.model import catalog
 from fivefold.model.spec import Model
 from fivefold.record import UserError, join_names
@@ -89,6 +90,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     fields = values.fields()
     fields |= _read_degrees(values, kind, ranks, overrides.ranks_per_node)
     fields |= _read_batch(values, fields, kind) | read_optimizer(values, kind) | _read_stack(values, kind)
+    fields["job.offload"] = _read_offload(values, kind, fields)
     if preferences:  # batches are of pairs, each of two sequences
         fields |= {key: 2 * fields[key] for key in ("layout.mbs", "job.global_batch")}
     fields |= _read_fsdp_units(values, model) if kind == "fsdp" else {}
@@ -115,7 +117,8 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     offload = _read_activation_offload(values)
     fields["layout.ac"] = "full" if _recomputes(values, offload, is_adapted=bool(adapter)) else "none"
     if offload:
-        fields["job.offload"] = (*fields["job.offload"], "activations")
+        offloaded = {*fields["job.offload"], "activations"}
+        fields["job.offload"] = tuple(word for word in get_args(Offloaded) if word in offloaded)
     data = read_data(values, ranks_pairs=bool(preferences), folder=document.folder)
     fields |= preferences or _read_objective(data, fields, model)
     reading = build_reading(config, fields, model=model, ranks=ranks, missing=missing).replace(data=data)
@@ -218,12 +221,13 @@ def check_strategy(values: Values) -> None:
     """Mark a strategy that is read as another one, and kernels of Liger that are counted together."""
     if str(values["accelerate.distributed_type"]).upper() not in KNOWN_STRATEGIES:
         values.mark_not_modelled("accelerate.distributed_type", "is neither FSDP, DeepSpeed nor DDP")
-    for key in ("optimizer", "param"):
-        name = f"deepspeed.zero_optimization.offload_{key}.device"
+    for name in (*OFFLOAD_OPTIMIZER, *OFFLOAD_PARAM):
         if values[name] == "nvme":
-            values.mark_not_modelled(name, "states on disk: counted in host memory")
-    if values["accelerate.deepspeed_config.offload_optimizer_device"] == "nvme":
-        values.mark_not_modelled("accelerate.deepspeed_config.offload_optimizer_device", "states on disk")
+            what = "weights" if name in OFFLOAD_PARAM else "states"
+            values.mark_not_modelled(name, f"{what} on disk: counted in host memory")
+    parts = f"{PREFIX}sub_group_size"  # changes no cost of an update on the host
+    if values[parts] != values.table[parts].default and not _has_offload(values, OFFLOAD_OPTIMIZER):
+        values.mark_not_modelled(parts, "the update in parts")
     for name in (f"liger_{kernel}" for kernel in LIGER_KERNELS):
         if values.is_set(name) and (values["use_liger_kernel"] or (name in LIGER_FUSED and _fuses_kernels(values))):
             if values[name]:
@@ -517,7 +521,7 @@ def _check_agreeing_precision(values: Values) -> None:
 
 
 def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
-    """Return the optimizer, its offload and the learning rate's schedule as fields of a job."""
+    """Return the optimizer and the learning rate's schedule as fields of a job."""
     ds = "deepspeed.optimizer."
     deepspeed_sets = kind == "deepspeed" and values[f"{ds}type"] is not None
     optimizer_name = str(values[f"{ds}type"] if deepspeed_sets else values["optim"]).lower().rpartition(".")[2]
@@ -545,22 +549,48 @@ def read_optimizer(values: Values, kind: str) -> dict[str, Any]:
     if clip is None and kind == "deepspeed":
         clip = values["accelerate.deepspeed_config.gradient_clipping"]
     fields |= {"job.optimizer.clip": clip} if isinstance(clip, float | int) else {}
-    offload = (
-        values["deepspeed.zero_optimization.offload_optimizer.device"] not in ("none", None)
-        or values["accelerate.deepspeed_config.offload_optimizer_device"] not in ("none", None)
-        or bool(values["deepspeed.zero_optimization.cpu_offload"])
-    )
-    offloaded = ("optimizer",) if kind == "deepspeed" and offload else ()
+    return fields | {"job.optimizer.betas": betas, **read_rate(values)}
+
+
+OFFLOAD_OPTIMIZER = (
+    f"{PREFIX}offload_optimizer.device",
+    "accelerate.deepspeed_config.offload_optimizer_device",
+    f"{PREFIX}cpu_offload",
+)
+OFFLOAD_PARAM = (
+    f"{PREFIX}offload_param.device",
+    "accelerate.deepspeed_config.offload_param_device",
+    f"{PREFIX}cpu_offload_param",
+)
+
+
+def _has_offload(values: Values, keys: Iterable[str]) -> bool:
+    """Tell whether one of ``keys`` names another memory than the device's."""
+    return any(values[key] not in ("none", None, False) for key in keys)
+
+
+def _read_offload(values: Values, kind: str, fields: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what is kept in host memory; ``fields``: those of the layout.
+
+    Disks are read as host memory, and marked (``check_strategy``).
+    """
     if values[f"{FSDP}offload_params"] is True:
         if kind == "fsdp":
-            offloaded = ("parameters",)
+            return ("parameters",)
+        values.mark_not_modelled(f"{FSDP}offload_params", "weights in host memory without FSDP: not counted")
+    if kind != "deepspeed":
+        return ()
+    offloaded = ("optimizer",) if _has_offload(values, OFFLOAD_OPTIMIZER) else ()
+    for key in OFFLOAD_PARAM:
+        if not _has_offload(values, (key,)):
+            continue
+        if fields["layout.dp"] * fields["layout.cp"] == 1:
+            values.mark_not_modelled(key, "weights in host memory of one rank: counted on the device")
+        elif fields["layout.zero"] < 3:
+            values.approximate(key, "has no effect below stage 3 of ZeRO")
         else:
-            values.mark_not_modelled(f"{FSDP}offload_params", "weights in host memory without FSDP: not counted")
-    return fields | {
-        "job.optimizer.betas": betas,
-        "job.offload": offloaded,
-        **read_rate(values),
-    }
+            return (*offloaded, "parameters")
+    return offloaded
 
 
 SCHEDULES = {

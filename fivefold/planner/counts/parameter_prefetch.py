@@ -115,7 +115,8 @@ def list_fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | Non
             unit_index += 1
     starts = _list_starts(counts, units) if chunk == 0 and not any(recomputed) else frozenset()
     calls = tuple(_list_calls(units, recomputed, starts, frozenset(frozen)))
-    return _simulate_fetches(calls, tuple(sizes), len(units), layout.shards, get_limits(stack))
+    copies = "parameters" in layout.list_offloaded(counts.job)
+    return _simulate_fetches(calls, tuple(sizes), len(units), layout.shards, get_limits(stack), copies=copies)
 
 
 def _count_elements(weight: Weight, numel: int, counts: Counts) -> int:
@@ -273,9 +274,13 @@ def _list_adapted_calls(
 
 @lru_cache(maxsize=256)
 def _simulate_fetches(
-    calls: tuple[ModuleCall, ...], sizes: tuple[int, ...], units: int, shards: int, limits: Limits
+    calls: tuple[ModuleCall, ...], sizes: tuple[int, ...], units: int, shards: int, limits: Limits, *, copies: bool
 ) -> Fetches:
-    """Simulate the calls as the coordinator handles them once it knows their order."""
+    """Simulate the calls as the coordinator handles them once it knows their order.
+
+    ``copies``: this rank's shards are in host memory. Their copies on the device are counted with what a unit gathers;
+    but not those of the head, which are freed before its logits are made, or the gradient of its weights.
+    """
     coordinator = _Coordinator(calls, sizes, shards, limits)
     max_live: dict[Phase, list[int]] = {phase: [0] * units for phase in PHASES}
     loss = 0
@@ -284,6 +289,8 @@ def _simulate_fetches(
         live = coordinator.run_call(step)
         if call.phase == "backward" and not pass_live[call.unit] and call.unit == units - 1:  # the root's
             loss = live
+        if copies and call.unit < units - 1:
+            live = max(live, coordinator.copied_live)
         pass_live[call.unit] = max(pass_live[call.unit], live)
     forward, backward, recomputed = (tuple(max_live[phase]) for phase in PHASES)
     padded = tuple(shards * ceil_div(size, shards) for size in sizes)
@@ -295,13 +302,14 @@ class _Coordinator:
     """The state of DeepSpeed's coordinator."""
 
     def __init__(self, calls: Sequence[ModuleCall], sizes: Sequence[int], shards: int, limits: Limits) -> None:
-        self.calls, self.sizes, self.limits = calls, sizes, limits
+        self.calls, self.sizes, self.limits, self.shards = calls, sizes, limits, shards
         self.padded = [shards * ceil_div(size, shards) for size in sizes]
         self.gathered = {number for number, size in enumerate(sizes) if size <= limits.small}  # gathered
         self.persistent = frozenset(self.gathered)
         self.live_padded = sum(self.padded[number] for number in self.gathered)
         self.live_unpadded = 0  # gathered elements as the coordinator counts them, without padding
         self.gathers: list[int] = []
+        self.copied_live = 0  # the most gathered elements within a call, with a copy of this rank's shard of a gather
         self.last_needed_step = [-1] * len(sizes)  # the last step that a weight was gathered for
         self.next_uses = [(number, step) for step, call in enumerate(calls) for number in call.weights]
         self.next_use_index = 0  # of the first one that is not prefetched yet
@@ -316,6 +324,7 @@ class _Coordinator:
         Returns the elements that are gathered while the call runs.
         """
         weights = self.calls[step].weights
+        self.copied_live = 0
         self._gather(weights)
         advanced = sum(self.last_needed_step[number] < step for number in set(weights))
         for number, last in self.next_uses[self.next_use_index : self.next_use_index + advanced]:
@@ -347,6 +356,7 @@ class _Coordinator:
         if missing:
             self.gathers.append(sum(self.padded[number] for number in missing))
             self.live_padded += self.gathers[-1]
+            self.copied_live = max(self.copied_live, self.live_padded + self.gathers[-1] // self.shards)
             self.gathered.update(missing)
             self.live_unpadded += sum(self.sizes[number] for number in missing)
 

@@ -9,7 +9,7 @@ from fivefold.job import Job
 from fivefold.layout.mesh import RankGroup, group, make_group
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name, ends_on_different_ranks
-from fivefold.planner.counts.memory.states import count_reduced_width
+from fivefold.planner.counts.memory.states import count_sent_gradient_width
 from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.counts.traffic import copy_messages, list_unit_messages
 from fivefold.planner.time.network import Network
@@ -99,10 +99,11 @@ def gather_reduce_seconds(
             _find_dualpipe_replicas(layout) if is_dualpipe else make_group(layout, message.group, message.ranks)
         )
         copies += message.times * network.seconds(message.collective, message.payload, mesh_group)
-    if "parameters" in layout.list_offloaded(counts.job):
+    if layout.list_offloaded(counts.job):
+        sent_width = count_sent_gradient_width(layout, counts.job)
         for part in counts.parts(layout, name):
             gather += part.offloaded / host_link_bandwidth
-            reduce += part.updated_numel * count_reduced_width(layout, counts.job) / host_link_bandwidth
+            reduce += part.updated_numel * sent_width / host_link_bandwidth
     n_buckets = max(buckets.values(), default=1.0)
     time = GatherReduceTime(gather, reduce, copies, gather_busy, reduce_busy, buckets=n_buckets)
     if copy_seconds is None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import is_trained
 from fivefold.layout.spec import Layout
 from fivefold.optimizers.cost import find_cost
 from fivefold.planner.counts.counts import get_group_degrees
 from fivefold.planner.counts.memory.peak import RankMemory
+from fivefold.planner.counts.memory.states import offloads_gradients
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import update_messages, update_products
 from fivefold.planner.time.unit_time import combine_host_and_device
@@ -67,16 +69,28 @@ def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory,
     if factor := prices.step_factors.get("update"):
         weights = count_weights(units, layout, chunks)
         seconds = factor.forward * seconds + factor.forward_kernel_seconds * weights + factor.backward_kernel_seconds
-    if "optimizer" in layout.list_offloaded(job):
-        constants = units.constants
-        transfer_bytes = numel * (recipe.summed_bytes + recipe.weights_bytes)
-        if "parameters" in layout.list_offloaded(job):  # with the gathers and reductions of each pass
-            transfer_bytes = 0
-        seconds = (
-            transfer_bytes / (constants.host_link_share * constants.host_link_bandwidth)
-            + update_bytes / constants.host_memory_bandwidth
-        )
-    return seconds
+    offloaded, constants = layout.list_offloaded(job), units.constants
+    sent_bytes = count_update_link_bytes(layout, job, numel)
+    if "optimizer" in offloaded:
+        casts_on_host = offloads_gradients(layout, job)
+        seconds = (update_bytes + cast_bytes * casts_on_host) / constants.host_memory_bandwidth
+    return seconds + sent_bytes / (constants.host_link_share * constants.host_link_bandwidth)
+
+
+def count_update_link_bytes(layout: Layout, job: Job, numel: int) -> int:
+    """Return the bytes of ``numel`` updated elements that cross the link to the host with the update.
+
+    DeepSpeed's ZeRO-3 copies fp32 gradients to an optimizer in host memory, and back what the update makes of weights
+    on the device; updated weights to host memory if only they are there (stage3.py, _offload_grad_partition_at_boundary
+    and _reassign_or_swap_out_partitioned_parameters). FSDP2 has sent all with the gathers and reductions of each pass.
+    """
+    offloaded, recipe = layout.list_offloaded(job), job.precision
+    if "parameters" in offloaded and job.stack.offloads_with_parameters:
+        return 0
+    gradient_bytes = recipe.updated_bytes if offloads_gradients(layout, job) else recipe.summed_bytes
+    if "optimizer" in offloaded:
+        return numel * (gradient_bytes + (0 if "parameters" in offloaded else recipe.weights_bytes))
+    return numel * recipe.weights_bytes if "parameters" in offloaded else 0
 
 
 def count_weights(units: Units, layout: Layout, chunks: tuple[int, ...]) -> int:

@@ -21,6 +21,7 @@ from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts, UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.peak import RankMemory, make_table
 from fivefold.planner.counts.memory.stages import build_stages
+from fivefold.planner.counts.memory.states import offloads_gradients
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.units import MIB, ceil_div
@@ -178,7 +179,7 @@ def _count_concatenated(
     """
     recipe, joined = counts.job.precision, counts.job.stack.flat_copies
     sizes = []
-    if "gradients" in joined:
+    if "gradients" in joined and not offloads_gradients(layout, counts.job):
         norm_copies = [8 * min(rank.updated_numel, max(_list_numels(counts, layout, runs)))]
         gradient_copies = [rank.updated_numel * recipe.summed_bytes, rank.updated_numel * recipe.updated_bytes]
         sizes += max(norm_copies, gradient_copies, key=sum) + [constants.bucket_elements * recipe.summed_bytes] * (

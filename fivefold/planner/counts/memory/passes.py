@@ -14,17 +14,20 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
+from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.sharding import (
     gathers_for_backward,
     get_policy,
     holds_embedding,
+    is_trained,
     joins_ends,
     needs_backward_gather,
     regathers_vision,
+    shard_weight,
 )
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import find_first_backward_stage
-from fivefold.planner.counts.counts import Counts, UnitGroup
+from fivefold.planner.counts.counts import Counts, Name, UnitGroup
 from fivefold.planner.counts.memory.in_flight import PassKind
 from fivefold.planner.counts.memory.liveness import NO_SUMS, GradientSums, SplitUnitProfile, UnitProfile
 from fivefold.planner.counts.memory.reductions import GradientChange, Reductions, plan_reductions
@@ -37,8 +40,10 @@ from fivefold.planner.counts.memory.stages import (
     count_gathered_stage_bytes,
     count_stage_buffers,
 )
+from fivefold.planner.counts.memory.states import count_reduced_width, offloads_gradients
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.parameter_prefetch import Fetches, list_fetches
+from fivefold.units import ceil_div
 
 
 class LiveBytes(NamedTuple):
@@ -64,6 +69,7 @@ class CoalescedMessages(NamedTuple):
     gathers_by_weight: bool  # weights are gathered one by one, in the order of their use
     allocates_shards: bool  # ZeRO-2: this rank's gradients are allocated from the first reduction on
     fetches_by_stage: dict[int, Fetches | None]  # by stage, filled by ``_list_fetches``
+    returned_bytes: dict[Name, int]  # by unit: a gradient that comes back from host memory, if gradients are there
 
     @property
     def is_uneven(self) -> bool:
@@ -861,7 +867,32 @@ def _find_coalesced(counts: Counts, layout: Layout) -> CoalescedMessages:
     stack, keeps = counts.job.stack, get_policy(layout, counts.job)
     bucket = stack.reduce_bucket * counts.job.precision.summed_bytes if layout.shards > 1 else 0
     by_weights = stack.zero3_gather == "weights" and not keeps.weights_stay
-    return CoalescedMessages(bucket, by_weights, bucket > 0 and keeps.weights_stay and not keeps.gradients_stay, {})
+    allocates_shards = bucket > 0 and keeps.weights_stay and not keeps.gradients_stay
+    returned_bytes = _count_returned_bytes(counts, layout) if offloads_gradients(layout, counts.job) else {}
+    return CoalescedMessages(bucket, by_weights, allocates_shards, {}, returned_bytes)
+
+
+def _count_returned_bytes(counts: Counts, layout: Layout) -> dict[Name, int]:
+    """Return for each unit the bytes on the device while its largest gradient's shard is summed or copied to fp32.
+
+    The shard was copied to host memory before (deepspeed/runtime/zero/stage3.py, partition_grads).
+    """
+    recipe, width = counts.job.precision, count_reduced_width(layout, counts.job)
+    width += recipe.updated_bytes if recipe.updated_bytes != width else 0
+    vocab = pad_vocab(counts.model, counts.job, tp=layout.tp)
+    names = dict.fromkeys(run.name for stage in counts.list_stage_groups(layout) for run in stage)
+    local_weights = {
+        name: [
+            shard_weight(weight, model=counts.model, layout=layout, vocab=vocab)
+            for weight in counts.weights(layout, name)
+            if is_trained(weight, counts.job)
+        ]
+        for name in names
+    }
+    return {
+        name: width * max((ceil_div(weight.numel, layout.shards) for weight in weights), default=0)
+        for name, weights in local_weights.items()
+    }
 
 
 def _with_coalesced(
@@ -926,4 +957,7 @@ def _with_bucket(
         else 0
     )
     copy_bytes = min(coalesced.bucket_bytes, filled_bytes) if ends and is_reduced else 0
+    if copy_bytes and coalesced.returned_bytes:
+        in_bucket = units[group_index:] if earlier_bytes <= coalesced.bucket_bytes else [unit]
+        copy_bytes += max(coalesced.returned_bytes[group.group.name] for group in in_bucket)
     return moment._replace(gradients=moment.gradients + shard_bytes + copy_bytes)

@@ -42,7 +42,12 @@ from fivefold.planner.counts.memory.stages import (
     make_stages_key,
     scale_index_bytes,
 )
-from fivefold.planner.counts.memory.states import UnitStates, count_reduced_width, updates_flat_tensor
+from fivefold.planner.counts.memory.states import (
+    UnitStates,
+    count_reduced_width,
+    offloads_gradients,
+    updates_flat_tensor,
+)
 from fivefold.planner.counts.update import count_scratch_bytes
 from fivefold.record import UserError
 
@@ -77,6 +82,7 @@ class RankMemory(NamedTuple):
     peak_cause: str
     updated_numel: int  # elements that the optimizer updates here
     passes_bytes: int = 0  # the peak of forwards and backwards, without the update
+    offloaded_bytes: int = 0  # shards of weights in host memory
 
 
 class RankCache(dict[tuple[object, ...], list[RankMemory]]):
@@ -355,6 +361,7 @@ def _rank_memory(rank_bytes: RankBytes, rank: int, peak: PassesPeak) -> RankMemo
         peak_cause="optimizer" if update > passes_peak else peak.cause,
         updated_numel=total.updated_numel,
         passes_bytes=passes_peak,
+        offloaded_bytes=total.offloaded,
     )
 
 
@@ -518,10 +525,15 @@ def _count_kept_gradients(rules: PassRules, total: UnitStates) -> int:
 
 
 def _count_update_bytes(job: Job, layout: Layout, total: UnitStates, scratch_bytes: int) -> int:
-    """Return the bytes that the update holds on the device in addition to states and gradients."""
-    if "parameters" in layout.list_offloaded(job):  # the CPU updates what lies in host memory
-        return 0
-    recipe, copied_bytes = job.precision, 0
+    """Return the bytes that the update holds on the device in addition to states and gradients.
+
+    Updated weights are cast on the device before they are copied to shards in host memory.
+    """
+    recipe, copied_bytes, offloaded = job.precision, 0, layout.list_offloaded(job)
+    if "optimizer" in offloaded and ("parameters" in offloaded or offloads_gradients(layout, job)):
+        return 0  # the CPU updates what lies in host memory
+    if "parameters" in offloaded and not recipe.sends_masters:
+        scratch_bytes = max(scratch_bytes, total.updated_numel * recipe.high_precision_bytes)
     if count_reduced_width(layout, job) != recipe.updated_bytes:  # a copy of the gradients in the update's dtype
         copied_bytes += recipe.updated_bytes
     if "gradients" in job.stack.flat_copies:

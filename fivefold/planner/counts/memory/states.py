@@ -122,7 +122,7 @@ def count_part_states(
         reference = weights_bytes if stays else shard_numel_padded * recipe.weights_bytes
     if updates_flat_tensor(layout, job):
         moments -= 4 * len(unit.weights)
-    offloaded = "optimizer" in layout.list_offloaded(job)
+    offloads_optimizer = "optimizer" in layout.list_offloaded(job)
     offloads_parameters = "parameters" in layout.list_offloaded(job)
     shard_bytes = shard_numel_padded * count_reduced_width(layout, job)
     reduced_bytes = padded * recipe.summed_bytes if shards == 1 else shard_bytes
@@ -130,9 +130,11 @@ def count_part_states(
     gathers_copies = job.stack.zero3_gather == "weights" and not (zero_policy.weights_stay or recipe.sends_masters)
     if gathers_copies and not stays_gathered:  # DeepSpeed has 16-bit shards next to the masters
         bytes_per_element += recipe.high_precision_bytes
-    if offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
+    if offloads_optimizer:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
         bytes_per_element = 0 if zero_policy.weights_stay or stays_gathered else recipe.high_precision_bytes
-    if offloads_parameters:  # this rank's shards come to the device for each gather, and gradients leave it
+    if offloads_parameters and not job.stack.offloads_with_parameters:  # masters stay, unless the optimizer goes too
+        bytes_per_element = 0 if offloads_optimizer else recipe.updated_bytes
+    elif offloads_parameters:  # this rank's shards come to the device for each gather, and gradients leave it
         offloaded_bytes = frozen.shard + shard_numel_padded * recipe.updated_bytes
         return UnitStates(
             gathered=weights_bytes + frozen.gathered,
@@ -142,19 +144,43 @@ def count_part_states(
             updated_numel=shard_numel_padded,
             offloaded=offloaded_bytes,
         )
+    frozen_bytes = weights_bytes + frozen.gathered if stays_gathered else frozen.shard * shards_frozen
+    gradients_leave = zero_policy.gradients_stay or offloads_gradients(layout, job)
     return UnitStates(
         gathered=0 if stays_gathered else weights_bytes + frozen.gathered,
         separate=shard_numel_padded * bytes_per_element
-        + (weights_bytes + frozen.gathered if stays_gathered else frozen.shard * shards_frozen)
+        + (0 if offloads_parameters else frozen_bytes)
         + frozen.scales
         + reference,
         sums=padded * recipe.summed_bytes,
-        reduced=0 if zero_policy.gradients_stay else reduced_bytes,
-        new_shard=0 if zero_policy.gradients_stay or shards == 1 else shard_bytes,
-        moments=0 if offloaded else moments,
+        reduced=0 if gradients_leave else reduced_bytes,
+        new_shard=0 if gradients_leave or shards == 1 else shard_bytes,
+        moments=0 if offloads_optimizer else moments,
         gather_buffers=gather_buffers,
         updated_numel=shard_numel_padded,
+        offloaded=shard_numel_padded * recipe.high_precision_bytes + frozen.shard if offloads_parameters else 0,
     )
+
+
+def offloads_gradients(layout: Layout, job: Job) -> bool:
+    """Tell whether reduced gradients are accumulated in host memory: under DeepSpeed's ZeRO-3 with the optimizer there.
+
+    Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage3.py, grad_partitions_flat_buffer.
+    """
+    by_weight = job.stack.zero3_gather == "weights" and not get_policy(layout, job).weights_stay
+    return by_weight and "optimizer" in layout.list_offloaded(job)
+
+
+def count_sent_gradient_width(layout: Layout, job: Job) -> int:
+    """Return the bytes of an element of reduced gradients that cross the link to the host after each reduction.
+
+    DeepSpeed copies a shard to the host and back: it is summed, and its norm computed, on the device (stage3.py,
+    partition_grads).
+    """
+    if offloads_gradients(layout, job):
+        return 2 * count_reduced_width(layout, job)
+    is_sent = "parameters" in layout.list_offloaded(job) and job.stack.offloads_with_parameters
+    return count_reduced_width(layout, job) if is_sent else 0
 
 
 def count_reduced_width(layout: Layout, job: Job) -> int:

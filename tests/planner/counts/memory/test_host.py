@@ -103,7 +103,7 @@ def test_offloaded_parameters_cross_the_link_to_the_host_with_every_gather() -> 
     ("text", "changes", "words"),
     [
         ("dp8 zero1 mbs1", {}, "offload=parameters is not modelled with zero1"),
-        ("dp8 zero3 mbs1", {"stack": "deepspeed"}, "the stack deepspeed, which gathers weight by weight"),
+        ("dp1 zero3 mbs1", {"stack": "deepspeed"}, "offload=parameters is not modelled with zero3 on one rank"),
         ("dp8 zero3 mbs1", {"stack": "fsdp2", "objective": "dpo", "sequence": 512}, "objective=dpo without an adapter"),
     ],
 )
@@ -113,6 +113,61 @@ def test_offloaded_parameters_that_are_not_modelled_are_an_error(
     layout = Layout.parse(f"{text} offload=parameters")
     job = JOB.replace(**changes)
     assert any(words in reason for reason in list_reasons(layout, model=LLAMA, job=job, machine=None))
+
+
+@pytest.mark.parametrize(("words", "host", "device"), [("optimizer", 16, 2), ("optimizer+parameters", 18, 0)])
+def test_host_memory_is_what_deepspeed_estimates_and_its_buffer_of_gradients(
+    words: str, host: int, device: int
+) -> None:
+    """``host`` and ``device``: bytes of a parameter in DeepSpeed's own estimate, on one node and on all its GPUs.
+
+    It leaves half as much again for buffers, of which the reduced gradients are 2 bytes
+    (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage3.py, estimate_zero3_model_states_mem_needs, zero_init).
+    """
+    counts = Counts(LLAMA, JOB.replace(stack="deepspeed", precision="bf16-grad16"))
+    layout = Layout.parse(f"dp8 zero3 mbs1 ac=full offload={words}")
+    found = count_host_bytes(counts, layout, resolve("h100:8", local=Path("/nowhere")))
+    assert found == pytest.approx((host + 2) * LLAMA.parameters, rel=1e-3)
+    assert found <= 1.5 * host * LLAMA.parameters
+    (rank,) = count_rank_memory(counts, layout)
+    states = rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes
+    assert states == pytest.approx(device * LLAMA.parameters / 8, rel=1e-3)
+
+
+def test_an_update_on_the_host_concatenates_nothing_on_the_device() -> None:
+    job = JOB.replace(stack="deepspeed", precision="bf16-grad16", global_batch=2)
+    planner = Planner(model=LLAMA, machine=resolve("h100:2", local=Path("/nowhere")), job=job)
+    memory = planner.step(Layout.parse("dp2 zero3 mbs1 ac=full offload=optimizer+parameters")).memory
+    assert memory.reserved_bytes is not None
+    assert memory.reserved_bytes < memory.peak_bytes + 2 * LLAMA.parameters / 2
+
+
+def test_deepspeed_offloads_parameters_without_the_optimizer() -> None:
+    """2 bytes of the gathered copy go to the host; 4 of masters, 8 of moments and 2 of gradients stay."""
+    counts = Counts(LLAMA, JOB.replace(stack="deepspeed", precision="bf16-grad16"))
+    layout = Layout.parse("dp8 zero3 mbs1 ac=full offload=parameters")
+    (rank,) = count_rank_memory(counts, layout)
+    assert (rank.parameters_bytes, rank.optimizer_bytes, rank.gradients_bytes) == pytest.approx(
+        [width * LLAMA.parameters / 8 for width in (4, 8, 2)], rel=1e-3
+    )
+    found = count_host_bytes(counts, layout, resolve("h100:8", local=Path("/nowhere")))
+    assert found == pytest.approx(2 * LLAMA.parameters, rel=1e-3)
+
+
+def test_deepspeed_sends_weights_with_every_gather_and_gradients_with_every_reduction() -> None:
+    """bf16 over 2 ranks: 2 bytes of a weight twice a micro-batch; of a gradient 2 and back, and 4 with the update."""
+    job = JOB.replace(stack="deepspeed", precision="bf16-grad16", global_batch=2, sequence=512, overlap=())
+    planner = Planner(model=LLAMA, machine=resolve("h100:2", local=Path("/nowhere")), job=job)
+    optimizer, both = (
+        planner.step(Layout.parse(f"dp2 zero3 mbs1 ac=full offload={words}"))
+        for words in ("optimizer", "optimizer+parameters")
+    )
+    link = PUBLISHED.host_link_share * PUBLISHED.host_link_bandwidth
+    shard = LLAMA.parameters / 2
+    assert both.time.step_seconds - optimizer.time.step_seconds == pytest.approx((2 * 2 - 2) * shard / link, rel=0.15)
+    assert optimizer.time.optimizer_seconds == pytest.approx(
+        (4 + 2) * shard / link + (3 * 4 + 4 * 4 + 4 + 2) * shard / PUBLISHED.host_memory_bandwidth, rel=0.01
+    )
 
 
 def test_a_layout_that_does_not_fit_is_advised_to_offload_with_its_host_memory() -> None:
