@@ -353,7 +353,7 @@ def _add_indexer(chance: random.Random, model: Model, *, layout: Layout, job: Jo
 
 def _add_masks_from_values(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
     """Return some of the models with trained factors of the stream, and with masks that values make, where legal."""
-    if chance.random() < 0.3:
+    if chance.random() < 0.15:
         model = _replace_if_legal(model, {"residual_weights": True}, layout=layout, job=job) or model
     fields: dict[str, Any] = {
         "dynamic_mask": chance.choice((3, 9, 100)),
@@ -365,7 +365,7 @@ def _add_masks_from_values(chance: random.Random, model: Model, *, layout: Layou
         "shared_kv_ffn": None,
     }
     changed = _replace_if_legal(model, fields, layout=layout, job=job)
-    return model if changed is None or chance.random() > 0.4 else changed
+    return model if changed is None or chance.random() > 0.3 else changed
 
 
 def _replace_if_legal(model: Model, fields: dict[str, Any], *, layout: Layout, job: Job) -> Model | None:
