@@ -10,7 +10,7 @@ PyTorch's. HYBRID_SHARD shards within a node.
 
 Both clusters have four chips of their own in a node, wired directly, with 64 GB in four stacks. Leonardo
 (arXiv:2307.16885): 124 SMs where A100 has 108, 1.64 TB/s, 467 W in nvidia-smi, two dual-port HDR100 per node.
-MareNostrum 5 (www.bsc.es/supportkc): HBM2, here at four fifths of the rate of the H100 PCIe with five stacks of HBM2e;
+MareNostrum 5 (www.bsc.es/supportkc): HBM2 of 4,096 bits at 1,593 MHz (bsc-mem/Mess-Results@635f30b:Systems/HPC/MN5),
 700 W in nvidia-smi, four NDR200 per node. Read after all constants were set, so all rows are held out.
 """
 
@@ -45,7 +45,7 @@ SHAPES = {  # layers, width, heads
 NODE = 4
 SITES = {
     "Leonardo": "a100:{gpus} node=4 nic=100Gbit memory=64GB hbm=1.64TB watts=467",
-    "MareNostrum 5": "h100:{gpus} node=4 nic=200Gbit memory=64GB hbm=1.6TB",
+    "MareNostrum 5": "h100:{gpus} node=4 nic=200Gbit memory=64GB hbm=1.631TB",
 }
 
 
