@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike, fspath
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack, cast
+from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 
 from fivefold.api.documentation import document_parameters, use_python_words
 from fivefold.api.job_fields import build_job, list_stated
@@ -182,11 +182,11 @@ def playbook(
     model: str | Model,
     machine: str | Machine,
     *,
-    tokens: float = 1e12,
+    tokens: float | str = 1e12,
     batch: Batch = "advised",
     where: str = "",
-    price: Sequence[str] = (),
-    assume: Sequence[str] = (),
+    price: str | float | Sequence[str] = (),
+    assume: str | Sequence[str] = (),
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
 ) -> Playbook:
@@ -218,7 +218,7 @@ def playbook(
         resolved_model,
         priced_one,
         build_job(job, model=resolved_model),
-        tokens=tokens,
+        tokens=_read_tokens(tokens),
         batch=batch,
         where=where,
         assume=assume,
@@ -236,11 +236,11 @@ def compare_machines(
     machines: Sequence[str | Machine],
     *,
     by: Goal = "time",
-    tokens: float | None = None,
-    price: Sequence[str] = (),
+    tokens: float | str | None = None,
+    price: str | float | Sequence[str] = (),
     deadline: str | None = None,
     gpu_counts: str | None = None,
-    assume: Sequence[str] = (),
+    assume: str | Sequence[str] = (),
     where: str = "",
     within: float | None = None,
     risk: float = FITS_RISK,
@@ -279,7 +279,7 @@ def compare_machines(
     resolved_job, _ = choose_batch(
         resolved_model,
         build_job(job, model=resolved_model),
-        run_tokens=DEFAULT_TOKENS if tokens is None else tokens,
+        run_tokens=DEFAULT_TOKENS if tokens is None else _read_tokens(tokens),
         ranks=find_most_ranks((one_machine.ranks for one_machine in resolved_machines), gpu_counts),
         stated=list_stated(job),
     )
@@ -290,7 +290,7 @@ def compare_machines(
         by=by,
         where=Constraint.parse(where),
         within=UNRANKABLE_DIFFERENCE if within is None else within,
-        tokens=tokens,
+        tokens=_read_tokens(tokens),
         prices=price,
         deadline=deadline,
         gpu_counts=gpu_counts,
@@ -354,9 +354,9 @@ def ask(
     machine: str | Machine,
     layout: str | Layout | None = None,
     *,
-    tokens: float = 1e12,
-    price: Sequence[str] = (),
-    assume: Sequence[str] = (),
+    tokens: float | str = 1e12,
+    price: str | float | Sequence[str] = (),
+    assume: str | Sequence[str] = (),
     noise: str | None = None,
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
@@ -390,7 +390,9 @@ def ask(
     from fivefold.requests.offers import apply_prices
 
     question = cast("Question", parse_question(question))
-    refuse_unused(question, tokens=tokens, assume=tuple(assume), noise=noise)
+    tokens = _read_tokens(tokens)
+    assume = (assume,) if isinstance(assume, str) else tuple(assume)
+    refuse_unused(question, tokens=tokens, assume=assume, noise=noise)
     (priced_machine,) = apply_prices([_resolve_machine(machine)], price)
     chosen = None if layout is None else _resolve_layout(layout, priced_machine)
     resolved_model = _resolve_model(model)
@@ -408,7 +410,7 @@ def ask(
         priced_machine,
         chosen,
         job=resolved_job,
-        tokens=tokens,
+        tokens=_read_tokens(tokens),
         site=apply_assumptions(assume),
         noise=read_noise_scale(noise),
         risk=risk,
@@ -424,7 +426,7 @@ def compare(
     stacks: str | Sequence[str] = (),
     precisions: str | Sequence[str] = (),
     risk: float = FITS_RISK,
-    price: Sequence[str] = (),
+    price: str | float | Sequence[str] = (),
     **job: Unpack[JobWords],
 ) -> Comparison:
     """Compare predicted steps side by side: a model with every layout on every machine, or run files.
@@ -700,6 +702,20 @@ def _warn(remarks: Sequence[str]) -> None:
     """Warn about what is legal but perhaps not intended, one warning per line."""
     for line in dict.fromkeys(remarks):
         warn(use_python_words(line))
+
+
+@overload
+def _read_tokens(tokens: float | str) -> float: ...
+@overload
+def _read_tokens(tokens: None) -> None: ...
+def _read_tokens(tokens: float | str | None) -> float | None:
+    """Return a number of tokens that may be text such as ``2T``."""
+    from fivefold.requests.words import parse_tokens
+
+    try:
+        return None if tokens is None else parse_tokens(tokens)
+    except ValueError as error:
+        raise UserError(f"tokens={tokens!r} {error}") from None
 
 
 def _resolve_names(given: str | Sequence[str], *, option: str) -> Sequence[str]:

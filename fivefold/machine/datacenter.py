@@ -75,10 +75,10 @@ SOURCES: Mapping[str, Known] = {
 }  # fmt: skip
 
 
-def apply_assumptions(words: Sequence[str]) -> Site:
-    """Return a site with some figures changed: ``["failures=2", "grid=france", "checkpoint=30min"]``."""
+def apply_assumptions(words: str | Sequence[str]) -> Site:
+    """Return a site with some figures changed: ``["failures=2", "grid=france", "checkpoint=30min"]``, or one word."""
     values: dict[str, object] = {}
-    for word in words:
+    for word in [words] if isinstance(words, str) else words:
         key, equals, text = word.partition("=")
         if key not in READ:
             raise make_unknown_name_error(key, list(READ), kind="assumption")

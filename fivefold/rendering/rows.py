@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from io import StringIO
 from itertools import islice
 from shutil import get_terminal_size
@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console, RenderableType
 
 from fivefold.rendering.answers import list_sections
+from fivefold.rendering.catalogs import list_machines, list_models, list_stacks
 from fivefold.rendering.elements import build_paragraph, build_table, convert_grid, join_parts
 from fivefold.rendering.point_charts import draw_cloud
 from fivefold.rendering.sections import render_sections
 from fivefold.rendering.sweep.table import make_row_grid
+from fivefold.results.catalog import CatalogMachine, CatalogModel, CatalogStack
 from fivefold.results.run_estimate import RunEstimate
 from fivefold.results.search_result import Batch, Change, FineTune, Lengths, QuestionAnswer
 from fivefold.results.sweep_row import SweepRow as SweepRow
@@ -31,6 +33,11 @@ QUESTIONS: Mapping[type, str] = {  # the question of ``ask`` whose answer is a r
     FineTune: "finetune",
     Lengths: "sequence",
     RunEstimate: "run",
+}
+CATALOGS: Mapping[type, Callable[[Any], RenderableType]] = {
+    CatalogModel: list_models,
+    CatalogMachine: list_machines,
+    CatalogStack: list_stacks,
 }
 TEXT_WIDTH = 100  # minimum columns of a table as text
 AXES = (
@@ -70,10 +77,14 @@ def render_rows(what: Rows[Any]) -> str:
 def to_text(what: Rows[Any]) -> str:
     """Return records of one kind as the text that the terminal prints; without such a page, one line each."""
     kinds = {type(record) for record in what}
-    if kinds == {SweepRow}:
-        page: RenderableType = make_row_grid(what[:MAX_ROWS], axes=AXES)
-    elif len(kinds) == 1 and (kind := kinds.pop()) in QUESTIONS:
+    kind = kinds.pop() if len(kinds) == 1 else object
+    page: RenderableType
+    if kind is SweepRow:
+        page = make_row_grid(what[:MAX_ROWS], axes=AXES)
+    elif kind in QUESTIONS:
         page = render_sections(list_sections(QUESTIONS[kind], what))
+    elif kind in CATALOGS:
+        page = CATALOGS[kind](what)
     else:
         return "\n".join(map(str, what))
     stream = StringIO()

@@ -43,7 +43,7 @@ def list_cases(
     )
 
 
-def price_cases(compared_cases: Sequence[ComparedCase], prices: Sequence[str]) -> list[ComparedCase]:
+def price_cases(compared_cases: Sequence[ComparedCase], prices: str | float | Sequence[str]) -> list[ComparedCase]:
     """Return the cases on machines with the prices of ``--price``."""
     machines = apply_prices([case.machine for case in compared_cases], prices)
     return [case._replace(machine=machine) for case, machine in zip(compared_cases, machines, strict=True)]

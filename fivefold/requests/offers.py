@@ -41,10 +41,10 @@ def list_offers(
     where: Where,
     within: float,
     tokens: float | None,
-    prices: Sequence[str] = (),
+    prices: str | float | Sequence[str] = (),
     deadline: str | None = None,
     gpu_counts: str | None = None,
-    assume: Sequence[str] = (),
+    assume: str | Sequence[str] = (),
     risk: float = FITS_RISK,
     done: Callable[[str], None] = lambda _: None,
 ) -> Offers:
@@ -78,10 +78,10 @@ def list_offers(
     )
 
 
-def apply_prices(machines: Sequence[Machine], prices: Sequence[str]) -> list[Machine]:
+def apply_prices(machines: Sequence[Machine], prices: str | float | Sequence[str]) -> list[Machine]:
     """Return the machines with the prices of ``--price``; raises ``UserError`` if a price names no given machine."""
     priced_machines = list(machines)
-    for word in prices:
+    for word in map(str, [prices] if isinstance(prices, str | int | float) else prices):
         name, equals, price = word.rpartition("=")
         if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", price.removesuffix("/h")):
             raise UserError(f"--price {word!r} is not a price; write h100=2.2/h, or 2.2 for all machines")

@@ -33,7 +33,7 @@ def build_playbook(
     tokens: float,
     batch: Batch = "advised",
     where: str = "",
-    assume: Sequence[str] = (),
+    assume: str | Sequence[str] = (),
     write: Path | None = None,
     risk: float = FITS_RISK,
     stated: Collection[str] = (),

@@ -281,3 +281,13 @@ def test_importing_the_package_is_fast() -> None:
     assert set(dir(ff)) >= {*ff.__all__, "__version__"}
     with pytest.raises(AttributeError, match="no attribute 'prediction'"):
         _ = ff.prediction
+
+
+def test_one_price_one_assumption_and_tokens_as_text_are_understood() -> None:
+    words: dict[str, Any] = {"gbs": 64, "layout": "dp8 zero3 mbs1"}
+    (plain,) = ff.ask("run", *LLAMA, tokens="20B", price=2.5, assume="failures=2", **words)
+    (listed,) = ff.ask("run", *LLAMA, tokens=20e9, price=["2.5"], assume=["failures=2"], **words)
+    assert plain == listed
+    assert plain.dollars == pytest.approx(2.5 * plain.gpu_hours)
+    with pytest.raises(UserError, match=r"^tokens='many' must be a number, such as 2e12 or 2T$"):
+        ff.ask("run", *LLAMA, tokens="many", **words)
