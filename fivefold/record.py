@@ -109,7 +109,7 @@ class Record(BaseModel):
             except AttributeError:
                 if name.startswith("_"):
                     raise
-                raise AttributeError(_describe_missing_attribute(self, name)) from None
+                raise _MissingAttributeError(self, name) from None
 
     @classmethod
     def read(cls, values: dict[str, Any], *, origin: str, options: Mapping[str, str] | None = None) -> Self:
@@ -231,6 +231,16 @@ def _describe_unknown(key: str, place: tuple[int | str, ...], record: type[BaseM
         nested = getattr(record, "spellings", {}) | {name: f"{path}.{name}" for path, name in _list_nested_keys(record)}
         close = [nested[name] for name in get_close_matches(key, nested, n=1)]
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+class _MissingAttributeError(AttributeError):
+    """An attribute that a record does not have; its message is written when it is read.
+
+    Writing it takes a millisecond, and ``dict(record)`` or ``getattr`` with a default reads none.
+    """
+
+    def __str__(self) -> str:
+        return _describe_missing_attribute(*self.args)
 
 
 def _describe_missing_attribute(record: Record, name: str) -> str:

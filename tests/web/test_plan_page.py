@@ -257,6 +257,38 @@ def test_figures_of_a_deep_pipeline_come_before_its_pictures(client: TestClient)
         assert picture[0] in both
 
 
+def test_the_first_stages_of_a_deep_pipeline_come_before_the_others(client: TestClient) -> None:
+    first, every = client.get(MANY_STAGES).text, client.get(f"{MANY_STAGES}&over_time=1").text
+    others = client.get(MANY_STAGES.replace("/plan", "/plan/stages")).text
+    parts = [re.findall(r'<div class="stage">.*?</div>', text, re.DOTALL) for text in (first, others, every)]
+    assert [*map(len, parts)] == [32, 16, 48]
+    assert [re.findall(r"<svg.*?</svg>", bar)[0] for bar in parts[0] + parts[1]] == [
+        re.findall(r"<svg.*?</svg>", bar)[0] for bar in parts[2]
+    ]
+
+
+def test_a_change_is_answered_without_what_the_page_has_already(client: TestClient) -> None:
+    page, change = (client.get(PLAN, headers={"sec-fetch-dest": kind}).text for kind in ("document", "empty"))
+    assert "<datalist" in page
+    assert "<datalist" not in change
+    assert len(change) < len(page) - 40_000
+
+
+@NEEDS_CHROMIUM
+def test_a_stage_of_a_deep_pipeline_is_chosen_with_the_keyboard(page: Any) -> None:
+    page.goto(MANY_STAGES)
+    link = page.get_by_role("link", name="stage 40", exact=True)
+    assert link.count() == 0
+    page.locator("[data-later*='/plan/stages']").scroll_into_view_if_needed()
+    link.focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url(re.compile("rank=40"))
+    playwright.expect(link).to_have_attribute("aria-current", "true")
+    playwright.expect(link).to_be_focused()
+    playwright.expect(page.locator("[aria-busy]")).to_have_count(0)
+    assert list_violations(page) == []
+
+
 @NEEDS_CHROMIUM
 def test_pictures_are_loaded_when_they_come_near_the_window(page: Any) -> None:
     page.goto(MANY_STAGES)

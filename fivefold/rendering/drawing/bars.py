@@ -31,7 +31,6 @@ def draw_stacked(parts: Sequence[BarPart], *, total: float, label: str, limit: f
                     "rect",
                     x=format_percent(start / total),
                     width=format_percent(part.size / total),
-                    height="100%",
                     class_=f"k-{part.look}",
                     data_tip=tip,
                 )
@@ -40,7 +39,7 @@ def draw_stacked(parts: Sequence[BarPart], *, total: float, label: str, limit: f
     if limit is not None:
         bars += [
             build_element(
-                "line", x1=format_percent(limit / total), x2=format_percent(limit / total), y1=0, y2="100%", class_=look
+                "line", x1=format_percent(limit / total), x2=format_percent(limit / total), y2="100%", class_=look
             )
             for look in ("limit-ground", "limit")
         ]

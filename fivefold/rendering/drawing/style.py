@@ -16,6 +16,7 @@ INKS = {
 PAGE_RULES = """
 svg.chart, svg.bar, svg.interval { display: block; width: 100%; overflow: visible; }
 svg.bar { border-radius: 6px; overflow: hidden; background: var(--sunk); }
+svg.bar rect { height: 100%; }
 svg.chart { width: calc(100% - 66px); margin: 10px 10px 40px 56px; }
 svg.titled { margin-top: 26px; }
 svg.named { margin-left: 90px; width: calc(100% - 100px); }

@@ -42,6 +42,8 @@ from fivefold.web.question import NO_MISTAKE, JobQuestion, Mistake, PredictQuest
 from fivefold.web.site import WebServer
 from fivefold.web.wording import use_page_words
 
+FIRST_STAGES = 32  # whose memory is drawn with the figures; that of the others once they are scrolled to
+
 
 class PlanQuestion(PredictQuestion):
     """A question about one layout, with the pipeline rank whose memory is drawn."""
@@ -52,7 +54,7 @@ class PlanQuestion(PredictQuestion):
     )
     price: Price | None = Field(None, description="Dollars per GPU hour. Default: the price of the machine.")
     to: Line = Field("", description="Format of the config that is previewed.")
-    over_time: bool = Field(False, description="Draw the step over time at once, not after the figures.")
+    over_time: bool = Field(False, description="Draw everything at once, not after the figures.")
 
 
 class View(NamedTuple):
@@ -83,6 +85,17 @@ def build_router(site: WebServer) -> APIRouter:
             query, lambda resolved: draw_over_time(resolved, query.parse_layout(resolved.machine), query)
         )
         return HTMLResponse(render_fragment("over_time.html", a=values))
+
+    @pages.get("/plan/stages")
+    async def stages(query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+        """Return the memory of the stages after the first."""
+
+        def draw(resolved: ResolvedRequest) -> str:
+            step = answers.step(resolved, query.parse_layout(resolved.machine))
+            stages = draw_stages(step, resolved.machine.chip.memory_bytes, slice(FIRST_STAGES, None))
+            return render_fragment("stages.html", stages=stages, rank=find_drawn_rank(step, query), query=query)
+
+        return HTMLResponse(await site.answer(query, draw))
 
     @pages.get("/plan/config")
     async def config(query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
@@ -163,7 +176,6 @@ def predict_step(request: ResolvedRequest, layout: Layout, query: PlanQuestion) 
     step = answers.step(request, layout)
     chip = request.machine.chip.memory_bytes
     formats = list_job_formats(request.job)
-    scale_bytes, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), chip)
     return {
         "step": step,
         "view": view_step(step),
@@ -174,7 +186,7 @@ def predict_step(request: ResolvedRequest, layout: Layout, query: PlanQuestion) 
         "cost": describe_cost(step, request, tokens=query.tokens, price=query.price),
         "own_formats": [form for form in formats if form.is_of(request.job.stack.name)],
         "other_formats": [form for form in formats if not form.is_of(request.job.stack.name)],
-        "stages": [(stage, draw_stage_bar(stage, total=scale_bytes, limit=limit)) for stage in step.memory.stages],
+        "stages": draw_stages(step, chip, slice(None if query.over_time else FIRST_STAGES)),
         "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
         "causes": (causes := list_time_parts(step.time)),
         "time_bar": draw_stacked(causes, total=step.time.step_seconds or 1.0, label="time of a step by cause"),
@@ -214,10 +226,14 @@ def draw_over_time(
     }
 
 
-def draw_stage_bar(stage: StageMemory, *, total: float, limit: float | None) -> Any:
-    """Return a stage's memory as a bar, all stages to one scale."""
-    label = f"stage {stage.stage}: {show_bytes(stage.peak_bytes)}"
-    return draw_stacked(list_memory_parts(stage), total=total, label=label, limit=limit)
+def draw_stages(step: Step, capacity_bytes: float, chosen: slice) -> list[tuple[StageMemory, Any]]:
+    """Return the ``chosen`` stages with their memory as bars, all stages to one scale."""
+    total, limit = scale(max(stage.peak_bytes for stage in step.memory.stages), capacity_bytes)
+    return [
+        (stage, draw_stacked(list_memory_parts(stage), total=total, label=label, limit=limit))
+        for stage in step.memory.stages[chosen]
+        for label in [f"stage {stage.stage}: {show_bytes(stage.peak_bytes)}"]
+    ]
 
 
 def describe_cost(step: Step, request: ResolvedRequest, *, tokens: float, price: float | None) -> tuple[str, str, str]:

@@ -18,7 +18,7 @@ let running = null; // the request whose answer is shown next
 let waiting = null; // the timer of text that is being typed
 let lastTyped = null; // the control that was typed in last: a series of its changes is one history entry
 let shown = location.pathname + location.search;
-const sources = new WeakMap([...document.querySelectorAll("[data-live]")].map((part) => [part, part.innerHTML]));
+const sources = new WeakMap(); // of the parts that were refreshed, which most refreshes leave as they are
 
 /**
  * Show the page of a URL.
@@ -71,7 +71,7 @@ function updateControls(next, typed) {
   for (const field of form.elements) {
     const other = field.name && field !== typed && !field.closest("[data-grow]") && fresh.elements.namedItem(field.name);
     if (!other) continue;
-    if (field.tagName === "SELECT" && field.innerHTML !== other.innerHTML) field.replaceChildren(...other.cloneNode(true).childNodes);
+    if (field.tagName === "SELECT" && !field.isEqualNode(other)) field.replaceChildren(...other.cloneNode(true).childNodes);
     if (field.type === "checkbox") field.checked = other.checked;
     else if (field.value !== other.value) field.value = other.value;
     if (other.placeholder) field.placeholder = other.placeholder; // a default that follows from other fields
@@ -86,7 +86,7 @@ function updateControls(next, typed) {
 function swapParts(next, { quiet, isBack }) {
   const focused = document.activeElement?.dataset?.key;
   const parts = [...document.querySelectorAll("[data-live]")].flatMap((old) => {
-    const fresh = next.getElementById(old.id), source = fresh?.innerHTML;
+    const fresh = next.getElementById(old.id), source = quiet ? fresh?.innerHTML : null;
     if (!fresh || (quiet && source === sources.get(old))) return [];
     sources.set(old, source);
     return [{ old, fresh, arrange: isBack ? () => {} : keepArrangement(old) }];

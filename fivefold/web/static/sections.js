@@ -45,7 +45,9 @@ async function load(section) {
     return;
   }
   const { body } = new DOMParser().parseFromString(text, "text/html"), error = body.querySelector("main .mistake");
+  const focused = section.contains(document.activeElement) ? document.activeElement.dataset.key : null;
   section.replaceChildren(...(error ? [error] : body.childNodes));
+  if (focused) section.querySelector(`[data-key="${CSS.escape(focused)}"]`)?.focus({ preventScroll: true });
   section.dataset.asked = "done";
   section.removeAttribute("aria-busy");
   near.unobserve(section);
