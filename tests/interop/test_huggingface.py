@@ -348,6 +348,17 @@ def test_offloading_of_deepspeed_is_read(
     assert ("offload_param.device" in approximated) is (zero.get("stage") == 2)
 
 
+def test_activation_checkpointing_of_deepspeed_is_not_that_of_transformers(tmp_path: Path) -> None:
+    """No module of transformers calls ``deepspeed.checkpointing``, which reads these keys."""
+    config = {"train_micro_batch_size_per_gpu": 1, "activation_checkpointing": {"cpu_checkpointing": True}}
+    (tmp_path / "ds.json").write_text(json.dumps(config))
+    words = [str(tmp_path / "ds.json"), "max_length=4096"]
+    result = read(words, Overrides(ranks=4, model=build_model("llama3-8b")))
+    assert result.job is not None
+    assert (result.not_understood, result.job.offload) == ((), ())
+    assert "deepspeed.activation_checkpointing.cpu_checkpointing" in [key.key for key in result.approximated]
+
+
 def test_offloading_of_accelerate_is_read(tmp_path: Path) -> None:
     text = (
         "distributed_type: DEEPSPEED\nmixed_precision: bf16\ndeepspeed_config:\n  zero_stage: 3\n"

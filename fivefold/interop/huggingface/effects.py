@@ -120,10 +120,15 @@ DEEPSPEED: Table = {
     **unmodelled_keys("gathers in 8 bits", f"{Z}zero_quantized_nontrainable_weights", default=False),
     **unmodelled_keys("checks of every gather", f"{Z}enable_sanity_checks", default=False),
     **unmodelled_keys("moments held elsewhere", f"{Z}save_muon_momentum_buffer_in_memory", default=False),
-    **unmodelled_keys("kept inputs cut over tp", f"{AC}partition_activations", default=False),
-    **unmodelled_keys("kept inputs in host memory", f"{AC}cpu_checkpointing", default=False),
-    **unmodelled_keys("kept inputs in one buffer", f"{AC}contiguous_memory_optimization", default=False),
-    **unmodelled_keys("waits for the device at every block", f"{AC}synchronize_checkpoint_boundary", default=False),
+    # neither DeepSpeed's engine nor transformers 5.23.0, accelerate, trl, axolotl and llamafactory call that module
+    **approximate_keys(
+        "is for models that call deepspeed.checkpointing, which those of transformers do not",
+        f"{AC}partition_activations",
+        f"{AC}cpu_checkpointing",
+        f"{AC}contiguous_memory_optimization",
+        f"{AC}synchronize_checkpoint_boundary",
+        default=False,
+    ),
     **unmodelled_keys("mixed precision by Apex", f"{DS}amp.enabled", default=False),
     **unmodelled_keys("mixed precision by autocast", f"{DS}torch_autocast.enabled", default=False),
     **unmodelled_keys(

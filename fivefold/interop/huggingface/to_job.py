@@ -586,9 +586,9 @@ def _read_offload(values: Values, kind: str, fields: Mapping[str, Any]) -> tuple
             continue
         if fields["layout.dp"] * fields["layout.cp"] == 1:
             values.mark_not_modelled(key, "weights in host memory of one rank: counted on the device")
-        elif fields["layout.zero"] < 3:
+        elif fields["layout.zero"] < 3 and values[key] != "nvme":
             values.approximate(key, "has no effect below stage 3 of ZeRO")
-        else:
+        elif fields["layout.zero"] == 3:
             return (*offloaded, "parameters")
     return offloaded
 
