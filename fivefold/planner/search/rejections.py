@@ -151,7 +151,7 @@ def find_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
 
 
 def find_job_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
-    """Yield single changes of the job that its software has and that make a layout fit; of precisions the nearest."""
+    """Yield single changes of the job that its software has and that make a layout fit; of precisions and lengths the nearest."""
     model, machine, job = planner.model, planner.machine, planner.job
     if "optimizer" not in layout.list_offloaded(job):
         offloading = with_optimizer_offloaded(layout)
@@ -172,6 +172,8 @@ def find_job_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
             continue
         if size := _predict_fitting_peak(planner, change.job, layout):
             yield Fix(change.words, show_bytes(size))
+            if change.job.sequence < job.sequence:  # shorter ones, which come last, fit too
+                break
 
 
 def _predict_fitting_peak(planner: Planner, job: Job, layout: Layout) -> int:
