@@ -151,7 +151,7 @@ def find_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
 
 
 def find_job_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
-    """Yield changes of the job that its software has and that make a layout fit, of precisions and lengths the nearest."""
+    """Yield changes of the job that its software has and that make a layout fit: the nearest precision and length."""
     model, machine, job = planner.model, planner.machine, planner.job
     if "optimizer" not in layout.list_offloaded(job):
         offloading = with_optimizer_offloaded(layout)
