@@ -47,6 +47,7 @@ from fivefold.results.search_result import Aim, By, Point, Proposal, Ranked, Sea
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, TIGHT_RISK
 
+LARGE_GAIN = 0.1  # of a tight layout, from which on the changes are named with which it fits
 MISSES = 3  # near misses to show if nothing fits
 MISSES_UNITS = 500_000  # of work to find them
 UNLIMITED_BYTES = 2**60  # bytes that no layout needs
@@ -340,6 +341,8 @@ def _find_tight(incumbents: Incumbents, within: float) -> TightLayout | None:
     best = incumbents.best[0] if incumbents.best else None
     if tight is None or (best and best.score <= tight.score * (1 + within)):
         return None
+    gain = best.score / tight.score - 1 if best else None
+    fixes = find_job_fixes(tight.planner, tight.estimate.layout) if gain is not None and gain >= LARGE_GAIN else ()
     return TightLayout(
         layout=tight.text,
         precision=tight.planner.job.precision.name,
@@ -347,9 +350,9 @@ def _find_tight(incumbents: Incumbents, within: float) -> TightLayout | None:
         risk=tight.planner.out_of_memory_risk(tight.estimate.layout, tight.estimate.ranks),
         memory_bytes=tight.peak_bytes,
         step_seconds=tight.seconds,
-        faster=best.score / tight.score - 1 if best else None,
+        faster=gain,
         gain="cheaper" if incumbents.by == "cost" else "faster",
-        fixes=tuple(fix.words for fix in find_job_fixes(tight.planner, tight.estimate.layout)) if best else (),
+        fixes=tuple(fix.words for fix in fixes),
     )
 
 
