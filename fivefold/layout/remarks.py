@@ -168,11 +168,6 @@ def _describe_uncounted(model: Model, job: Job) -> Iterator[str]:
             f"model {model.name!r}: its vision tower ({size / 1e9:.2f} B parameters) is not counted, as the job has no "
             f"images; {given} counts it"
         )
-    if model.moe is not None and model.moe.joins_mlp and not model.moe.joined_norms:
-        yield (
-            f"model {model.name!r}: the output of experts next to an MLP is counted as added to the MLP's output; the "
-            "published code adds it one layer later, so that their messages may overlap with that layer"
-        )
     if model.moe is not None and model.moe.hashed_layers:
         yield (
             f"model {model.name!r}: the tables of token ids that name the experts of its first "

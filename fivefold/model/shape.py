@@ -114,6 +114,7 @@ class MoE(Record):
     # of experts next to an MLP: norms of their input and output, of the MLP's output and of the router's input, and a
     # factor on the routing weights of each expert (Gemma 4)
     joined_norms: bool = False
+    shortcut: bool = False  # the output of experts next to an MLP is added at the end of the next layer (LongCat)
     post_norm: bool = False  # the output of the layer's experts, shared ones too, is normed (A.X K1)
     pattern: tuple[bool, ...] = ()  # per layer, repeated: True routes; empty: all from ``dense_layers`` on
     router_weight_on: Literal["outputs", "inputs"] = (
@@ -127,6 +128,8 @@ class MoE(Record):
             raise ValueError("shared_gate is given, but shared_experts=0: leave it out, or give shared_experts")
         if self.joined_norms and (not self.joins_mlp or self.shared_experts):
             raise ValueError("joined_norms needs joins_mlp and no shared_experts: leave it out, or change them")
+        if self.shortcut and (not self.joins_mlp or self.joined_norms or self.pattern != (True, False)):
+            raise ValueError("shortcut needs joins_mlp, pattern=[true, false] and no joined_norms: change them")
         if self.identity_experts and (self.groups > 1 or self.capacity is not None or self.expert_bias):
             raise ValueError("identity_experts is not supported with groups, capacity or expert_bias: leave one out")
         if self.score == "sparsemixer":
@@ -441,6 +444,11 @@ class ModelShape(Record):
             raise ValueError(
                 f"moe.joined_norms with block={self.block!r}, norm={self.norm!r} and norm_weight={self.norm_weight} is "
                 "not supported: take block='sandwich', norm='rmsnorm' and norms with weights"
+            )
+        if self.moe is not None and self.moe.shortcut and not self._has_plain_pairs():
+            raise ValueError(
+                "moe.shortcut needs block='pre', an even number of layers that all have a feed-forward, and no dense "
+                "layers, multi-token prediction, hyper-connections or per-layer inputs: change them"
             )
         if self.moe is not None and ACTIVATIONS[self.activation].parameters:
             raise ValueError(
@@ -905,6 +913,20 @@ class ModelShape(Record):
         """Tell whether ``layer`` has an MLP, alone or next to experts."""
         joins = self.moe is not None and self.moe.joins_mlp
         return self.has_feed_forward(layer) and (joins or not self.is_moe(layer))
+
+    def lends_experts(self, layer: int) -> bool:
+        """Tell whether the output of the experts of ``layer`` is added at the end of the next layer."""
+        return self.moe is not None and self.moe.shortcut and self.is_moe(layer)
+
+    def adds_lent_experts(self, layer: int) -> bool:
+        """Tell whether the output of the experts of the layer before ``layer`` is added at its end."""
+        return self.moe is not None and self.moe.shortcut and not self.is_moe(layer)
+
+    def _has_plain_pairs(self) -> bool:
+        """Tell whether the layers are pairs with nothing but a stream from one to the next."""
+        is_plain = self.block == "pre" and not (self.mixers or self.feed_forwards or self.layers % 2)
+        has_more = (self.mtp, self.hyper_connections, self.per_layer_inputs, self.altup)
+        return is_plain and has_more == (None,) * 4 and self.moe is not None and not self.moe.dense_layers
 
     def shares_kv(self, layer: int) -> bool:
         """Tell whether ``layer`` attends to keys and values of an earlier layer."""

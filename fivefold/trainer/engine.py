@@ -103,7 +103,7 @@ class Engine:
         self._scale_losses(1.0)
         is_frozen = job.freezes_text  # biases of routers stay as they are
         self.balances_without_loss = model.moe is not None and model.moe.balance == "free" and not is_frozen
-        experts = model.moe.experts if model.moe else 0
+        experts = model.moe.choices if model.moe else 0
         self.loads = torch.zeros(len(self.moe_layers), experts, dtype=torch.int64, device=built.ranks.device)
         rows = layout.mbs * job.sequence // layout.cp
         hyper = model.hyper_connections

@@ -53,7 +53,7 @@ def list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
         )
     if model.temperature is not None and model.temperature.form != "logarithm":
         yield "temperature.form='power' yet", estimated
-    latent = {} if mla is None else {"scaled": "none", "gates_queries": False, "key_norm": False}
+    latent = {} if mla is None else {"gates_queries": False, "key_norm": False}
     yield from ((f"mla.{field} yet", estimated) for field, default in latent.items() if getattr(mla, field) != default)
     if model.activation == "xielu" and model.mlp != "plain":
         yield "gated xielu yet", "use mlp 'plain'"
@@ -68,7 +68,7 @@ def list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
     if moe is None:
         return
     kind = f"{model.mlp} {model.activation}"
-    for field in ("output_bias", "identity_experts", "hashed_layers"):
+    for field in ("output_bias", "hashed_layers"):
         if getattr(moe, field):
             yield f"moe.{field} yet", estimated
     if moe.clamp is not None and (model.mlp != "gated" or model.activation not in DENSE):

@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -126,11 +127,17 @@ def route_evenly(module: nn.Module) -> None:
     """Modify every MoE layer of ``module`` to route the same number of rows to each expert."""
     for layer in (submodule for submodule in module.modules() if isinstance(submodule, Moe)):
         layer.experts.ends = compute_even_ends
+        layer.count_copies = partial(count_even_copies, per_row=layer.moe.computed_per_token)
         if isinstance(layer.dispatcher, AllToAllDispatcher):
             layer.dispatcher = dispatcher = EvenDispatcher(
                 layer.dispatcher.ep, layer.dispatcher.etp, fp8_cast=layer.dispatcher.fp8_cast
             )
             layer.experts.backward_overlap_work = dispatcher.backward_overlap_work
+
+
+def count_even_copies(computed: Tensor, *, per_row: int) -> int:
+    """Return how many choices of all rows experts compute, without reading ``computed``."""
+    return len(computed) * per_row
 
 
 def compute_even_ends(offsets: Tensor, rows: int) -> list[int]:

@@ -62,6 +62,7 @@ def replay_equal_blocks(built: Built, *, model: Model, layout: Layout, job: Job,
         model.per_layer_inputs is None
         and not model.shared_kv_layers
         and not any(map(model.lends_chosen, range(model.layers)))
+        and not any(map(model.lends_experts, range(model.layers)))
     )
     for layer in built.module.layers if is_replayable else ():
         block = built.module.blocks[layer]

@@ -200,7 +200,7 @@ def list_routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, tim
         if layout.etp > 1:
             yield RepeatedMessage("etp", "all_gather", forward_times + times, scales * layout.etp, layout.etp, "etp")
     split_axes = [axis for axis, is_split in (("tp", part.sp), ("cp", layout.cp > 1)) if is_split]
-    counts_bytes = 8 * layout.mbs * moe.experts
+    counts_bytes = 8 * layout.mbs * moe.choices
     if split_axes and moe.balance == "aux" and moe.aux_coefficient and backward_times:
         for axis in split_axes:
             yield RepeatedMessage(axis, "all_reduce", backward_times, counts_bytes, group(layout, axis).ranks, axis)
@@ -230,7 +230,7 @@ def step_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) ->
     moe = counts.model.moe
     if moe and moe.balance == "free" and not counts.job.freezes_text:  # tokens per expert, of all layers of this rank
         runs = (work for chunk in chunks for work in stages[chunk])
-        payload = 8 * moe.experts * sum(times * counts.count_moe_layers(run.name) for run, times in runs)
+        payload = 8 * moe.choices * sum(times * counts.count_moe_layers(run.name) for run, times in runs)
         if payload and layout.world > layout.pp:
             yield RepeatedMessage("dp", "all_reduce", 1, payload, layout.world // layout.pp, "stage")
         if payload and layout.pipeline.enters_both_ends:

@@ -111,7 +111,7 @@ class WeightSource:
         """Return name → full weight on CPU in ``dtype``, and the routing biases of experts in fp32."""
         tensors = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in list_weights(self.model)}
         biases = {
-            layer: torch.zeros(self.model.moe.experts)
+            layer: torch.zeros(self.model.moe.choices)
             for layer in range(self.model.layers + self.model.mtp_depth)
             if self.model.moe is not None and self.model.is_moe(layer)
         }

@@ -11,6 +11,7 @@ for MLA, ``share``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import sqrt
 from typing import Protocol
 
 import torch
@@ -255,6 +256,10 @@ class LatentAttention(_Attention):
         gate_width = model.count_gate_columns(model.attention(layer))
         self.gate = Linear(model.width, gate_width, bias=False) if model.output_gate else None
         self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
+        # √(width / rank) on what follows from the latents: the queries or their latent, and the latent of keys
+        self.q_scale, self.kv_scale = (
+            sqrt(model.width / rank) if rank and mla.scaled != "none" else 1.0 for rank in (mla.q_rank, mla.kv_rank)
+        )
 
     def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
         """Return queries, keys and values [B, T, heads, dim] as the core reads them, and the output gate, if any."""
@@ -263,7 +268,7 @@ class LatentAttention(_Attention):
         q, kv, gate = self._project_down(x_RD, rows.keys)[:3]
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
-        latent = self.run("attention.kv_norm", self.kv_norm, latent)
+        latent = self._normalize_latent(latent)
         if self.bare:
             return self._absorbed_heads(q, latent, key, rows), gate
         (kv,) = project(self.run, "attention.kv_up", latent, self.kv_up, keys_B=rows.keys)
@@ -310,8 +315,17 @@ class LatentAttention(_Attention):
                 (gate,) = project(self.run, "attention.gate", x_RD, self.gate, keys_B=keys_B)
             latent, kv = project(self.run, "attention.down", x_RD, self.q_down, self.kv_down, keys_B=keys_B)
             latent = self.run("attention.q_norm", self.q_norm, latent)
+            if self.mla.scaled == "latents":
+                latent = self.run("attention.scale.q", torch.mul, latent, self.q_scale)
             (q,) = project(self.run, "attention.q_up", latent, self.q_up, keys_B=keys_B)
+            if self.mla.scaled == "queries":
+                q = self.run("attention.scale.q", torch.mul, q, self.q_scale)
         return q, kv, gate, latent
+
+    def _normalize_latent(self, latent: Tensor) -> Tensor:
+        """Return the normed latent of keys and values [R, kv_rank], scaled if the model says so."""
+        latent = self.run("attention.kv_norm", self.kv_norm, latent)
+        return latent if self.kv_scale == 1 else self.run("attention.scale.kv", torch.mul, latent, self.kv_scale)
 
 
 def _append_key(k_BTNH: Tensor, key_BT1H: Tensor) -> Tensor:

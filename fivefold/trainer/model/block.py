@@ -10,10 +10,10 @@ joined    y = x + a A(n1(x)) + m M(s n1(x))                       Falcon-H1: M i
 streams   y = C x + p A(n1(Σ q x))   z = C' y + p' F(n2(Σ q' y))     DeepSeek-V4: C, p and q of each token and stream
 
 Factors may multiply both summands of a sum. F may be the sum of an MLP and experts, which may have norms of their own
-(Gemma 4). A layer may lack either branch, with its norms: Mamba has no feed-forward,
-Nemotron-H one branch in each layer. The first layer of ModernBERT has no n1. Gemma 3n and Gemma 4 add an input of each
-layer to z (``per_layer_inputs.py``); Gemma 3n has a stream of several parts, of which a layer computes the first
-(``altup.py``). Streams: ``hyper_connections.py``.
+(Gemma 4), or whose output is added at the end of the next layer (LongCat-Flash). A layer may lack either branch, with
+its norms: Mamba has no feed-forward, Nemotron-H one branch in each layer. The first layer of ModernBERT has no n1.
+Gemma 3n and Gemma 4 add an input of each layer to z (``per_layer_inputs.py``); Gemma 3n has a stream of several parts,
+of which a layer computes the first (``altup.py``). Streams: ``hyper_connections.py``.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Block(nn.Module):
         mixes = mixer != "none"
         attends = model.has_attention(layer)
         routes = model.is_moe(layer)
-        self.lends = model.lends_kv(layer) or model.lends_chosen(layer)
+        self.lends_attention = model.lends_kv(layer) or model.lends_chosen(layer)
+        self.lends_experts, self.adds_lent_experts = model.lends_experts(layer), model.adds_lent_experts(layer)
+        self.lends = self.lends_attention or self.lends_experts
         self.altup = AltUpLayer(model) if model.altup is not None else None
         connects = model.hyper_connections is not None
         self.hyper1 = HyperConnection(model, name="hyper1") if connects and mixes else None
@@ -102,7 +104,7 @@ class Block(nn.Module):
         """Apply the layer: [R, D] → [R, D], with AltUp or hyper-connections [R, n, D] each.
 
         A layer whose keys and values later layers attend to returns them too, [B, T, K, H] each; one that chooses keys
-        for later layers returns their indices.
+        for later layers returns their indices, and one whose experts' output the next layer adds, that output.
         """
         parts: Tensor | None = None
         lent: list[Tensor] = []  # torch.compile does not trace list[Tensor]()
@@ -134,8 +136,8 @@ class Block(nn.Module):
         if self.token_mixer is not None:
             h_RD: Tensor = x_RD if is_post or self.norm1 is None else self.run("norm1", self.norm1, x_RD)
             mixed = self.token_mixer(h_RD, rows)
-            a_RD: Tensor = mixed[0] if self.lends else mixed
-            lent += mixed[1:] if self.lends else ()
+            a_RD: Tensor = mixed[0] if self.lends_attention else mixed
+            lent += mixed[1:] if self.lends_attention else ()
             del mixed
             entry_RD = h_RD if self.kind == "parallel_shared" else None  # input of the feed-forward too
             laurel_RD = h_RD if self.laurel is not None else None
@@ -159,9 +161,19 @@ class Block(nn.Module):
         if norms_stream:
             y_RD = entry_RD
         joins = self.moe is not None and self.mlp is not None
-        d_RD: Tensor = self._join_experts(entry_RD, y_RD, rows) if joins else self.feed_forward(entry_RD, rows.keys)
+        if self.lends_experts:
+            assert self.mlp is not None
+            assert self.moe is not None
+            d_RD: Tensor = self.mlp(entry_RD, rows.keys)
+            lent.append(self.moe(entry_RD, rows.keys))
+        else:
+            d_RD = self._join_experts(entry_RD, y_RD, rows) if joins else self.feed_forward(entry_RD, rows.keys)
         del entry_RD
-        return self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
+        z_RD = self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
+        if not self.adds_lent_experts:
+            return z_RD
+        added_RD: Tensor = self.run("mlp.shortcut", torch.add, z_RD, rows.experts)
+        return added_RD
 
     def _connect_branches(self, x_RnD: Tensor, rows: RowInputs, lent: list[Tensor]) -> Tensor:
         """Connect the streams [R, n, D] with attention and feed-forward, each of which reads the norm of a sum of them.

@@ -67,12 +67,12 @@ class Router(nn.Module):
     def __init__(self, model: Model) -> None:
         super().__init__()
         assert model.moe is not None
-        self.weight = nn.Parameter(torch.empty(model.moe.experts, model.width))
-        self.bias = nn.Parameter(torch.empty(model.moe.experts)) if model.moe.router_bias else None
+        self.weight = nn.Parameter(torch.empty(model.moe.choices, model.width))
+        self.bias = nn.Parameter(torch.empty(model.moe.choices)) if model.moe.router_bias else None
         is_normed = model.moe.joined_norms  # experts next to an MLP with norms of their own (Gemma 4)
         self.norm = build_norm(model, model.width) if is_normed else None
         self.factor = model.width**-0.5 if is_normed else 1.0  # on the logits
-        self.expert_scale = nn.Parameter(torch.empty(model.moe.experts)) if is_normed else None
+        self.expert_scale = nn.Parameter(torch.empty(model.moe.choices)) if is_normed else None
         self.wgrad_store = WgradStore()
 
     def forward(self, x_RD: Tensor) -> Tensor:
@@ -126,6 +126,7 @@ class Moe(nn.Module):
         self.run: Run = call_directly
         self.kernels: Kernels = EAGER
         self.dispatcher, self.sequences = TokenDispatcher(), Sequences()
+        self.count_copies: Callable[[Tensor], int] = routing.count_copies
         self.scale: float | None = None  # factor of the auxiliary loss, set by the trainer: 1 / tokens of a step
         self.router = Router(model)
         draws, experts = model.draws_experts, model.moe.experts
@@ -138,8 +139,8 @@ class Moe(nn.Module):
         self.mlp_norm, self.input_norm, self.output_norm = (
             build_norm(model, model.width) if model.moe.joined_norms else None for _ in range(3)
         )
-        self.register_buffer("bias", torch.zeros(model.moe.experts, dtype=torch.float32))
-        self.register_buffer("load", torch.zeros(model.moe.experts, dtype=torch.int64), persistent=False)
+        self.register_buffer("bias", torch.zeros(model.moe.choices, dtype=torch.float32))
+        self.register_buffer("load", torch.zeros(model.moe.choices, dtype=torch.int64), persistent=False)
 
     def forward(self, x_RD: Tensor, keys_B: Tensor | None = None, routed_by_RD: Tensor | None = None) -> Tensor:
         """Apply the mixture of experts: [R, D] → [R, D].
@@ -166,6 +167,9 @@ class Moe(nn.Module):
         del act
         expert_out = self.run("moe.return", self.dispatcher.combine, expert_out, plan)
         out_RD: Tensor = self.run("moe.combine", _combine_copies, expert_out, permutation, self.kernels)
+        del expert_out
+        if self.moe.identity_experts:
+            out_RD = self.run("moe.identity", _add_tokens, out_RD, x_RD, weights, chosen, self.moe.experts)
         return out_RD if shared_RD is None else self.run("moe.add", torch.add, out_RD, shared_RD)
 
     @property
@@ -191,9 +195,10 @@ class Moe(nn.Module):
     def update_bias(self, load: Tensor, *, rate: float = 1e-3) -> None:
         """Lower the bias of experts above the mean ``load`` [E] and raise others; call it once per step.
 
-        ``load`` is summed over all ranks.
+        ``load`` is summed over all ranks. Those of experts that give tokens back stay (arXiv:2509.01322 §2.1.1).
         """
-        self.bias.copy_(routing.update_bias(self.bias, load, rate=rate))
+        bias = routing.update_bias(self.bias, load, rate=rate)
+        self.bias[: self.moe.experts] = bias[: self.moe.experts]
 
     def _choose_experts(
         self, logits: Tensor, keys_B: Tensor | None, chosen: Tensor | None = None
@@ -218,8 +223,12 @@ class Moe(nn.Module):
     @torch.no_grad()
     def _plan_dispatch(self, chosen: Tensor) -> tuple[Permutation, Any]:
         """Return permutation and dispatch plan; made once per forward and reused if operations are recomputed."""
-        within_capacity = routing.mask_capacity(chosen, self.sequences, moe=self.moe)
-        permutation = routing.build_permutation(chosen, within_capacity, experts=self.moe.experts)
+        if self.moe.identity_experts:
+            computed: Tensor | None = chosen < self.moe.experts
+        else:
+            computed = routing.mask_capacity(chosen, self.sequences, moe=self.moe)
+        copies = chosen.numel() if computed is None else self.count_copies(computed)
+        permutation = routing.build_permutation(chosen, computed, copies=copies, experts=self.moe.experts)
         return permutation, self.dispatcher.plan(permutation.counts)
 
 
@@ -312,6 +321,28 @@ SCORES: Mapping[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+class _AddTokens(torch.autograd.Function):
+    """Add rows x [R, D] times the sum of those of their weights [R, k] whose expert gives the token back."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: int) -> Tensor:
+        ctx.experts = experts
+        ctx.save_for_backward(x, weights, chosen)
+        return torch.addcmul(out, x, _sum_identity(weights, chosen, experts).to(x.dtype))
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor, None, None]:
+        x, weights, chosen = ctx.saved_tensors
+        share = _sum_identity(weights, chosen, ctx.experts)
+        products = (gradient * x).sum(-1, keepdim=True, dtype=weights.dtype)
+        return gradient, gradient * share.to(x.dtype), products * (chosen >= ctx.experts), None, None
+
+
+def _sum_identity(weights: Tensor, chosen: Tensor, experts: int) -> Tensor:
+    """Return the sum of the weights [R, k] of experts that give a token back: [R, 1]."""
+    return (weights * (chosen >= experts)).sum(-1, keepdim=True)
+
+
 class _ScaleExperts(torch.autograd.Function):
     """Multiply routing weights [R, k] by the factors [E] of their experts."""
 
@@ -395,6 +426,12 @@ def _copy_rows(x: Tensor, weights: Tensor, permutation: Permutation, kernels: Ke
     """Copy rows [R, D] and routing weights [R, k] to copies [n, D] and their weights [n], in order of expert."""
     copies: Tensor = _Copy.apply(x, permutation, kernels)  # type: ignore[no-untyped-call]
     return copies, weights.flatten().index_select(0, permutation.order)
+
+
+@exclude_from_graphs
+def _add_tokens(out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: int) -> Tensor:
+    added: Tensor = _AddTokens.apply(out, x, weights, chosen, experts)  # type: ignore[no-untyped-call]
+    return added
 
 
 @exclude_from_graphs

@@ -27,7 +27,8 @@ class RowInputs(NamedTuple):
     document id per token of the full sequences; tokens attend inside their document. None: a sequence is one document.
     ``keys`` [B]: keys of the sequences for dropout; None: no dropout. ``layer_input`` [B · T, P]: what the ids make for
     this layer (``per_layer_inputs.py``). ``keys_values``: keys and values of an earlier layer, to which this one
-    attends. ``chosen`` [B · T, K]: the indices of keys that an earlier layer chose (``indexer.py``).
+    attends. ``chosen`` [B · T, K]: the indices of keys that an earlier layer chose (``indexer.py``). ``experts``
+    [B · T, D]: the output of the experts of the layer before, which this one adds.
     """
 
     tokens: int
@@ -37,6 +38,7 @@ class RowInputs(NamedTuple):
     layer_input: Tensor | None = None
     keys_values: tuple[Tensor, Tensor] | None = None
     chosen: Tensor | None = None
+    experts: Tensor | None = None
 
     def rotary(self, *, sliding: bool) -> tuple[Tensor, Tensor]:
         """Return cos and sin; ``sliding``: return those of sliding layers, if they have their own."""

@@ -101,21 +101,26 @@ def count(chosen: Tensor, group: Tensor, *, groups: int, experts: int) -> Tensor
     return counts.scatter_add_(0, index, torch.ones_like(index)).view(groups, experts)
 
 
-def build_permutation(chosen: Tensor, kept: Tensor | None, *, experts: int) -> Permutation:
-    """Build the permutation for the choices ``chosen`` [R, k], without those that ``kept`` [R, k] drops."""
+def count_copies(computed: Tensor) -> int:
+    """Return how many of the choices [R, k] experts compute."""
+    return int(computed.sum())
+
+
+def build_permutation(chosen: Tensor, computed: Tensor | None, *, copies: int, experts: int) -> Permutation:
+    """Build the permutation of the ``copies`` among the choices ``chosen`` [R, k] that ``computed`` [R, k] marks."""
     topk = chosen.shape[1]
     flat = chosen.flatten()
-    if kept is None:
+    if computed is None:
         order = flat.argsort(stable=True)
         starts = torch.arange(0, flat.shape[0], topk, device=flat.device)
     else:
-        flat = flat.where(kept.flatten(), experts)
-        order = flat.argsort(stable=True)[: int(kept.sum())]
-        copies_per_row = kept.sum(1)
+        flat = flat.where(computed.flatten(), experts)
+        order = flat.argsort(stable=True)[:copies]
+        copies_per_row = computed.sum(1)
         starts = copies_per_row.cumsum(0) - copies_per_row
     places = torch.empty_like(flat).scatter_(0, order, torch.arange(order.shape[0], device=flat.device))
-    if kept is not None:
-        places = places[kept.flatten()]
+    if computed is not None:
+        places = places[(~computed).flatten().to(torch.uint8).argsort(stable=True)[:copies]]
     counts = torch.zeros(experts + 1, dtype=torch.int64, device=flat.device)
     counts = counts.scatter_add_(0, flat, torch.ones_like(flat))[:experts]
     return Permutation(order, order // topk, places, starts, counts)
@@ -129,9 +134,9 @@ def aux_gradient(scores: Tensor, chosen: Tensor, sequences: Sequences, *, moe: M
     """
     rows = scores.shape[0]
     sequence = sequences.piece(rows, scores.device) // sequences.parts
-    counts = count(chosen, sequence, groups=sequences.number(rows), experts=moe.experts)
+    counts = count(chosen, sequence, groups=sequences.number(rows), experts=moe.choices)
     tokens = sequences.tokens or rows
-    f = sequences.total(counts).float()[sequence] * (moe.experts / (moe.topk * tokens))
+    f = sequences.total(counts).float()[sequence] * (moe.choices / (moe.topk * tokens))
     total = scores.sum(-1, keepdim=True)
     mean = (f * scores).sum(-1, keepdim=True) / total
     return (f - mean).div_(total).mul_(moe.aux_coefficient * scale)

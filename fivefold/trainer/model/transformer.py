@@ -243,20 +243,26 @@ class Transformer(nn.Module):
         del all_inputs
         lent: dict[bool, tuple[Tensor, Tensor]] = {}  # keys and values of full (False) and of sliding layers (True)
         chosen: Tensor | None = None  # keys for the layers that choose none
+        experts: Tensor | None = None  # output of the experts of the layer before
+        row_inputs = rows
         for layer in layers:
             slides = model.has_window(layer)
             row_inputs = rows._replace(
                 layer_input=inputs[layer] if inputs else None,
                 keys_values=lent[slides] if model.shares_kv(layer) else None,
                 chosen=None if model.has_indexer(layer) else chosen,
+                experts=experts,
             )
+            experts = None
             x_RD = self.blocks[layer](x_RD, row_inputs)
             if model.lends_chosen(layer):
                 x_RD, chosen = x_RD
+            if model.lends_experts(layer):
+                x_RD, experts = x_RD
             if model.lends_kv(layer):
                 x_RD, *keys_values = x_RD
                 lent[slides] = (keys_values[0], keys_values[1])
-        del lent, inputs, chosen
+        del lent, inputs, chosen, row_inputs
         if not last:
             return x_RD
         out: Tensor = self.head(x_RD, targets_BT, scale, mtp_targets, rows, reference)

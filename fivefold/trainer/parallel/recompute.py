@@ -74,7 +74,8 @@ def list_groups(name: str) -> frozenset[str]:
         return frozenset()
     if name in ("attention.mask", "attention.mask.act"):  # as the planner's table of groups
         return frozenset({"act"} if second.endswith("act") else ())
-    if second in ("add", "dropout", "scale", "stream"):  # of the residual stream: sums save nothing, a mask is small
+    if second in ("add", "dropout", "scale", "stream", "shortcut"):
+        # of the residual stream: sums save nothing, a mask is small
         return frozenset()
     if first in ("attention", "mixer") and not {"scale", "join"}.isdisjoint(second.split(".")):  # factors save nothing
         return frozenset()

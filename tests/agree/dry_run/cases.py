@@ -192,6 +192,21 @@ OWN: Mapping[str, Model] = {
         block="sandwich",
         activation="gelu_tanh",
     ),
+    "shortcut": TINY.replace(
+        kv_heads=8,
+        mla=MLA(q_rank=40, kv_rank=32, nope_dim=8, rope_dim=4, v_dim=10, scaled="queries"),
+        moe=MoE(
+            experts=8,
+            topk=3,
+            identity_experts=4,
+            ffn=96,
+            balance="free",
+            normalized=False,
+            joins_mlp=True,
+            shortcut=True,
+            pattern=(True, False),
+        ),
+    ),
     "masks from values": TINY.replace(dynamic_mask=40, residual_weights=True, qk_norm="head", qkv_bias=True),
     "gated mamba2": TINY.replace(
         mixers=("mamba2",), mamba2=Mamba2(heads=6, head_dim=10, state=32, chunk=32, conv_bias=False, norm="none")

@@ -108,9 +108,10 @@ def _judge(case: Drawn, ranks: list[Told], like: Told) -> Verdict:
 
 
 def _depends_on_routing(line: str, case: Drawn) -> bool:
-    """Whether how much is said depends on the routing: as etp pads to the fullest, and as capacity drops."""
+    """Whether how much is said depends on the routing: as etp pads to the fullest, and as not all choices compute."""
     moe = case.model.moe
-    return line.startswith("etp ") or (line.startswith("ep ") and moe is not None and moe.capacity is not None)
+    drops = moe is not None and (moe.capacity is not None or moe.identity_experts > 0)
+    return line.startswith("etp ") or (line.startswith("ep ") and drops)
 
 
 def main() -> int:

@@ -1,7 +1,7 @@
 """LongCat-Flash: blocks of two layers, the first of which has experts next to its MLP (arXiv:2509.01322).
 
 The experts read what the first MLP reads, and their output is added after the second MLP. Some of them give a token
-back. We count two layers a block, and the experts' output as added in the first.
+back. We count two layers a block.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ def _build(config: Config) -> Model:
         aux_coefficient=0.0,
         normalized=False,
         joins_mlp=True,
+        shortcut=True,
         pattern=(True, False),
     )
     blocks = config.num_hidden_layers if layers is None else layers // 2
@@ -96,5 +97,4 @@ LONGCAT_FLASH = Family(
     layers_per_block=2,
     tensors={**decoder.EXPERT_TENSORS, **TENSORS},
     stacked_tensors={**decoder.name_stacked_experts(), "moe.router": "mlp.router.classifier"},
-    is_trained=False,
 )

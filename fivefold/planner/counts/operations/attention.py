@@ -633,7 +633,7 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
             q_ops, _ = _list_up_projection(local, mla, "q", out="q", out_features=N * q_dim)
             up_ops += q_ops
         if mla.scaled == "queries":
-            up_ops.append(elementwise("attention.q_scale", "activation", ("q",), "qs", size=rows * N * q_dim * width))
+            up_ops.append(elementwise("attention.scale.q", "activation", ("q",), "qs", size=rows * N * q_dim * width))
         if indexer is not None and model.has_indexer(layer):
             latent, lends = "cqns" if mla.scaled == "latents" else "cqn", model.lends_chosen(layer)
             up_ops += choose_keys(local, indexer, latent=latent, hidden=source, lends=lends)
@@ -732,7 +732,7 @@ def _list_up_projection(
     ops, normed = [norm_op], f"{latent}n"
     if mla.scaled == "latents" or (mla.scaled == "queries" and name == "kv"):
         size, normed = local.stream_rows * rank * local.width, f"{latent}ns"
-        ops.append(elementwise(f"attention.{name}_scale", "activation", (f"{latent}n",), normed, size=size))
+        ops.append(elementwise(f"attention.scale.{name}", "activation", (f"{latent}n",), normed, size=size))
     up_input = LinearInput(local, normed, in_features=rank, rows=local.stream_rows)
     return [*ops, *up_input.ops, up_input.column(f"attention.{name}_up", out, out_features=out_features)], up_input
 

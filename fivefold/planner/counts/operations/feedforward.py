@@ -83,9 +83,9 @@ def list_experts(local: Local, source: str, *, router_source: str | None = None)
         )
     )
     if moe.identity_experts:  # tokens times the sum of their weights
-        kept = (source, "weights")
+        kept = (source, "weights", "chosen")
         op = elementwise("moe.identity", "activation", (source, combined, "weights"), f"{combined}.i", size=size)
-        ops.append(op._replace(keeps=kept, moved_bytes=3 * size, moved_backward_bytes=3 * size, backward_scratch=size))
+        ops.append(op._replace(keeps=kept, moved_bytes=3 * size, moved_backward_bytes=3 * size))
         ops[-1] = rename_tensors(ops[-1], {combined: f"{combined}.m", f"{combined}.i": combined})
         ops[-2] = rename_tensors(ops[-2], {combined: f"{combined}.m"})
     if moe.output_bias:
@@ -134,7 +134,8 @@ def _list_router(local: Local, source: str) -> list[Op]:
     if moe.joined_norms:  # the weights before the factors of their experts
         kept_tensors["unscaled"] = 4 * copies
         topk = topk._replace(parameters=moe.choices, wgrad_numels=(moe.choices,))
-    permutation = {"permutation": 8 * (3 * copies + rows + moe.experts + 1)}
+    computed = rows * moe.computed_per_token  # of all choices, which are sorted
+    permutation = {"permutation": 8 * (copies + 2 * computed + rows + moe.experts + 1)}
     return [
         router,
         topk._replace(

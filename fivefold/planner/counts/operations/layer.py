@@ -110,6 +110,8 @@ def list_attention_half(local: Local, *, layer: int) -> list[Op]:
     if mixer == "none":
         return []
     ops = [connect(local, "hyper1", "x")] if hyper else []
+    if model.adds_lent_experts(layer):
+        ops = [_receive_experts(local, stream)]
     if altup is not None:
         ops, stream = predict(local, altup, "x", "p"), "p.0"
     source = "norm1.out" if pre else stream
@@ -159,7 +161,9 @@ def list_feedforward_half(local: Local, *, layer: int) -> list[Op]:
     branch = "d"
     if model.has_mlp(layer):
         ops += list_mlp(local, source, layer=layer)
-    if model.is_moe(layer):
+    if model.lends_experts(layer):
+        ops += _list_joined_experts(local, source, stream)[:-1]
+    elif model.is_moe(layer):
         if model.has_mlp(layer):
             ops, branch = [*ops, *_list_joined_experts(local, source, stream)], "de"
         else:
@@ -175,7 +179,14 @@ def list_feedforward_half(local: Local, *, layer: int) -> list[Op]:
     onto = source if block_kind == "norm_stream" else stream
     factors = model.get_residual_factors(layer)[1]
     inputs = model.per_layer_inputs
+    if model.adds_lent_experts(layer):
+        ops += _list_residual(local, "mlp", branch, onto, "z.mlp", factors)
+        ops.append(_add_lent_experts(local))
+        return _apply_software(local, ops, layer=layer)
     ops += _list_residual(local, "mlp", branch, onto, "z" if inputs is None else "z.mlp", factors)
+    if model.lends_experts(layer):
+        ops = [*ops[:-1], _keep_experts(), ops[-1]._replace(reads=(*ops[-1].reads, "e.lent", "e.d"))]
+        ops[-1] = ops[-1]._replace(differentiates=ops[-1].reads[:-1])
     if inputs is not None and model.altup is not None:
         first = "c.s" if model.altup.scales else "c.0"
         ops += [*correct(local, model.altup, "p", "z.mlp", "c"), *add_input(local, inputs, first, "z", onto="c")]
@@ -206,6 +217,24 @@ def _list_joined_experts(local: Local, source: str, stream: str) -> list[Op]:
         _list_norm(local, "moe.output_norm", "e.d", out="e.n"),
         rename_tensors(join, {"d": "d.n", "e.d": "e.n"}),
     ]
+
+
+def _keep_experts() -> Op:
+    """Return the operation by which experts' output stays for the next layer; its gradient is a tensor of its own."""
+    return Op("moe.lend", "message", ("e.d",), {"e.lent": 0})
+
+
+def _receive_experts(local: Local, stream: str) -> Op:
+    """Return the operation by which the output of the experts of the layer before is there from the beginning."""
+    kept = ("lent",) if "layer" in local.part.recomputed else ()
+    return Op("moe.receive", "message", (stream,), {"lent": local.stream_bytes}, differentiates=(), always_kept=kept)
+
+
+def _add_lent_experts(local: Local) -> Op:
+    """Return the sum of the stream and of the output of the experts of the layer before."""
+    kept = ("lent",) if "layer" in local.part.recomputed else ()
+    add = elementwise("mlp.shortcut", "add", ("z.mlp", "lent"), "z", size=local.stream_bytes)
+    return add._replace(keeps=kept)
 
 
 def _join_mamba2(local: Local, ops: Sequence[Op], source: str) -> list[Op]:

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from fivefold.layout.spec import CHEAP
 from fivefold.planner.counts.operations.op import Op
 
-RESIDUAL = ("mlp.add", "mlp.dropout", "mlp.scale", "mlp.stream")
+RESIDUAL = ("mlp.add", "mlp.dropout", "mlp.scale", "mlp.stream", "mlp.shortcut")
 MIXERS = ("attention", "mixer")  # the first part of the names of operations of a token mixer
 STRUCTURES = 4096  # cached choices of what is recomputed
 

@@ -107,8 +107,11 @@ class UnitCache:
         local = self.get_local(plain_part, kind.frozen)
         block = plain_part, kind, local.has_16bit_stream(layer)
         if block not in self._blocks:
-            # attention keeps the keys that it shares for recomputed layers (``_list_grouped``)
-            rereads = part.recomputed & {"layer"} if self.model.shared_kv_layers and part.ulysses else frozenset()
+            # attention keeps the keys that it shares for recomputed layers (``_list_grouped``), as the second layer of
+            # a pair does the output of experts that it adds
+            lends = self.model.moe is not None and self.model.moe.shortcut
+            is_kept = lends or (self.model.shared_kv_layers and part.ulysses)
+            rereads = part.recomputed & {"layer"} if is_kept else frozenset()
             attention_part = part._replace(recomputed=rereads, piped=False, ep=1, etp=1)
             feedforward_part = plain_part._replace(sequences=1, cp=1, ulysses=False)
             attention_key = (attention_part, *block[1:])
