@@ -133,7 +133,8 @@ def format_duration(seconds: float) -> str:
 
 def _build_figures(run: RunEstimate) -> Grid:
     """Return the table of GPU hours, cost, energy and CO2e of a run."""
-    cost = "no price given: --price DOLLARS per GPU hour" if run.dollars is None else f"${run.dollars:,.0f}"
+    unknown = "no price is known; give one with --price, such as 2.2 (dollars per GPU hour)"
+    cost = unknown if run.dollars is None else f"${run.dollars:,.0f}"
     rows = [("GPU hours", show_count(run.gpu_hours)), ("cost", cost)]
     if run.kwh is not None and run.chip_kwh is not None and run.co2_kg is not None:
         rows += [

@@ -301,7 +301,7 @@ def _show_longest(way: FineTune) -> str:
 FINE_TUNES: tuple[Column[FineTune], ...] = (
     Column("method", attrgetter("method"), is_text=True),
     Column("longest at mbs1", _show_longest),
-    Column("mbs at --seq", lambda way: way.micro_batch or None),
+    Column("mbs at seq", lambda way: way.micro_batch or None),
     Column("tokens/s", lambda way: way.tokens_per_second if way.micro_batch else None, show_count),
     Column("layout", attrgetter("layout"), is_text=True),
     Column("peak", attrgetter("memory_bytes"), show_bytes),

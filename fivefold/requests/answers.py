@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import log2
 from pathlib import Path
@@ -136,6 +136,13 @@ def find_answers(
     if remark:
         remarks = (*remarks, remark)
     return [answer.replace(remarks=(*remarks, *answer.remarks)) for answer in answer_by_question[question]()]
+
+
+def list_open_fields(question: Question, *, counted: bool, stated: Collection[str]) -> Collection[str]:
+    """Return the fields of a question that its answer chooses: the GPUs of a machine without a number, the batch."""
+    if question == "gpus":
+        return () if counted else ("ranks",)
+    return {"global_batch"} - set(stated) if question == "batch" else ()
 
 
 def refuse_unused(question: Question, **options: object) -> None:

@@ -27,6 +27,7 @@ LABELS = {  # of the controls, by option
     "seq": "tokens per sequence",
     "gbs": "sequences per step",
     "precision": "precision",
+    "optimizer": "optimizer",
     "adapter": "adapters",
     "attention": "attention",
     "stack": "which software runs it",

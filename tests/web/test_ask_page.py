@@ -143,3 +143,15 @@ def test_a_chosen_question_is_answered(page: Any) -> None:
     page.wait_for_url(re.compile("(?=.*question=micro-batch).*run=1"))  # from now on the former answer is gone
     page.locator("#answer td a").first.click()
     page.wait_for_url(re.compile("/plan.*layout=dp2"))
+
+
+@pytest.mark.processes
+def test_an_answer_names_the_control_for_a_price_and_no_batch_that_it_chooses(client: TestClient) -> None:
+    """It said of a missing price: “dollars per GPU and hour” DOLLARS per GPU hour."""
+    asked = SMALL | {"layout": "dp2"}
+    run = client.get("/ask/events", params=asked | {"question": "run"}).text
+    assert "no price is known; give one with \\u201cdollars per GPU and hour\\u201d, such as 2.2" in run
+    del asked["gbs"]
+    batch = client.get("/ask/events", params=asked | {"question": "batch"}).text
+    assert "global batch 8" not in batch
+    assert "Global batches of dp2" in batch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from fivefold.cli.options import print_line, show, show_question
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
-from fivefold.requests.answers import find_answers, read_noise_scale, refuse_unused
+from fivefold.requests.answers import find_answers, list_open_fields, read_noise_scale, refuse_unused
 from fivefold.requests.commands import AskOptions
 from fivefold.requests.offers import apply_prices
 
@@ -70,15 +70,13 @@ def ask(
     if request.as_json:
         show(json_module.dumps([reply.model_dump(mode="json") for reply in replies], indent=2))
     else:
-        chosen: dict[str, set[str]] = {"gpus": set() if counted else {"ranks"}, "batch": {"global_batch"} - stated}
-        open_fields = chosen.get(question, set())  # those that the answer chooses
         remarks = replies[0].remarks if replies else ()
         show_question(
             model,
             priced_machine,
             job,
             remarks=remarks,
-            open_fields=open_fields,
+            open_fields=list_open_fields(question, counted=counted, stated=stated),
             stated=stated,
             batch_reason=batch_reason,
         )

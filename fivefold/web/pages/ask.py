@@ -9,10 +9,10 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, StreamingResponse
 from pydantic import TypeAdapter
 
-from fivefold.machine.catalog import replace_ranks
+from fivefold.machine.catalog import is_counted, replace_ranks
 from fivefold.rendering.answers import list_sections
 from fivefold.rendering.lengths import list_answers
-from fivefold.requests.answers import OF_LAYOUT, QUESTIONS, USED_BY
+from fivefold.requests.answers import OF_LAYOUT, QUESTIONS, USED_BY, list_open_fields
 from fivefold.results.search_result import Change, FineTune, Lengths, QuestionAnswer
 from fivefold.web.answers import Reply
 from fivefold.web.pages.render import render_fragment, render_page
@@ -48,13 +48,15 @@ def build_router(site: WebServer) -> APIRouter:
     @pages.get("/ask/events")
     async def events(query: Annotated[AskPage, Query()]) -> StreamingResponse:
         stream = streams[query.question]
-        return stream.answer(
-            query.convert(AskQuestion),
-            lambda replies, _: (
-                stream.describe(query)
-                + render_replies(query, REPLIES.validate_python(replies), plan_fields=site.resolve(query).chosen_batch)
-            ),
-        )
+
+        def render(replies: Any, _: object) -> str:
+            resolved = site.resolve(query)
+            chosen = list_open_fields(query.question, counted=is_counted(query.machine), stated=resolved.stated)
+            fields = resolved.chosen_batch
+            answer = render_replies(query, REPLIES.validate_python(replies), plan_fields=fields)
+            return stream.describe(query, open_fields=chosen) + answer
+
+        return stream.answer(query.convert(AskQuestion), render)
 
     return pages
 

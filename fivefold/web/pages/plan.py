@@ -247,7 +247,7 @@ def describe_cost(step: Step, request: ResolvedRequest, *, tokens: float, price:
     hours, days = tokens / speed / 3600 * machine.ranks, tokens / speed / 86400
     duration = f"{days:,.1f} days, {describe_steps(request, tokens=tokens)}"
     if price is None:
-        return show_count(hours), f"GPU hours {run}", f"{duration}; give a price for dollars"
+        return show_count(hours), f"GPU hours {run}", f"{duration}; for dollars give “$ per GPU and hour”"
     return f"${show_count(hours * price)}", run, f"{duration}, {show_count(hours)} GPU hours at ${price:g}"
 
 

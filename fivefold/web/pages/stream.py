@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from typing import Any, Generic, TypeVar
 
 from pydantic import Field
@@ -59,13 +59,17 @@ class Stream(Generic[Find]):
         """
         return StreamingResponse(self._list_events(query, draw, sketch), media_type="text/event-stream")
 
-    def describe(self, query: JobQuestion) -> str:
-        """Return the question as the first paragraph of an answer, then what is perhaps not intended in it."""
+    def describe(self, query: JobQuestion, *, open_fields: Collection[str] = ()) -> str:
+        """Return the question as the first paragraph of an answer, then what is perhaps not intended in it.
+
+        ``open_fields``: those that the answer chooses.
+        """
         resolved = self.site.resolve(query)
         line = describe_question(
             resolved.model,
             resolved.machine,
             resolved.job,
+            open_fields=open_fields,
             stated=resolved.stated,
             batch_reason=resolved.batch_reason,
         )

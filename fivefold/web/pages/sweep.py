@@ -53,8 +53,8 @@ Value = Literal["mfu_causal", "tokens_per_second_per_gpu", "step_seconds", "peak
 VALUES = {
     "mfu_causal": "MFU",
     "tokens_per_second_per_gpu": "tokens/s per GPU",
-    "step_seconds": "step",
-    "peak_bytes": "peak",
+    "step_seconds": "step time",
+    "peak_bytes": "peak memory",
 }
 
 
