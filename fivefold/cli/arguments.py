@@ -70,7 +70,8 @@ def read_config(
         )
     if gpus is None:
         raise UserError(f"--from {file} needs a machine: add --gpus h100:64")
-    config = load_config([str(file)], build_request(gpus, words.get("model")), ignore=ignore or ())
+    asked = build_request(gpus, words.get("model"), sequence=options.get("seq"))
+    config = load_config([str(file)], asked, ignore=ignore or ())
     return {
         "model": config.model,
         "layout": config.layout,

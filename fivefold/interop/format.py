@@ -42,6 +42,7 @@ class Overrides(NamedTuple):
     ranks_per_node: int = 8
     model: Model | None = None
     vocab: int | None = None
+    sequence: int | None = None  # the length of a sequence, of files that state none
 
 
 class ConfigPlan(NamedTuple):
@@ -130,6 +131,9 @@ def compute_replicas(ranks: int | None, degree: int, *, of: str, origin: str) ->
     return ranks // degree
 
 
+LENGTH_MISSING = (
+    "the length of a sequence: add {}=4096 after the file (in quotes with --from); `predict` and `write` take --seq too"
+)
 NAME_MODEL = "name it before --from, or with `read` and `write` by --model NAME"
 RANKS_MISSING = "on how many GPUs it runs: say --gpus h100:64"
 

@@ -70,7 +70,9 @@ def _split(text: str) -> list[str]:
         raise UserError(f"{text}: {fault}; close the quotes") from None
 
 
-def build_request(gpus: str | None, model: str | None = None, vocab: int | None = None) -> Overrides:
+def build_request(
+    gpus: str | None, model: str | None = None, vocab: int | None = None, sequence: int | None = None
+) -> Overrides:
     """Return what the user adds to a config; for ``h100`` without a number, the config must give the number of GPUs."""
     from fivefold.interop.format import Overrides
     from fivefold.machine.catalog import has_ranks
@@ -82,6 +84,7 @@ def build_request(gpus: str | None, model: str | None = None, vocab: int | None 
         ranks_per_node=machine.ranks_per_node if machine else 8,
         model=resolve(model) if model else None,
         vocab=vocab,
+        sequence=sequence,
     )
 
 

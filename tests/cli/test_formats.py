@@ -86,11 +86,17 @@ def test_what_a_config_leaves_out_can_be_given_after_the_file(
     assert run(monkeypatch, "predict", "--from", file, "--gpus", "h100:8") == 2
     said = capsys.readouterr().err
     assert "the model: name it before --from, or with `read` and `write` by --model NAME" in said
-    assert "add max_length=4096 after the file (in quotes with --from)" in said
+    assert "add max_length=4096 after the file (in quotes with --from); `predict` and `write` take --seq too" in said
+    assert run(monkeypatch, "predict", "tiny", "--from", file, "--gpus", "h100:8", "--seq", "512", "--json") == 0
+    by_option = json.loads(capsys.readouterr().out)
+    words = (file, "--model", "tiny", "--gpus", "h100:8", "--seq", "512", "--to", "fivefold")
+    assert run(monkeypatch, "write", *words) == 0
+    assert "sequence = 512" in capsys.readouterr().out
     assert run(monkeypatch, "predict", "tiny", "--from", f"{file} max_length=512", "--gpus", "h100:8", "--json") == 0
     said = capsys.readouterr()
     step = json.loads(said.out)
     assert (step["model"], step["layout"], step["stack"]) == ("tiny", "dp8 zero3 mbs1", "deepspeed")
+    assert [by_option[part] for part in ("memory", "time")] == [step[part] for part in ("memory", "time")]
     assert "defaults" not in said.err  # the file states its batches by other keys than the trainer's
     line = "torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 4 --hidden-size 256 --num-attention-heads 4 "
     line += "--seq-length 512 --max-position-embeddings 512 --micro-batch-size 1 --global-batch-size 8 --bf16 "
@@ -98,8 +104,8 @@ def test_what_a_config_leaves_out_can_be_given_after_the_file(
     assert len(line) > 255  # more than a file's name may have
     assert run(monkeypatch, "predict", "--from", line, "--gpus", "h100:8", "--json") == 0
     assert json.loads(capsys.readouterr().out)["layout"] == "dp8 zero0 mbs1"
-    words = f"{file} max_length=512 model_name_or_path=meta-llama/Llama-3.2-1B"
-    assert run(monkeypatch, "predict", "--from", words, "--gpus", "h100:8", "--json") == 0
+    named = f"{file} max_length=512 model_name_or_path=meta-llama/Llama-3.2-1B"
+    assert run(monkeypatch, "predict", "--from", named, "--gpus", "h100:8", "--json") == 0
     assert json.loads(capsys.readouterr().out)["model"] == "llama3.2-1b"
 
 

@@ -160,7 +160,8 @@ def test_settings_that_torchtune_does_not_run_are_errors(name: str, words: list[
 
 def test_a_missing_sequence_length_and_model_builder_are_reported(tmp_path: Path) -> None:
     assert read_config("llama3_8b_full.yaml").missing == (
-        "the length of a sequence: add tokenizer.max_seq_len=2048 after the file (in quotes with --from)",
+        "the length of a sequence: add tokenizer.max_seq_len=4096 after the file (in quotes with --from); `predict` "
+        "and `write` take --seq too",
     )
     missing = read_config("llama3_8b_full.yaml", LENGTH, "model._component_=torchtune.models.own.own_8b").missing
     assert missing[0].startswith("the model: torchtune's builder 'torchtune.models.own.own_8b' is not known")

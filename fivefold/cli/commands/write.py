@@ -72,7 +72,7 @@ def _plan(request: WriteOptions, job: Job) -> ConfigPlan:
             nodes,
             gpus or "",
         )
-    config = load_config([what], build_request(gpus, model), ignore=request.ignore)
+    config = load_config([what], build_request(gpus, model, sequence=request.seq), ignore=request.ignore)
     for line in describe_notes(config.notes):
         print_line(f"note: {line}")
     machine = gpus or _read_machine(Path(what))

@@ -11,6 +11,7 @@ from typing import Any, get_args
 
 from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import (
+    LENGTH_MISSING,
     NAME_MODEL,
     RANKS_MISSING,
     Document,
@@ -80,8 +81,10 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     ranks = resolve_world(document, overrides)
     preferences = read_preferences(values)
     model, missing = _read_model(values, document, config.model)
+    if values["max_length"] is None and overrides.sequence is not None:
+        values.given["max_length"] = overrides.sequence
     if values["max_length"] is None:
-        missing += ("the length of a sequence: add max_length=4096 after the file (in quotes with --from)",)
+        missing += (LENGTH_MISSING.format("max_length"),)
     if model is None or ranks is None or values["max_length"] is None:
         missing += () if ranks else (RANKS_MISSING,)
         reading = build_reading(config, {}, model=model, ranks=None, missing=missing)

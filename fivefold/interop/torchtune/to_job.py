@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from fivefold.interop.format import (
+    LENGTH_MISSING,
     NAME_MODEL,
     RANKS_MISSING,
     Overrides,
@@ -51,7 +52,6 @@ OPTIMIZERS: dict[str, tuple[str, tuple[int, int] | None]] = {
 TENSOR_PARALLEL_PLAN = "torchtune.models.llama3.base_llama_tp_plan"
 COSINE = "get_cosine_schedule_with_warmup"
 CHUNKED_LOSSES = ("CEWithChunkedOutputLoss", "LinearCrossEntropyLoss")
-LENGTH_MISSING = "the length of a sequence: add tokenizer.max_seq_len=2048 after the file (in quotes with --from)"
 
 
 def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
@@ -60,8 +60,10 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     recipe = RECIPES[str(values["recipe"])]
     model, missing = _read_model(values, config.model)
     ranks = _resolve_ranks(values, recipe, resolve_world(document, overrides))
+    if values["tokenizer.max_seq_len"] is None and overrides.sequence is not None:
+        values.given["tokenizer.max_seq_len"] = overrides.sequence
     if values["tokenizer.max_seq_len"] is None:
-        missing += (LENGTH_MISSING,)
+        missing += (LENGTH_MISSING.format("tokenizer.max_seq_len"),)
     if values["batch_size"] is None:
         missing += ("batch_size",)
     if model is None or ranks is None or missing:
