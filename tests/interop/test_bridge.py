@@ -350,6 +350,20 @@ def test_comm_overlap_turns_on_what_megatron_bridge_can_overlap(tmp_path: Path) 
         assert read_overlaps(tmp_path, text) == overlaps
 
 
+def test_comm_overlap_sets_the_size_of_a_bucket(tmp_path: Path) -> None:
+    """As above, _get_optimizer_overlap_cfgs: 128 * 1024 * 1024 elements, unless it says otherwise."""
+    section = "comm_overlap:\n  _target_: megatron.bridge.training.comm_overlap.CommOverlapConfig\n"
+    assert section in BRIDGE
+    for text, size in (
+        (BRIDGE, (128 * 1024 * 1024, 0)),
+        (BRIDGE.replace(section, f"{section}  bucket_size: 1000\n"), (1000, 0)),
+        (BRIDGE.replace(f"{section}  tp_comm_overlap: true\n", ""), (40_000_000, 1_000_000)),
+    ):
+        job = read([put(tmp_path, text)], Overrides(ranks=64)).job
+        assert job is not None
+        assert job.stack.ddp_bucket_size == size
+
+
 def test_overrides_of_a_recipe_overlap_what_most_recipes_do(tmp_path: Path) -> None:
     text = """
 model: {num_layers: 80, hidden_size: 8192, num_attention_heads: 64, num_query_groups: 8, ffn_hidden_size: 28672,

@@ -459,6 +459,18 @@ def test_a_flag_with_no_is_read_by_its_positive_name_in_a_yaml(fused: bool, tmp_
     assert result.job.stack.wgrad_accumulation.startswith("fused") is fused
 
 
+@pytest.mark.parametrize("size", [None, 1000])
+def test_the_size_of_a_bucket_is_read_and_written(size: int | None, tmp_path: Path) -> None:
+    words = () if size is None else ("--ddp-bucket-size", str(size))
+    reading = changed_llama3(tmp_path, *words)
+    assert reading.job is not None
+    assert reading.job.stack.ddp_bucket_size == ((40_000_000, 1_000_000) if size is None else (size, 0))
+    assert reading.layout is not None
+    plan = ConfigPlan(reading.model, reading.layout, reading.job, ranks_per_node=8)
+    (text, *_) = write(plan, to="megatron").files.values()
+    assert ("ddp-bucket-size" in text) == (size is not None)
+
+
 def test_tensor_parallel_overlap_without_sequence_parallelism_is_an_error(tmp_path: Path) -> None:
     """NVIDIA/Megatron-LM:megatron/training/arguments.py, validate_args: an assertion."""
     words = "--tensor-model-parallel-size 2", "--tp-comm-overlap"

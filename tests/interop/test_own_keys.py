@@ -66,7 +66,7 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "deepspeed.data_types.param_dtype": "fp32", "deepspeed.zero_optimization.reduce_scatter": False,
     },
     "megatron": {
-        "lora_rank": 16, "cpu_offloading_num_layers": 2, "use_torch_fsdp2": True, "ddp_bucket_size": 1000,
+        "lora_rank": 16, "cpu_offloading_num_layers": 2, "use_torch_fsdp2": True, "ddp_num_buckets": 8,
         "no_bias_swiglu_fusion": True, "fp16_lm_cross_entropy": True, "use_checkpoint_args": True, "spec": "mine",
         "deterministic_mode": True, "muon_num_ns_steps": 3, "hybrid_override_pattern": "M*", "encoder_num_layers": 8,
         "distributed_backend": "gloo", "retro_add_retriever": True, "use_flash_attn_triton": True,
@@ -74,7 +74,7 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "moe_layer_recompute": True, "no_scatter_gather_tensors_in_pipeline": True, "model_parallel_size": 2,
     },
     "bridge": {
-        "peft": "lora", "ddp.bucket_size": 1000, "ddp.fsdp_double_buffer": True, "model.qk_l2_norm": True,
+        "peft": "lora", "ddp.fsdp_double_buffer": True, "model.qk_l2_norm": True,
         "model.deallocate_pipeline_outputs": False, "model.cpu_offloading": True, "model.num_moe_layers": 4,
         "optimizer.reuse_grad_buf_for_mxfp8_param_ag": True, "model.activation_func": "x.tanh",
         "model.moe_router_topk_limited_devices": 2,
@@ -89,7 +89,6 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "trainer.strategy.microbatch_group_size_per_vp_stage": 3, "model.config.window_size": [4096, 0],
         "model.config.cpu_offloading": True, "trainer.plugins.fp8_wgrad": False, "trainer.plugins": "other",
         "callbacks.MegatronTokenDropCallback.moe_expert_capacity_factor": 1.0, "new_key": 1,
-        "callbacks.MegatronCommOverlapCallback.bucket_size": 1000,
         "callbacks.MegatronCommOverlapCallback.overlap_param_gather_with_optimizer_step": True,
     },
     "torchtitan-0.2": {

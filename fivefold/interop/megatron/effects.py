@@ -65,7 +65,7 @@ LAYOUT: Table = {
     **unmodelled_keys("sharding over several data centres", "enable_full_sharding_in_hsdp", default=False),
     **unmodelled_keys("two buffers of Megatron-FSDP", "fsdp_double_buffer", default=False),
     **unmodelled_keys("batches that are not cut over ranks", "no_data_sharding", default=False),
-    **unmodelled_keys("buckets of another size", "ddp_bucket_size", "ddp_num_buckets"),
+    **unmodelled_keys("a number of buckets, whatever their size", "ddp_num_buckets"),
     **unmodelled_keys("other messages for gradients", "ddp_reduce_scatter_with_fp32_accumulation", default=False),
     **unmodelled_keys("reductions in the switch", "use_sharp", default=False),
     **unmodelled_keys("reductions in the switch", "sharp_enabled_group"),

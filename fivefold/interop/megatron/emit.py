@@ -197,10 +197,12 @@ def emit_stack(plan: ConfigPlan) -> dict[str, Any]:
     stack, moe = plan.job.stack, plan.model.moe is not None
     scopes = {"full": None, "partial": ["attn", "moe_router", "moe_preprocess"], "router": ["moe_router"]}
     graphs = stack.cuda_graphs if stack.cuda_graphs != "none" else None
+    bucket_size, bucket_size_per_rank = stack.ddp_bucket_size
     return {
         "transformer_impl": "transformer_engine",
         "attention_backend": "unfused" if stack.attention_facts.materializes_scores else None,
         "overlap_grad_reduce": "dp" in stack.overlap,
+        "ddp_bucket_size": bucket_size if bucket_size and not bucket_size_per_rank else None,
         "overlap_param_gather": plan.layout.zero == 1
         and stack.param_all_gather == "overlapped"
         and "dp" in stack.overlap,

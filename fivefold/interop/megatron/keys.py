@@ -283,6 +283,7 @@ JOB: Table = {
 STACK: Table = {
     "overlap_grad_reduce": part("job.stack.overlap: dp communication overlaps compute", False),
     "overlap_param_gather": part("job.stack.param_all_gather: overlapped with the forward", False),
+    "ddp_bucket_size": part("job.stack.ddp_bucket_size: elements, whatever the number of ranks", None),
     "tp_comm_overlap": part("job.stack.overlap: tp communication overlaps compute", False),
     "overlap_moe_expert_parallel_comm": part(
         "job.stack.overlap and job.stack.pairs: ep communication overlaps compute", False

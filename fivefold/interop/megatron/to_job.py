@@ -29,6 +29,7 @@ from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
+from fivefold.stack.catalog import STACKS
 from fivefold.units import GIB
 
 FSDP = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
@@ -558,6 +559,7 @@ def read_stack(values: Values, model: Model) -> dict[str, Any]:
     wgrad_accumulation = {True: "deferred", False: "fused" if local else "fused_dummy"}[
         bool(values["no_gradient_accumulation_fusion"])
     ]
+    bucket_size = values.optional("ddp_bucket_size")
     return {
         "job.stack.name": "megatron-core",
         "job.stack.overlap": tuple(overlap),
@@ -568,6 +570,7 @@ def read_stack(values: Values, model: Model) -> dict[str, Any]:
         "job.stack.param_all_gather": "overlapped" if values["overlap_param_gather"] else "before_forward",
         "job.stack.cuda_graphs": scope if graphs else "none",
         "job.stack.reduce_in_fp32": not values["grad_reduce_in_bf16"],
+        "job.stack.ddp_bucket_size": (bucket_size, 0) if bucket_size else STACKS["megatron-core"].ddp_bucket_size,
     }
 
 

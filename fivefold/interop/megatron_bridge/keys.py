@@ -96,6 +96,7 @@ DEFAULTS = {  # of GPTModelProvider and DistributedDataParallelConfig, if they d
 }
 
 DDP_OVERLAPS = ("overlap_grad_reduce", "overlap_param_gather")  # which comm_overlap and NeMo's callback turn on
+OVERLAP_BUCKET_SIZE = 128 * 1024 * 1024  # elements of a bucket, which they set
 OVERLAP_CALLBACK = "MegatronCommOverlapCallback"  # of NeMo 2; its fields are those of comm_overlap
 CALLBACKS_WITHOUT_EFFECT = (  # of NeMo 2 and Lightning (nemo/lightning/pytorch/callbacks, nemo/utils)
     "DDPParityChecker", "DeltaTimingCallback", "EarlyStopping", "FLOPsMeasurementCallback",

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fivefold.interop.keys import Table, approximate_keys, ignored_keys, to_list, unmodelled_key, unmodelled_keys
-from fivefold.interop.megatron_bridge.keys import BRIDGE_AND_CORE_KEYS, replace_defaults
+from fivefold.interop.megatron_bridge.keys import BRIDGE_AND_CORE_KEYS, OVERLAP_BUCKET_SIZE, replace_defaults
 
 DATA = "nemo.collections.llm.gpt.data."  # modules of data with the defaults of DATA_DEFAULTS
 DATA_DEFAULTS = {"micro_batch_size": 4, "global_batch_size": 8, "seq_length": 2048}
 
 DEFAULTS = {  # of GPTConfig and ModelParallelConfig, if they differ from Megatron-Bridge's
-    "ddp_bucket_size": 128 * 1024 * 1024,  # of MegatronCommOverlapCallback
+    "ddp_bucket_size": OVERLAP_BUCKET_SIZE,  # of MegatronCommOverlapCallback
     "lr_decay_style": "constant",
 }
 

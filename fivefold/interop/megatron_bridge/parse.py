@@ -23,6 +23,7 @@ from fivefold.interop.megatron_bridge.keys import (
     NAMES,
     NEGATED_KEYS,
     NEMO,
+    OVERLAP_BUCKET_SIZE,
     OVERLAP_CALLBACK,
     PRECISION_RECIPE,
     QUANTIZED,
@@ -220,6 +221,8 @@ def read_overlap(section: Mapping[str, Any], gathered: Mapping[str, Any]) -> dic
     fields: dict[str, Any] = {"tp_comm_overlap": False, "overlap_moe_expert_parallel_comm": False}
     fields["overlap_p2p_comm"] = is_interleaved and (gathered.get("pipeline_model_parallel_size") or 1) > 1
     fields |= dict.fromkeys(DDP_OVERLAPS, True)
+    if gathered.get("use_distributed_optimizer"):
+        fields["bucket_size"] = OVERLAP_BUCKET_SIZE
     fields |= {key: value for key, value in section.items() if not key.startswith("_") and value is not None}
     if not gathered.get("use_distributed_optimizer"):
         fields |= {key: bool(gathered.get(key)) for key in DDP_OVERLAPS}

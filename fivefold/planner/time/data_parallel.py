@@ -102,7 +102,12 @@ def estimate_step_ends(
     if units.job.stack.param_all_gather == "overlapped":
         exposed_gather = max(0.0, gather - _sum_overlapped_seconds(gathers, forward, chunks=len(chunks)))
     exposed_reduce = max(0.0, reduce - _sum_overlapped_seconds(reduces, backward, chunks=len(chunks)))
-    if buckets < 1:  # the first bucket has weights of further units, as the last one reduced has
+    if units.job.stack.ddp_bucket_size[0] and chunks[0] and layout.zero < 3:
+        # on later ranks of a pipeline, Megatron has one bucket for all weights of a stage
+        # (NVIDIA/Megatron-LM@d98e8a6:megatron/core/distributed/distributed_data_parallel.py, pp_rank > 0)
+        exposed_gather = max(exposed_gather, gather / len(chunks))
+        exposed_reduce = max(exposed_reduce, reduce / len(chunks))
+    elif buckets < 1:  # the first bucket has weights of further units, as the last one reduced has
         exposed_gather = max(exposed_gather, min(gather, gathers[0][0].seconds / buckets if gathers else 0.0))
         exposed_reduce = max(exposed_reduce, min(reduce, reduces[0][0].seconds / buckets if reduces else 0.0))
     return StepEnds(

@@ -223,3 +223,23 @@ def test_megatron_without_overlap_reduces_all_gradients_in_one_message() -> None
     work = plan.counts.stage_work(layout)[0]
     times = [(plan.units.gather_reduce(layout, run.name), n_units) for run, n_units in work]
     assert sum(time.buckets * n_units for time, n_units in times) == pytest.approx(1, rel=1e-6)
+
+
+def test_later_stages_of_megatrons_pipeline_reduce_all_gradients_in_one_bucket() -> None:
+    """NVIDIA/Megatron-LM@d98e8a6:megatron/core/distributed/distributed_data_parallel.py, pp_rank > 0."""
+    job = Job(sequence=2048, global_batch=64, stack=named_stack("megatron-core"))
+    plan, layout = planner(job), Layout.parse("dp16 pp4 zero1 mbs1")
+    by_unit = planner(job.replace(ddp_bucket_size=(0, 0)))
+    for stage in range(4):
+        ends, free = (
+            estimate_step_ends(one.units, layout, (stage,), estimate_unit_seconds(one.units, layout))
+            for one in (plan, by_unit)
+        )
+        work = plan.counts.stage_work(layout)[stage]
+        times = [(plan.units.gather_reduce(layout, run.name), n_units) for run, n_units in work]
+        messages = sum((time.gather + time.reduce) * n_units for time, n_units in times)
+        assert free.exposed < ends.exposed
+        if stage:
+            assert ends.exposed == pytest.approx(messages, rel=1e-6)
+        else:
+            assert ends.exposed < messages
