@@ -53,6 +53,7 @@ def _case(row: Row) -> Case:
             loss=loss,
             kernels="fused",
             compile=True,
+            compile_loss=False,
             update_kernels=UPDATE_KERNELS,
             token_permutation="scatter_add",
         ),

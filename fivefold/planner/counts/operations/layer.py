@@ -437,6 +437,10 @@ def list_head(local: Local) -> list[Op]:
     )
     fp32_logits = rows * vocab * 4
     facts = job.stack.loss_facts
+    # PyTorch's log-softmax reads long rows for their maximum, for their sum, and to write. Its backward reads the
+    # gradient twice, and the result; that gradient is filled with zeros first
+    # (pytorch/pytorch@v2.13.0:aten/src/ATen/native/cuda/SoftMax.cu and Loss.cu).
+    compiled, cast_bytes = job.stack.compiles_loss, logits + fp32_logits if width < 4 else 0
     keeps_logits = facts.retains_logits or (part.piped and job.stack.stage_outputs == "retained")
     if facts.under_autograd and (
         facts.in_fp32 or local.autocast_loss
@@ -449,8 +453,8 @@ def list_head(local: Local) -> list[Op]:
             forward_scratch=fp32_logits * separate + (fp32_logits if width < 4 else 0),
             backward_scratch=(2 + separate) * fp32_logits - logits,
             scratch_tensor=fp32_logits,
-            moved_bytes=logits + 3 * fp32_logits,
-            moved_backward_bytes=logits + 3 * fp32_logits,
+            moved_bytes=cast_bytes + (2 if compiled else 4) * fp32_logits,
+            moved_backward_bytes=cast_bytes + (2 if compiled else 5) * fp32_logits,
         )
     elif facts.under_autograd:  # the caller holds the logits too
         loss = loss._replace(
@@ -459,8 +463,8 @@ def list_head(local: Local) -> list[Op]:
             in_place=False,
             forward_scratch=0,
             backward_scratch=logits,
-            moved_bytes=3 * logits,
-            moved_backward_bytes=4 * logits,
+            moved_bytes=(3 if compiled else 4) * logits,
+            moved_backward_bytes=(4 if compiled else 5) * logits,
         )
     elif facts.in_fp32:
         loss = loss._replace(
