@@ -341,7 +341,8 @@ def count_frozen_bytes(
             if base == "nf4" and not job.stack.kernel_facts.fused_dequantization:
                 scales += NF4_CODEBOOK_BYTES
         else:
-            elements_bytes = elements * job.activation_bytes
+            held_in_fp8 = job.precision.weights_bytes == 1 and is_quantized(weight, "fp8")  # by the recipe (fp8-param)
+            elements_bytes = elements if held_in_fp8 else elements * job.activation_bytes
         gathered = gathered + shards * elements_bytes
         shard = shard + elements_bytes
     return FrozenBytes(gathered, shard, scales)

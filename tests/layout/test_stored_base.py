@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 import fivefold as ff
+from fivefold.adapter import Adapter
+from fivefold.job import Job
+from fivefold.layout.sharding import count_frozen_bytes, list_units
 from fivefold.model.catalog import resolve
 from fivefold.record import UsageWarning, UserError
 
@@ -36,3 +39,13 @@ def test_a_named_base_stays() -> None:
 def test_full_training_of_weights_in_4_bits_is_an_error() -> None:
     with pytest.raises(UserError, match="stores its weights in nf4, over which transformers trains adapters alone"):
         predict(REPOSITORY)
+
+
+def test_a_base_that_the_recipe_holds_in_fp8_takes_a_byte_for_each_weight_of_a_linear_layer() -> None:
+    """NVIDIA-NeMo/NeMo: fp8_params of MegatronMixedPrecision, the base of MLPerf's LoRA; tables and norms do not."""
+    adapter = Adapter(rank=16)
+    jobs = [Job(precision=name, adapter=adapter, stack="megatron-bridge") for name in ("fp8-param", "fp8")]
+    unit = list_units(resolve("llama3-8b"), jobs[0])[1]
+    held, cast = (count_frozen_bytes(unit, shards=1, job=job) for job in jobs)
+    linear = sum(weight.numel for weight in unit.weights if not weight.is_adapter and len(weight.shape) == 2)
+    assert cast.shard - held.shard == linear

@@ -7,8 +7,12 @@ if one fits the logged batch. Implementations: NVIDIA's NeMo
 (llama31_405b/implementations/eos-dfw_n64_ngc25.01_nemo/pretrain.py@0fdc28f: grad_reduce_in_fp32 off, embedding and head
 count as layers of the pipeline) and AMD's on the same software; LoRA of rank 16 on linear_qkv and linear_proj, with
 a2a_experimental and without gradient_accumulation_fusion
-(llama2_70b_lora/implementations/nyx_n1_ngc25.04_nemo/train.py@0fdc28f), on full sequences of 8,192 tokens; its base in
-fp8 is read as bf16 that is cast, so its memory is not scored. ``max_memory_gb`` is PyTorch's largest allocation, in GiB
+(llama2_70b_lora/implementations/nyx_n1_ngc25.04_nemo/train.py@0fdc28f), on full sequences of 8,192 tokens; its base is
+kept in fp8 (fp8_params). On Blackwell it runs in NeMo 2, which does not overlap the gradients of the factors and
+exchanges heads under cp (conf/megatron_gpt_peft_tuning_config.yaml there: overlap_grad_reduce, cp_comm_type), and
+without cp keeps the input of SwiGLU in fp8 (FP8_ACT of its config_*_cp1.sh); on Hopper in NeMo 1, which overlaps them
+since v4.1 (its logs: DistributedDataParallelConfig); AMD's submissions and those of v4.0 use fused_adam, which does
+not. ``max_memory_gb`` is PyTorch's largest allocation, in GiB
 (stable_diffusion/implementations/nyx_n1_ngc25.04_nemo/callbacks.py@0fdc28f). Read after all constants were set, so all
 rows are held out.
 """
@@ -34,6 +38,14 @@ BRIDGED = "H200 NVL: pairs and fours of cards with bridges, which our catalog ha
 LORA = Adapter(rank=16, alpha=32, dropout=0.1, targets=("q_proj", "k_proj", "v_proj", "o_proj"))
 
 
+def _is_adapter(row: Row) -> bool:
+    return row["benchmark"] == "llama2_70b_lora"
+
+
+def _is_nemo_2(row: Row) -> bool:
+    return row["hardware"].startswith(("B", "GB"))
+
+
 def _rule(row: Row) -> str:
     if not row["tp"]:
         return NO_LAYOUT
@@ -42,6 +54,8 @@ def _rule(row: Row) -> str:
 
 def _stack(row: Row) -> Stack:
     overlap: tuple[Axis, ...] = ("dp", "cp", "pp", "tp") if row["tp_comm_overlap"] == "y" else ("dp", "cp", "pp")
+    if _is_adapter(row) and (_is_nemo_2(row) or row["release"] == "v4.0" or row["hardware"].startswith("MI")):
+        overlap = tuple(axis for axis in overlap if axis != "dp")
     graphs = "full" if row["cuda_graphs"] == "y" else "none"
     stack = build_stack("nemo")
     # Megatron's tp-cp-pp-dp is read as tp-pp-cp-dp: the replicas of these runs fill a segment of a rack, in any order.
@@ -55,6 +69,8 @@ def _stack(row: Row) -> Stack:
 
 def _recipe(row: Row) -> Recipe:
     gathers_fp8 = row["fp8_param_gather"] == "y" and row["precision"] == "fp8"
+    if _is_adapter(row) and row["precision"] == "fp8":
+        return use_16bit_gradients("fp8-param")
     return use_16bit_gradients("fp8-wire" if gathers_fp8 else row["precision"])
 
 
@@ -69,6 +85,8 @@ def _case(row: Row) -> Case:
     layout = layout_of_row(row, zero=1, sp=row["sp"] == "y" or tp == 1, stages=stages)
     if row["tp_pp_dp"] == "y" and pp > 1:
         layout = layout.replace(order=("tp", "pp", "cp", "dp"))
+    if _is_adapter(row) and _is_nemo_2(row) and layout.cp > 1:
+        layout = layout.replace(cp_kind="ulysses")
     case = case_of(
         SOURCE,
         row,
@@ -79,14 +97,16 @@ def _case(row: Row) -> Case:
         recipe=_recipe(row),
         seconds=number(row, "step_s"),
     )._replace(held_out=True)
-    is_adapter = row["benchmark"] == "llama2_70b_lora"
-    if row["max_memory_gb"] and (is_adapter or row["fp8_param_gather"] == "y"):
+    is_adapter = _is_adapter(row)
+    if row["max_memory_gb"] and row["fp8_param_gather"] == "y" and not is_adapter:
         case = case._replace(left_out=(("peak", WEIGHTS_IN_FP8),))
     elif row["max_memory_gb"]:
         case = case._replace(memory_bytes=number(row, "max_memory_gb") * GIB)
     if not is_adapter:
         return case
     stack = case.job.stack.replace(merged_adapters="all_to_all", wgrad_accumulation="separate")
+    if _is_nemo_2(row) and layout.cp == 1:
+        stack = stack.replace(low_precision_saved=("activation",))
     return case._replace(job=case.job.replace(adapter=LORA, stack=stack))
 
 
