@@ -62,8 +62,8 @@ class KernelEfficiency(NamedTuple):
 # Azure/AI-benchmarking-guide@2a370be); an H100 holds 1217 to 1382 in fp8, 1.74 to 1.97, as loops do more than steps
 # (samuel-bohman/AI-benchmarking-guide@26d18e9:Azure_Results/ND_H100_v5_results.md).
 AMPERE_JOULE: dict[Dtype, float] = {"bf16": 0.575e12}
-HOPPER_JOULE: dict[Dtype, float] = {"bf16": 0.91e12, "fp8": 1.65e12}
-BLACKWELL_JOULE: dict[Dtype, float] = {"bf16": 1.1e12, "fp8": 2.4e12, "fp4": 4.5e12}
+HOPPER_JOULE: dict[Dtype, float] = {"bf16": 0.91e12, "fp8": 1.63e12}
+BLACKWELL_JOULE: dict[Dtype, float] = {"bf16": 1.1e12, "fp8": 2.37e12, "fp4": 4.5e12}
 # AMD's acceptance tests run a matmul of hipBLASLt for 15 s on all cards of a node, on operands that are sines, whose
 # bits switch as often as those of real data: an MI300X (750 W) must hold 552 TFLOP/s in bf16 and 981 in fp8 (on random
 # integers 581 and 1,215), an MI350X (1,000 W) 956 and 2,061 (ROCm/ROCmValidationSuite@21584e1:

@@ -357,8 +357,11 @@ class Prices:
         if any(op.moved_cast_bytes):
             casts = self._cast_seconds(op)
             forward, dgrad, wgrad = (a + b for a, b in zip((forward, dgrad, wgrad), casts, strict=True))
-        elif low_precision:  # the gradient of the output is cast before dx and dW
-            dgrad += self.memory_bound_seconds(m * n * op.batch * (recipe.gradients_bytes + 2))
+        elif low_precision:  # the gradient of the output is cast, with a copy for dW
+            gradient_numel = m * n * op.batch
+            copies = 1 + (op.backward_products > makes_dgrad)
+            read_bytes = gradient_numel * get_activation_width(self.job)
+            dgrad += self.memory_bound_seconds(read_bytes + copies * recipe.number_format.count_bytes(gradient_numel))
         launches = (
             1 + op.batch * kernels_per_expert // self.constants.experts_per_launch
             if op.batch > 1 and not self.ours

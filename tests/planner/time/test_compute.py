@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fivefold.adapter import Adapter
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -14,7 +15,7 @@ from fivefold.model.catalog import resolve as model
 from fivefold.model.norms import NORMS
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.operations.linear import add_casts
+from fivefold.planner.counts.operations.linear import add_casts, cast
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees, get_local_degrees
 from fivefold.planner.counts.operations.op import NormKind, Op, list_gradient_sums, matmul, norm
 from fivefold.planner.predict import predict
@@ -338,6 +339,27 @@ def test_row_scales_cast_each_operand_of_each_product() -> None:
     assert rowwise.weight == pytest.approx(product + sums + across * (m * k + m * n), rel=0.04)
     assert careful.backward == pytest.approx(product + along * (m * n + n * k), rel=0.02)
     assert careful.weight == pytest.approx(times["bf16"].weight, rel=0.01)
+
+
+@pytest.mark.parametrize(("adapter", "products", "copies"), [(None, 2, 2), (Adapter(rank=16), 1, 1)])
+def test_transformer_engine_casts_each_input_and_each_gradient_once(
+    adapter: Adapter | None, products: int, copies: int
+) -> None:
+    """16 bits are read and one byte is written for dx, and another for dW unless the weight is frozen."""
+    m, n, k = 8192, 28672, 8192
+    stack = build_stack("megatron-core").replace(wgrad_accumulation="separate")
+    job = Job(precision="fp8", stack=stack, adapter=adapter)
+    prices = Prices(machine("h100:1"), ranks=1, job=job)
+    chip = prices.chip
+    op = matmul("mlp.down", "x", "y", rows=m, in_features=k, out_features=n, width=2)
+    time = prices.operation(op._replace(backward_products=products))
+    gradient_seconds = (2 + copies) * m * n / (chip.memory_bandwidth * chip.bandwidth_share)
+    dgrad = prices.matmul(m, k, n, dtype="fp8")
+    assert time.backward - dgrad == pytest.approx(gradient_seconds, rel=0.02)
+
+    input_cast = cast(Local(model("llama3-8b"), job, LocalDegrees(sequences=1)), "x", "x.cast", numel=m * k)
+    assert input_cast.moved_bytes == pytest.approx((2 + copies) * m * k, rel=1e-6)
+    assert prices.operation(input_cast).backward == 0
 
 
 def test_fp8_gains_as_much_as_torchao_measured() -> None:

@@ -315,17 +315,20 @@ def list_sent_casts(local: Local, in_features: int) -> Iterator[tuple[str, int]]
 
 
 def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
-    """Return a cast to fp8 or fp4 with its scales; the same kernel writes the transposed copy that dW reads."""
+    """Return a cast to fp8 or fp4 with its scales; the same kernel writes the transposed copy that dW reads, if any.
+
+    Its backward has no kernel: each product casts the gradient of its own output (``time/compute.py``). Source:
+    NVIDIA/TransformerEngine@v2.8:transformer_engine/pytorch/module/linear.py (``set_usage``) and base.py
+    (``grad_output_preprocess``).
+    """
     size = count_low_precision_bytes(local, numel)
-    moved = numel * local.width + 2 * size
-    # backward bytes: the matmul casts its output's gradient likewise, which is counted here
+    copies = 2 if local.job.adapter is None else 1
     return Op(
         out,
         "cast",
         (source,),
         {out: size},
-        moved_bytes=moved,
-        moved_backward_bytes=moved,
+        moved_bytes=numel * local.width + copies * size,
         gradients={out: numel * local.width},
     )
 
