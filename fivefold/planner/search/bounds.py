@@ -15,7 +15,7 @@ import numpy as np
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts, encode_rows, factorize, stack_rows
+from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts, factorize, merge_equal, stack_rows
 from fivefold.planner.search.estimates import Estimates, StateFigure
 from fivefold.planner.search.memory_bounds import MemoryBounds
 from fivefold.planner.search.shapes import (
@@ -29,7 +29,7 @@ from fivefold.planner.search.shapes import (
     sum_units,
 )
 from fivefold.planner.search.space import Space
-from fivefold.planner.search.work import UNITS_PER_EQUAL_ORDER, SearchWork
+from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.unit_overlap import overlaps_next_forward
 from fivefold.planner.time.update_time import estimate_elementwise_seconds
 
@@ -96,6 +96,11 @@ class Bounds:
             any_recomputation=any_recomputation,
         )
 
+    def memory_of_orders(self, candidates: CandidateLayouts) -> Floats:
+        """Return ``memory``, computed once for candidates that differ in their mesh order alone."""
+        distinct, _, inverse = merge_equal(candidates, candidates[:4])
+        return self.memory(distinct)[inverse]
+
     def bound_seconds_of_any_order(
         self, candidates: CandidateLayouts, *, max_sequences: int = 1, any_recomputation: bool = False
     ) -> tuple[Floats, Floats]:
@@ -114,13 +119,12 @@ class Bounds:
         It is computed once for all orders of a candidate in which the messages of these groups take equal time.
         """
         parallel, index = self.estimates.find_distinct_parallel(candidates)
-        _, distinct, inverse = factorize(encode_rows([*candidates._replace(order=index)]))
-        self.estimates.work.add(UNITS_PER_EQUAL_ORDER * (len(inverse) - len(distinct)))
+        distinct, first, inverse = merge_equal(candidates, [*candidates[:4], index])
         results = []
-        for rows in np.array_split(distinct, max(1, -(-len(distinct) // ROWS_AT_ONCE))):
-            part = candidates.take(rows)
+        for rows in np.array_split(np.arange(len(first)), max(1, -(-len(first) // ROWS_AT_ONCE))):
+            part = distinct.take(rows)
             unit_seconds = self.estimates.bound_adjacent_units(part)
-            results.append(self._sum_seconds(part, unit_seconds, parallel[index[rows]]))
+            results.append(self._sum_seconds(part, unit_seconds, parallel[index[first[rows]]]))
         seconds, seconds_by_part = zip(*results, strict=True)
         return np.concatenate(seconds)[inverse], np.concatenate(seconds_by_part)[inverse]
 
@@ -425,7 +429,8 @@ class Bounds:
         """Return one candidate of each partial layout."""
         index = np.arange(len(self.partials.dp))
         zeros = np.zeros(len(self.partials.dp), np.int64)
-        return CandidateLayouts(index, np.searchsorted(self.space.shape_pp, self.partials.pp), zeros, zeros + 1, zeros)
+        shape = np.searchsorted(self.space.shape_pp, self.partials.pp)
+        return CandidateLayouts(index, shape, zero=zeros, shards=zeros + 1, order=zeros, equal=zeros + 1)
 
     def pipelines(self, candidates: CandidateLayouts, *, any_recomputation: bool = False) -> PipelineUnits:
         """Return the candidates' pipelines, one row per candidate.

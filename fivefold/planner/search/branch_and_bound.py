@@ -242,7 +242,7 @@ class BranchAndBound:
                 sharded, size, seconds = self._select_fast(bounds, sharded, size, bound, left="")
                 if len(size):
                     sharded, size, seconds = self._select_fitting(
-                        bounds, sharded, bounds.memory(sharded), seconds, left=""
+                        bounds, sharded, bounds.memory_of_orders(sharded), seconds, left=""
                     )
             if len(size):
                 sharded, size, seconds = self._select_fast(bounds, sharded, size, bounds.seconds(sharded), left="")

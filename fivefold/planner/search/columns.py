@@ -72,7 +72,7 @@ class CandidateLayouts(NamedTuple):
     """Columns of equal length.
 
     ``partial``, ``shape`` and ``order`` are indices into the space's ``partials``, ``shapes`` and ``orders``;
-    ``shards`` is 1 under zero0.
+    ``shards`` is 1 under zero0. ``equal``: layouts that a row stands for, which differ in their order alone.
     """
 
     partial: Ints
@@ -80,6 +80,7 @@ class CandidateLayouts(NamedTuple):
     zero: Ints
     shards: Ints
     order: Ints
+    equal: Ints
 
     @property
     def keeps_unsharded(self) -> NDArray[np.bool_]:
@@ -89,6 +90,13 @@ class CandidateLayouts(NamedTuple):
     def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
         """Return some of the rows."""
         return type(self)(*take_rows(self, index))
+
+
+def merge_equal(candidates: CandidateLayouts, columns: Sequence[Ints]) -> tuple[CandidateLayouts, Ints, Ints]:
+    """Return the first of the candidates with equal ``columns``, its row, and the index into these of each row."""
+    _, first, inverse = factorize(encode_rows(columns))
+    equal = np.bincount(inverse, weights=candidates.equal).astype(np.int64)
+    return candidates.take(first)._replace(equal=equal), first, inverse
 
 
 class BoundedSpace(NamedTuple):

@@ -97,10 +97,12 @@ class Estimates(Tables):
 
     def reduces_often(self, candidates: CandidateLayouts) -> NDArray[np.bool_]:
         """Return whether gradients are reduced after every backward pass, [n]."""
-        partials = self.partials.take(candidates.partial)
-        job = self.planner.job
-        several = job.global_batch // (partials.dp * partials.mbs) > 1
-        every_micro_batch = {"step": False, "micro_batch": True}.get(job.stack.reduce, partials.pp == 1)
+        job, (dp, mbs, pp) = (
+            self.planner.job,
+            (column[candidates.partial] for column in self.partials.select("dp mbs pp")),
+        )
+        several = job.global_batch // (dp * mbs) > 1
+        every_micro_batch = {"step": False, "micro_batch": True}.get(job.stack.reduce, pp == 1)
         return np.asarray((candidates.zero >= 2) & (candidates.shards > 1) & several & every_micro_batch)
 
     def profiles(
@@ -136,7 +138,6 @@ class Estimates(Tables):
 
         Gradients of experts that are already reduced are not counted.
         """
-        partials = self.partials.take(candidates.partial)
         has_mtp = self.counts.model.mtp_depth > 0
         stack = self.counts.job.stack
         reduces_experts_midway = stack.kernel_facts.reduces_experts_midway and "dp" not in stack.overlap
@@ -163,8 +164,9 @@ class Estimates(Tables):
                 columns.append(self.counts.profile(get_group_degrees(part, run), name, sums).backward_peak_bytes)
             return np.array([columns], float)
 
-        columns = [partials.mbs, *self._list_operation_columns(candidates)[1:]]
-        return self._look_up(f"births {allocation}", candidates, columns, compute, cost=self._pass_cost)[:, 0]
+        name = f"births {allocation}"
+        keys = self._make_partial_keys(name, self._list_operation_columns)
+        return self._look_up(name, candidates, keys, compute, cost=self._pass_cost)[:, 0]
 
     def _look_up_bytes(
         self,
@@ -182,14 +184,17 @@ class Estimates(Tables):
         with that many sequences (weights are then negligible), at most two ranks of ep, except for one expert per
         rank, whose rows are in order.
         """
-        partials = self.partials.take(candidates.partial)
-        sequences, cp, ep = partials.mbs, partials.cp, partials.ep
-        if scaled:
-            sequences = np.where(partials.mbs > 1, LARGE_MICRO_BATCH, 1)
-            cp = np.minimum(partials.cp, FEW_RANKS)
-            is_single_expert = ep == (self.counts.model.moe.experts if self.counts.model.moe else 1)
-            ep = np.where((sequences == LARGE_MICRO_BATCH) & ~is_single_expert, np.minimum(ep, FEW_RANKS), ep)
-        _, retains_outputs, _, cp_kind, tp, tp_inner, sp, _, etp, recomputed = self._list_operation_columns(candidates)
+
+        def list_columns() -> list[Ints]:
+            mbs, retains_outputs, cp, cp_kind, tp, tp_inner, sp, ep, etp, recomputed = self._list_operation_columns()
+            sequences = mbs
+            if scaled:
+                sequences = np.where(mbs > 1, LARGE_MICRO_BATCH, 1)
+                cp = np.minimum(cp, FEW_RANKS)
+                is_single_expert = ep == (self.counts.model.moe.experts if self.counts.model.moe else 1)
+                ep = np.where((sequences == LARGE_MICRO_BATCH) & ~is_single_expert, np.minimum(ep, FEW_RANKS), ep)
+            columns = [sequences, cp, retains_outputs, cp_kind, tp, tp_inner, sp, ep, etp]
+            return columns if any_recomputation else [*columns, recomputed]
 
         def compute(layout: Layout, sequences: int) -> Floats:
             part = get_local_degrees(layout)._replace(sequences=sequences)
@@ -214,13 +219,17 @@ class Estimates(Tables):
                     smallest[:, cp_kind : cp_kind + 2] = smallest[:, cp_kind : cp_kind + 2].min(axis=1, keepdims=True)
             return smallest
 
-        columns = [sequences, retains_outputs, cp, cp_kind, tp, tp_inner, sp, ep, etp]
-        name, columns = (f"bare {name}", columns) if any_recomputation else (name, [*columns, recomputed])
+        name = f"bare {name}" if any_recomputation else name
+        keys = self._make_partial_keys(name, list_columns, variant=int(scaled))
         cost = self._pass_cost * (len(self._recomputed_groups) if any_recomputation else 1)
-        totals = self._look_up(name, candidates, columns, compute, cost=cost)
-        scale = partials.mbs / sequences * cp / partials.cp
+        totals = self._look_up(name, candidates, keys, compute, cost=cost)
+        if not scaled:
+            return totals
+        sequences, cp = (column[candidates.partial] for column in keys.columns[:2])
+        own_sequences, own_cp = (column[candidates.partial] for column in (self.partials.mbs, self.partials.cp))
+        scale = own_sequences / sequences * cp / own_cp
         return np.asarray(
-            totals * np.where((sequences == partials.mbs) & (cp == partials.cp), 1.0, scale * ROUNDED)[:, None, None]
+            totals * np.where((sequences == own_sequences) & (cp == own_cp), 1.0, scale * ROUNDED)[:, None, None]
         )
 
     def bound_states(self, candidates: CandidateLayouts) -> Floats:
@@ -261,43 +270,47 @@ class Estimates(Tables):
 
         Experts are counted once for all degrees of dense weights, and dense weights once for all expert degrees.
         """
-        partials = self.partials.take(candidates.partial)
-        inner = np.where(partials.inner > 1, partials.inner, 0)  # under 2D tensor parallelism experts are cut by tp
-        dense = [partials.tp, partials.inner, candidates.shards, self._ends_on_different_ranks[candidates.shape]]
-        experts = [
-            partials.ep,
-            partials.etp,
-            inner,
-            inner * partials.tp,
-            count_expert_shards(partials, candidates.shards),
-        ]
+        partials = self.partials
 
-        def count(columns: list[Ints], *, experts: bool) -> Floats:
+        def list_dense_columns() -> list[Ints]:
+            return partials.select("tp inner")
+
+        def list_expert_columns() -> list[Ints]:
+            inner = np.where(partials.inner > 1, partials.inner, 0)  # under 2D tensor parallelism experts are cut by tp
+            return [partials.ep, partials.etp, inner, inner * partials.tp]
+
+        expert_shards = count_expert_shards(partials.take(candidates.partial), candidates.shards)
+
+        def count(list_columns: Callable[[], list[Ints]], columns: list[Ints], *, experts: bool) -> Floats:
             def compute(layout: Layout, _sequences: int) -> Floats:
                 return self._count_resting_states(layout, experts=experts).T
 
             name, columns = f"resting, experts {experts}", [candidates.zero, *columns]
-            return self._look_up(name, candidates, columns, compute, cost=self._state_cost // 8)
+            keys = self._make_partial_keys(name, list_columns)
+            return self._look_up(name, candidates, keys, compute, columns=columns, cost=self._state_cost // 8)
 
-        figures = count(dense, experts=False)
-        return figures + count(experts, experts=True) if self.counts.model.moe else figures
+        ends = self._ends_on_different_ranks[candidates.shape]
+        figures = count(list_dense_columns, [candidates.shards, ends], experts=False)
+        return figures + count(list_expert_columns, [expert_shards], experts=True) if self.counts.model.moe else figures
 
     def states(self, candidates: CandidateLayouts) -> Floats:
         """Return the bytes of states and the elements updated, [n, ``StateFigure``, units]."""
-        partials = self.partials.take(candidates.partial)
-        columns = [*partials.select("tp inner ep etp"), *self._list_sharding_columns(candidates)]
-        columns += [candidates.zero, (partials.pp == 1).astype(np.int64)]
+
+        def list_columns() -> list[Ints]:
+            is_unpipelined = (self.partials.pp == 1).astype(np.int64)
+            return [*self.partials.select("tp inner ep etp"), self.partials.dp * self.partials.cp, is_unpipelined]
 
         def compute(layout: Layout, _sequences: int) -> Floats:
             return self._count_states(layout).T
 
-        return self._look_up("states", candidates, columns, compute, cost=self._state_cost)
+        keys = self._make_partial_keys("states", list_columns)
+        columns = [*self._list_sharding_columns(candidates), candidates.zero]
+        return self._look_up("states", candidates, keys, compute, columns=columns, cost=self._state_cost)
 
     def _list_sharding_columns(self, candidates: CandidateLayouts) -> list[Ints]:
-        """Return the columns that say how weights and gradients are sharded, and how often gradients are reduced."""
-        partials = self.partials.take(candidates.partial)
+        """Return the columns that, with dp·cp, say how states are sharded and how often gradients are reduced."""
         ends = self._ends_on_different_ranks[candidates.shape]
-        return [candidates.shards, partials.dp * partials.cp, ends, self.reduces_often(candidates).astype(np.int64)]
+        return [candidates.shards, ends, self.reduces_often(candidates).astype(np.int64)]
 
     def _count_resting_states(self, layout: Layout, *, experts: bool) -> Floats:
         """Return the bytes [units, 2] at rest and of gradients at the update, of experts or of dense weights."""
@@ -374,10 +387,13 @@ class Estimates(Tables):
                     get_local_degrees(layout)._replace(sequences=sequences, recomputed=frozenset()), layout
                 )
 
-            columns = self._list_operation_columns(candidates)[1:-1]
-            sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
             return self._look_up_scaled(
-                "bare", candidates, columns, compute_bare, sequences=sequences, cost=self._pass_cost // 2
+                "bare",
+                candidates,
+                slice(1, -1),
+                compute_bare,
+                max_sequences=max_sequences,
+                cost=self._pass_cost // 2,
             )
         if self.measured:
 
@@ -386,15 +402,15 @@ class Estimates(Tables):
                 return self._bound_units(part._replace(recomputed=frozenset()) if any_recomputation else part, layout)
 
             name = "bare" if any_recomputation else "nearest"
-            columns = self._list_operation_columns(candidates)
-            return self._look_up(name, candidates, columns, compute_measured, cost=self._pass_cost)
+            keys = self._make_partial_keys(name, self._list_operation_columns)
+            return self._look_up(name, candidates, keys, compute_measured, cost=self._pass_cost)
 
         def compute(layout: Layout, sequences: int) -> Floats:
             return self._bound_units(get_local_degrees(layout)._replace(sequences=sequences), layout)
 
-        columns = self._list_operation_columns(candidates)[1:]
-        sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
-        return self._look_up_scaled("nearest", candidates, columns, compute, sequences=sequences, cost=self._pass_cost)
+        return self._look_up_scaled(
+            "nearest", candidates, slice(1, None), compute, max_sequences=max_sequences, cost=self._pass_cost
+        )
 
     def model_seconds(self, candidates: CandidateLayouts, *, max_sequences: int, complete: bool = True) -> Floats:
         """Return seconds [n, (passes one after another, passes in pairs), 1] of all units of the model on one rank.
@@ -415,9 +431,9 @@ class Estimates(Tables):
             return np.array([[unpaired], [paired]])
 
         name, n_columns = ("whole", 9) if complete else ("any etp", 8)
-        columns = self._list_operation_columns(candidates)[1:n_columns]
-        sequences = self._choose_larger_sizes(candidates, max_sequences=max_sequences)
-        return self._look_up_scaled(name, candidates, columns, compute, sequences=sequences, cost=self._pass_cost)
+        return self._look_up_scaled(
+            name, candidates, slice(1, n_columns), compute, max_sequences=max_sequences, cost=self._pass_cost
+        )
 
     def _bound_units(self, part: LocalDegrees, layout: Layout, *, complete: bool = True) -> Floats:
         if self.measured or self.planner.job.stack.pairs:
@@ -433,8 +449,9 @@ class Estimates(Tables):
         def compute(layout: Layout, _sequences: int) -> Floats:
             return np.array([list_figures(self.planner.units.unit(layout, run)) for run in self.runs]).T
 
-        columns = [*self._list_operation_columns(candidates), self._number_placements(candidates, AXES)]
-        return self._look_up("units", candidates, columns, compute, cost=self._pass_cost)
+        keys = self._make_partial_keys("operations", self._list_operation_columns)
+        columns = [self._number_placements(candidates, AXES)]
+        return self._look_up("units", candidates, keys, compute, columns=columns, cost=self._pass_cost)
 
     def pairs(self, candidates: CandidateLayouts) -> Floats:
         """Return the seconds of the messages of each unit [n, 6, units], for schedules that pair forward and backward.
@@ -459,19 +476,20 @@ class Estimates(Tables):
                 rows.append(row)
             return np.array(rows).T
 
-        columns = [*self._list_operation_columns(candidates), self._number_placements(candidates, AXES)]
-        return self._look_up("pairs", candidates, columns, compute, cost=self._state_cost)
+        keys = self._make_partial_keys("operations", self._list_operation_columns)
+        columns = [self._number_placements(candidates, AXES)]
+        return self._look_up("pairs", candidates, keys, compute, columns=columns, cost=self._state_cost)
 
     def stage_message_seconds(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (lateness, sending)] of a message between stages, as in ``StageSeconds``."""
-        partials = self.partials.take(candidates.partial)
-        columns = [*partials.select("mbs cp tp inner sp"), self._overlaps_p2p[candidates.shape]]
+        columns = [self._overlaps_p2p[candidates.shape]]
         columns += [self._number_placements(candidates, ("tp",)), self._number_placements(candidates, ("pp",))]
 
         def compute(layout: Layout, _sequences: int) -> Floats:
             return np.array(estimate_stage_message(self.planner.units, layout))
 
-        return self._look_up("between stages", candidates, columns, compute, cost=UNITS_PER_PLACE)
+        keys = self._make_partial_keys("between stages", lambda: self.partials.select("mbs cp tp inner sp"))
+        return self._look_up("between stages", candidates, keys, compute, columns=columns, cost=UNITS_PER_PLACE)
 
     def parallel(self, candidates: CandidateLayouts) -> Floats:
         """Return seconds [n, (gather, reduce, copies, copy_out, copy_in), units] as in ``GatherReduceTime``."""
@@ -479,16 +497,23 @@ class Estimates(Tables):
         return seconds[index]
 
     def find_distinct_parallel(self, candidates: CandidateLayouts) -> tuple[Floats, Ints]:
-        """Return ``parallel`` of candidates whose data-parallel messages differ, and for each row its index into it."""
-        partials = self.partials.take(candidates.partial)
-        columns = [*partials.select("tp inner sp ep etp"), *self._list_sharding_columns(candidates)]
-        if self.counts.job.stack.replicated_grad_reduce == "weight":  # after every backward
-            columns += partials.select("mbs cp")
+        """Return the known rows of ``parallel``, and each candidate's index into them, equal for equal messages."""
         job = self.counts.job
-        if job.stack.ddp_bucket_size[0]:
-            columns += [candidates.zero, partials.pp]
-        if job.stack.reduce_bucket or job.freezes_weights:  # by stage other messages, or other gathers
-            columns += [candidates.zero, (partials.pp == 1).astype(np.int64)]
+        differs_by_stage = bool(job.stack.reduce_bucket) or job.freezes_weights  # other messages, or other gathers
+
+        def list_columns() -> list[Ints]:
+            partials = self.partials
+            columns = [*partials.select("tp inner sp ep etp"), partials.dp * partials.cp]
+            if job.stack.replicated_grad_reduce == "weight":  # after every backward
+                columns += partials.select("mbs cp")
+            if job.stack.ddp_bucket_size[0]:
+                columns.append(partials.pp)
+            if differs_by_stage:
+                columns.append((partials.pp == 1).astype(np.int64))
+            return columns
+
+        columns = self._list_sharding_columns(candidates)
+        columns += [candidates.zero] if job.stack.ddp_bucket_size[0] or differs_by_stage else []
         columns += [
             self._number_placements(candidates, ("shard", "replica", "expert_shard", "expert_replica")),
             self._number_placements(candidates, ("tp",)),
@@ -501,7 +526,8 @@ class Estimates(Tables):
                 figures = [(time.gather, time.reduce, time.copies, time.copy_out, time.copy_in) for time in times]
                 yield np.array(figures, float).T
 
-        return self._look_up_distinct("parallel", columns, compute, cost=self._state_cost)
+        keys = self._make_partial_keys("parallel", list_columns)
+        return self._find_rows("parallel", candidates, keys, columns, compute, cost=self._state_cost)
 
     def _pick_representative_unit(self, name: Name) -> Name:
         return name if isinstance(name, str) else self.counts.name_by_representative[name.representative]

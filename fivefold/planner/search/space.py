@@ -357,7 +357,8 @@ class Space:
         ]
         partial = np.concatenate([index[rows] for rows in members])
         shape = np.repeat(np.arange(len(members)), [len(rows) for rows in members])
-        return CandidateLayouts(partial, shape, np.zeros_like(partial), np.ones_like(partial), np.zeros_like(partial))
+        zeros, ones = np.zeros_like(partial), np.ones_like(partial)
+        return CandidateLayouts(partial, shape, zero=zeros, shards=ones, order=zeros, equal=ones)
 
     def shard(self, partials: PartialLayouts, candidates: CandidateLayouts) -> CandidateLayouts:
         """Return each candidate with every ZeRO stage and shard group."""
@@ -446,7 +447,7 @@ class Space:
             if candidate.pp == partial_layout.pp[0] and self.can_run(candidate, self.micro_batches(partial_layout))[0]
         )
         zero, shards = self._decode_zeros(int(self._encode_zeros(partial_layout)[0]))[-1]
-        row = CandidateLayouts(*(np.array([value]) for value in (partial, shape, zero, shards, 0)))
+        row = CandidateLayouts(*(np.array([value]) for value in (partial, shape, zero, shards, 0, 1)))
         return self.layout(partials, row, 0)
 
     def find_rows(self, partials: PartialLayouts, layout: Layout) -> Ints:
@@ -476,7 +477,7 @@ class Space:
         can_run = self.can_run(shape, self.micro_batches(partials))[0]
         if not can_run or zero not in self._decode_zeros(int(self._encode_zeros(partials)[0])):
             return None
-        place = self.recomputations.index(layout.ac), self.shapes.index(shape), *zero, 0
+        place = self.recomputations.index(layout.ac), self.shapes.index(shape), *zero, 0, 1
         candidates = self.place(partials, CandidateLayouts(*(np.array([value]) for value in place)))
         layouts = (self.layout(partials, candidates, row) for row in range(len(candidates.order)))
         return next((known for known in layouts if _get_active_order(known) == _get_active_order(layout)), None)

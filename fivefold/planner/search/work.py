@@ -4,7 +4,8 @@
     then the gap doubles every ``DOUBLING_UNITS``
 
 It is like the work limit and gap of a mixed-integer solver. Wall time would make results depend on the machine. One
-unit is a row of a table that is read; computed figures count as the number of rows that take as long.
+unit is a row of a table that is read for a layout, also if it is read once for several; computed figures count as the
+number of rows that take as long.
 """
 
 from __future__ import annotations
@@ -19,7 +20,6 @@ from fivefold.layout.spec import Layout
 UNITS_PER_PASS = 100  # to list the operations of a model's unit and to time them, or to simulate their memory
 UNITS_PER_STATE = 40  # to count the states of a model's unit, or to time its data-parallel messages
 UNITS_PER_PLACE = 30  # to find the groups of a layout
-UNITS_PER_EQUAL_ORDER = 2  # for a mesh order that takes as long as another: its rows of two tables, though not read
 UNITS_PER_ESTIMATE = 3000  # to estimate a layout, or to count its memory
 UNITS_PER_ACTION = 4  # to list an action of a schedule, once for all layouts with this schedule
 ACTIONS_PER_UNIT = 4  # of a schedule that are simulated in each estimate

@@ -90,6 +90,20 @@ def test_bounds_of_all_orders_equal_those_of_one_order_at_a_time() -> None:
     assert results[0] == results[1]
 
 
+def test_memory_of_orders_is_computed_once_and_counts_as_the_work_of_each() -> None:
+    model, job = build_model("qwen3-30b-a3b"), Job(sequence=4096, global_batch=64)
+    planner = Planner(model=model, machine=resolve("h100:32", local=NOWHERE), job=job)
+    space = Space(model, job, world=32)
+    partials = space.expand_recomputations(space.partials.take(np.arange(0, len(space.partials.dp), 997)))
+    sharded = space.shard(partials, space.expand(partials, np.arange(len(partials.dp))))
+    candidates = space.place(partials, sharded)
+    works = SearchWork(), SearchWork()
+    each, once = (Bounds(planner, space, partials, work=work) for work in works)
+    assert each.memory(candidates).tobytes() == once.memory_of_orders(candidates).tobytes()
+    assert works[0].units == works[1].units
+    assert len(candidates.order) > 2 * len(sharded.order)
+
+
 def test_tied_ends_on_one_rank_hold_one_table() -> None:
     """Under DualPipeV the first rank holds both ends, and may hold no layer: the table is counted once, not twice."""
     model, machine = build_model("llama3.2-1b").replace(layers=2), resolve("gh200:2", local=NOWHERE)
