@@ -359,6 +359,7 @@ MIXTURES = {
             ("biased experts", "dp2 tp2 ep2 zero2 mbs2", ON_EXPERTS.replace(rank_pattern={"experts.down_proj": 5})),
             ("gated shared experts", "tp2 cp2 ep2 mbs2 ac=full", ON_EXPERTS),
             ("biased experts", "dp1 mbs2 ac=full", Adapter(rank=3, targets=("v_proj", "experts.gate_up_proj"))),
+            ("gated shared experts", "dp1 ac=full", ON_EXPERTS),  # W and B of the last product are not recomputed
         ],
     ),
 )

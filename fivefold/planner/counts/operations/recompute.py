@@ -159,8 +159,12 @@ def is_linear(op: Op) -> bool:
 
 
 def is_fused_with(op: Op, first: Op) -> bool:
-    """Return True if our engine runs ``op`` in one operation with ``first``; the query of MLA runs by itself."""
+    """Return True if our engine runs ``op`` in one operation with ``first``.
+
+    The query of MLA runs by itself, and so does A of the adapters of experts, before their product.
+    """
     runs_alone = first.name == "attention.q" and op.name == "attention.kv_down"
+    runs_alone = runs_alone or (first.name.startswith("moe.experts.") and first.name.endswith(".lora_a"))
     return is_linear(op) and is_linear(first) and op.reads == first.reads and not runs_alone
 
 
@@ -177,9 +181,15 @@ def _group_linears(ops: Sequence[Op]) -> Iterator[list[Op]]:
 
 
 def _find_last_saving(ops: Sequence[Op]) -> Op | None:
-    """Return the last operation that saves a tensor other than those that outlive any recomputation."""
+    """Return the last operation that saves a tensor other than those that outlive any recomputation.
+
+    Our engine runs the products of experts with W and with B of an adapter as one operation, which begins with W.
+    """
     kept_names = {name for op in ops for name in op.always_kept}
-    return next((op for op in reversed(ops) if not kept_names.issuperset(op.keeps)), None)
+    last = next((op for op in reversed(ops) if not kept_names.issuperset(op.keeps)), None)
+    if last is None or not last.name.startswith("moe.experts.") or not last.name.endswith(".lora_b"):
+        return last
+    return next(op for op in ops if op.name == last.name.removesuffix(".lora_b"))
 
 
 def _stop_early(ops: Sequence[Op], dropped: frozenset[str], *, last: Op | None, fused: bool) -> list[Op]:
