@@ -208,13 +208,15 @@ class Moe(nn.Module):
         ``keys_B``: as in ``forward``. ``chosen``: use these experts instead of the layer's own choice.
         """
         if self.noise is not None:
-            return _mix_sparsely(logits, keys_B, self, self.noise, chosen)
-        scores = SCORES[self.moe.score](logits)
-        if chosen is None:
-            with torch.no_grad():
-                ranked = logits if self.moe.biased == "logits" else scores
-                chosen = routing.choose_experts(ranked, self.bias if self.moe.balance == "free" else None, moe=self.moe)
-        weights = routing.routing_weights(_add_balance(scores, chosen, self), chosen, moe=self.moe)
+            weights, chosen = _mix_sparsely(logits, keys_B, self, self.noise, chosen)
+        else:
+            scores = SCORES[self.moe.score](logits)
+            if chosen is None:
+                with torch.no_grad():
+                    ranked = logits if self.moe.biased == "logits" else scores
+                    bias = self.bias if self.moe.balance == "free" else None
+                    chosen = routing.choose_experts(ranked, bias, moe=self.moe)
+            weights = routing.routing_weights(_add_balance(scores, chosen, self), chosen, moe=self.moe)
         if self.router.expert_scale is not None:
             weights = _scale_experts(weights, chosen, self.router.expert_scale)
         return weights, chosen

@@ -52,6 +52,21 @@ INDEPENDENT = CHOSEN.replace(
     mlp_clamp=0.02,
     output_gate=True,
 )
+# The factors of experts that are drawn were left out, and had no gradient.
+SCALED_DRAWS = SMALL.replace(
+    name="factors of drawn experts",
+    block="sandwich",
+    moe=MoE(
+        experts=4,
+        topk=2,
+        ffn=14,
+        balance="none",
+        score="sparsemixer",
+        normalized=False,
+        joins_mlp=True,
+        joined_norms=True,
+    ),
+)
 CASES = (
     (CHOSEN, "tp2 mbs1 nosp"),
     (CHOSEN, "tp2 mbs2 ac=full"),
@@ -61,6 +76,7 @@ CASES = (
     (ALTUP, "cp2 cp=ulysses mbs1"),
     (MIXED, "dp2 zero1"),
     (LATENT_SINKS.replace(window=7, window_pattern=(True, False), rope_theta_sliding=50.0), "dp2 tp2 zero3"),
+    (SCALED_DRAWS, "dp2 zero1 mbs1 ac=full"),
     (LATENT_SINKS.replace(attention_softcap=0.5, attention_dropout=0.1), "cp2 cp=ulysses"),
     (SMALL.replace(name="odd heads", head_dim=5, position="learned", positions=64), "tp2"),
     (SMALL.replace(name="odd latent", kv_heads=8, head_dim=5, mla=LATENT.replace(nope_dim=5)), "dp2 zero1"),
