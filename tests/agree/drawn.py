@@ -25,6 +25,7 @@ from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.altup import AltUp
 from fivefold.model.attention import Sliding
+from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
@@ -257,6 +258,8 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = _add_drawn_experts(random.Random(f"{number} routers"), model, layout=layout, job=job)
         model = _add_joined_experts(random.Random(f"{number} joined experts"), model, layout=layout, job=job)
         model, job = _add_indexer(random.Random(f"{number} indexer"), model, layout=layout, job=job)
+        model = _add_streams(random.Random(f"{number} streams"), model, layout=layout, job=job)
+        model = _add_limits(random.Random(f"{number} limits"), model, layout=layout, job=job)
         model = _add_masks_from_values(random.Random(f"{number} masks"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
@@ -366,6 +369,35 @@ def _add_masks_from_values(chance: random.Random, model: Model, *, layout: Layou
     }
     changed = _replace_if_legal(model, fields, layout=layout, job=job)
     return model if changed is None or chance.random() > 0.3 else changed
+
+
+def _add_streams(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some models with hyper-connections of several streams, without what these exclude, where legal."""
+    if chance.random() > 0.25:
+        return model
+    hyper = HyperConnections(
+        streams=chance.choice((1, 2, 3)), mixes=chance.random() < 0.6, iterations=chance.choice((1, 3))
+    )
+    excluded: dict[str, Any] = {
+        "block": "pre",
+        "first_norm": True,
+        "residual_scale": 1.0,
+        "residual_weights": False,
+        "dropout": 0.0,
+        **dict.fromkeys(("residual_factors", "embedding_dropout", "mtp")),
+    }
+    return _replace_if_legal(model, {**excluded, "hyper_connections": hyper}, layout=layout, job=job) or model
+
+
+def _add_limits(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some models with limits of gate and up, and some of their routers with scores √softplus, where legal."""
+    if chance.random() > 0.25:
+        return model
+    moe = model.moe
+    if moe is not None:
+        moe = moe.replace(clamp=0.02)
+        moe = moe.replace(score="sqrtsoftplus") if moe.score == "sigmoid" else moe
+    return _replace_if_legal(model, {"mlp_clamp": 0.02, "moe": moe}, layout=layout, job=job) or model
 
 
 def _replace_if_legal(model: Model, fields: dict[str, Any], *, layout: Layout, job: Job) -> Model | None:

@@ -198,6 +198,8 @@ class Block(nn.Module):
                 self._join_experts(entry_RD, entry_RD, rows) if joins else self.feed_forward(entry_RD, rows.keys)
             )
             del entry_RD
+            if self.norm2_post is not None:  # of experts alone
+                d_RD = self.run("norm2_post", self.norm2_post, d_RD)
             x_RnD = self.hyper2.mix(x_RnD, d_RD, numbers)
         return x_RnD
 

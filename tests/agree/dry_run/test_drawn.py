@@ -450,6 +450,7 @@ INDEPENDENT = CHOSEN_BY_EXPERTS.replace(
             (STREAMS, "pp2 zb1p mbs1"),
             (INDEPENDENT, "dp2 ep2 zero1 mbs2 ac=full"),
             (STREAMS, "dp2 pp2 v2 zero2 interleaved mbs1"),
+            (STREAMS.replace(moe=SHARED.replace(post_norm=True), feed_forwards=(True, False)), "dp2 ep2 mbs1 ac=full"),
         ],
     ),
 )
