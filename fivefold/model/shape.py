@@ -523,12 +523,13 @@ class ModelShape(Record):
             ("residual_by_depth", False),
             ("residual_weights", False),
             ("residual_factors", None),
-            ("dropout", 0.0),
-            ("embedding_dropout", None),
             ("mtp", None),
             ("joins_mamba2", False),
         ):
             if getattr(self, field) != default:
+                raise ValueError(f"{field} is not supported with hyper_connections: leave one out")
+        for field in ("dropout", "embedding_dropout"):
+            if getattr(self, field):
                 raise ValueError(f"{field} is not supported with hyper_connections: leave one out")
 
     def _check_latent(self) -> None:

@@ -164,6 +164,11 @@ def test_predict_adds_time_and_memory_for_hyper_connections_under_every_layout(l
     assert step.memory.peak_bytes > plain.memory.peak_bytes
 
 
+def test_preferences_are_counted_with_hyper_connections() -> None:
+    step = ff.predict(STREAM, "h100:1", "mbs2", sequence=64, global_batch=8, objective="dpo")
+    assert step.work.hardware_flops > 0
+
+
 def test_unsupported_combinations_with_hyper_connections_are_one_line_errors() -> None:
     job = Job(sequence=12, global_batch=2)
     with pytest.raises(UserError, match="hyper-connections are not counted under autocast"):
