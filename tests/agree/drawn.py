@@ -45,6 +45,8 @@ from fivefold.update import LearningRate, Optimizer
 VOCAB = 251  # of the text of the parity proof
 WORLDS = (2, 2, 3, 4, 4, 4, 4, 4, 6, 8)
 CASES_PER_ADAPTER = 5  # every fifth case has an adapter, which few of the others could have
+CASES_PER_FREEZE = 10  # every tenth case is drawn again until parts of it may be frozen
+MAX_REDRAWS = 15
 
 
 class Drawn(NamedTuple):
@@ -78,6 +80,9 @@ def draw_cases(seed: int, *, first: int = 0, worlds: tuple[int, ...] = WORLDS) -
             frame = _drop_what_adapters_exclude(frame)
         cases = filter(None, (_draw(chance, number, frame) for _ in itertools.repeat(None)))
         case = next(case for case in cases if not adapted or _is_supported_with(Adapter(), case))
+        if number % CASES_PER_FREEZE == 3:  # the first one if none may, as with some schedules
+            few = itertools.islice(itertools.chain((case,), cases), MAX_REDRAWS)
+            case = next((other for other in few if _may_freeze(other)), case)
         if adapted:
             case = _add_adapter(case, random.Random(f"{seed} {number} adapter"))
         else:
@@ -473,6 +478,10 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     if _is_supported_with(of_ends, case):
         adapter = of_ends
     return case._replace(job=case.job.replace(adapter=adapter)) if _is_supported_with(adapter, case) else case
+
+
+def _may_freeze(case: Drawn) -> bool:
+    return _is_supported(case.layout, case.job.replace(freeze=("embed_tokens",)), model=case.model)
 
 
 def _add_freeze(case: Drawn, chance: random.Random) -> Drawn:

@@ -183,11 +183,11 @@ def _group_linears(ops: Sequence[Op]) -> Iterator[list[Op]]:
 def _find_last_saving(ops: Sequence[Op]) -> Op | None:
     """Return the last operation that saves a tensor other than those that outlive any recomputation.
 
-    Our engine runs the products of experts with W and with B of an adapter as one operation, which begins with W.
+    The products with W and with B of an adapter are one operation, which begins with W.
     """
     kept_names = {name for op in ops for name in op.always_kept}
     last = next((op for op in reversed(ops) if not kept_names.issuperset(op.keeps)), None)
-    if last is None or not last.name.startswith("moe.experts.") or not last.name.endswith(".lora_b"):
+    if last is None or not last.name.endswith(".lora_b"):
         return last
     return next(op for op in ops if op.name == last.name.removesuffix(".lora_b"))
 
