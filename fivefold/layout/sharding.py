@@ -261,8 +261,9 @@ def shard_numel(weight: Weight, *, shards: int) -> int:
 
 
 def is_gemm_weight(weight: Weight) -> bool:
-    """Tell whether the weight is the matrix of a GEMM in a block, which may run in fp8: not a router or bias."""
-    return weight.kind in ("column", "row", "expert_column", "expert_row") and not weight.name.endswith("_bias")
+    """Tell whether the weight is the matrix of a GEMM in a block, which may run in fp8: no router, bias or adapter."""
+    is_matrix = weight.kind in ("column", "row", "expert_column", "expert_row") and not weight.name.endswith("_bias")
+    return is_matrix and not weight.is_adapter
 
 
 def is_quantized(weight: Weight, base: Base | None) -> bool:
@@ -272,7 +273,7 @@ def is_quantized(weight: Weight, base: Base | None) -> bool:
     dtype of the activations (transformers 5.23: integrations/bitsandbytes.py, replace_with_bnb_linear). A base in fp8
     has both, one in mxfp4 routed experts alone.
     """
-    if weight.is_adapter or not is_gemm_weight(weight):
+    if not is_gemm_weight(weight):
         return False
     is_expert = weight.kind in ("expert_column", "expert_row")
     return base == "fp8" or base in (("mxfp4",) if is_expert else ("nf4", "int8"))

@@ -6,9 +6,12 @@ import pytest
 
 import fivefold as ff
 from fivefold.adapter import Adapter
-from fivefold.job import Job
-from fivefold.layout.sharding import count_frozen_bytes, list_units
+from fivefold.job import RECIPES, Job
+from fivefold.layout.sharding import FsdpUnit, count_frozen_bytes, list_units
+from fivefold.layout.spec import Layout
+from fivefold.layout.validity import is_legal
 from fivefold.model.catalog import resolve
+from fivefold.planner.counts.memory.states import count_part_states
 from fivefold.record import UsageWarning, UserError
 
 REPOSITORY = "unsloth/llama-3-8b-bnb-4bit"
@@ -49,3 +52,30 @@ def test_a_base_that_the_recipe_holds_in_fp8_takes_a_byte_for_each_weight_of_a_l
     held, cast = (count_frozen_bytes(unit, shards=1, job=job) for job in jobs)
     linear = sum(weight.numel for weight in unit.weights if not weight.is_adapter and len(weight.shape) == 2)
     assert cast.shard - held.shard == linear
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_factors_are_held_in_16_bits_at_least_under_every_recipe(name: str) -> None:
+    """Transformer Engine holds its own linear layers in fp8; the factors next to them are parameters of PyTorch."""
+    model = resolve("llama3-8b")
+    job = Job(precision=name, adapter=Adapter(rank=16), stack="megatron-bridge")
+    factors = tuple(weight for weight in list_units(model, job)[1].weights if weight.is_adapter)
+    layout = Layout.parse("dp8 zero1 mbs1")
+    states = count_part_states(FsdpUnit("dense", factors), unsharded=factors, shards=8, layout=layout, job=job)
+    assert states.gathered == sum(weight.numel for weight in factors) * max(2, RECIPES[name].weights_bytes)
+
+
+@pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
+@pytest.mark.parametrize("name", RECIPES)
+def test_adapters_are_predicted_or_one_line_says_why_not_under_every_recipe(name: str) -> None:
+    model, layout = resolve("llama3-8b"), Layout.parse("dp4 tp2 zero1 mbs1")
+    for stack in ("fivefold", "megatron-bridge", "ddp"):
+        for base in (None, "nf4", "fp8"):
+            job = Job(precision=name, adapter=Adapter(rank=16, base=base), stack=stack, sequence=1024, global_batch=16)
+            words = {"precision": name, "adapter": {"rank": 16, "base": base}, "stack": stack, "seq": 1024, "gbs": 16}
+            if is_legal(layout, model=model, job=job):
+                step = ff.predict("llama3-8b", "h100:8", str(layout), **words)  # type: ignore[arg-type]
+                assert step.memory.peak_bytes > 0
+            else:
+                with pytest.raises(UserError):
+                    ff.predict("llama3-8b", "h100:8", str(layout), **words)  # type: ignore[arg-type]
