@@ -8,4 +8,5 @@ stored_base         the base of an adapter that names none
 quantized_base      how tensor parallelism cuts a base in few bits
 mesh                process groups by axis          sharding · local_weight   the part of a weight that each rank holds
 stages · schedule/  layers of pipeline stages; pipeline schedules as tables
+recomputation       the operations of each group that ``ac=`` recomputes
 """

@@ -22,6 +22,7 @@ from pydantic import Field, model_validator
 from fivefold.bounded_types import RANKS, Degree, Sequences, StageLayers
 from fivefold.job import Job, Offloaded
 from fivefold.layout.names import CONTEXT_PARALLELISMS, CP_KINDS, DEFAULT_ORDER, ContextParallelism, CpKind, MeshAxis
+from fivefold.layout.recomputation import RECOMPUTABLE
 from fivefold.layout.schedule.pipeline_schedule import (
     DEFAULT_SCHEDULE,
     PIPELINE_SCHEDULES,
@@ -35,10 +36,6 @@ from fivefold.record import Record, UserError, warn
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
-
-# Groups of operations that can be recomputed in the backward, by the part of the name before the dot, or the full name.
-RECOMPUTABLE = ("norm", "qkv", "up", "rope", "core", "out", "act", "mlp", "moe", "shared", "router")
-CHEAP = frozenset({"norm", "act", "rope", "up"})  # their outputs are recomputed even if another operation saves them
 
 
 class Layout(Record):

@@ -8,22 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from fivefold.layout.names import DEFAULT_ORDER
-from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.layout.recomputation import GROUPS, RECOMPUTABLE
+from fivefold.layout.spec import Layout
 from fivefold.record import join_names
 
-GROUPS = {
-    "norm": "norms",
-    "qkv": "QKV projections",
-    "rope": "rotary positions",
-    "core": "the attention core",
-    "out": "output projections of attention",
-    "up": "up and gate projections",
-    "act": "activation functions",
-    "mlp": "feed-forward layers",
-    "moe": "experts",
-    "shared": "shared experts",
-    "router": "routers",
-}  # recomputed operations
 REDUCES = {
     "step": "gradients are reduced once per step, not after every micro-batch",
     "unpipelined": "with a pipeline, gradients are reduced once per step",
@@ -51,7 +39,7 @@ def _explain(layout: Layout) -> Iterator[tuple[str, str]]:
         yield "stages=", "layers of each pipeline stage; 8x14: 14 stages of 8"
     operations = sorted(layout.recomputed_operations, key=RECOMPUTABLE.index) if _recomputes_groups(layout) else []
     if operations:
-        names = join_names([GROUPS[name] for name in operations], "and")
+        names = join_names([GROUPS[name].description for name in operations], "and")
         yield f"ac={layout.recomputation}", f"recomputes {names}"
     if layout.recompute_every > 1:
         yield f"ac={layout.recomputation}", f"recomputes one layer in {layout.recompute_every}"

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, TARGETS, TRAINED_BASES, Adapter, SavedModule
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.recomputation import RECOMPUTABLE
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
-from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.altup import AltUp

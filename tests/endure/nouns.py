@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any, get_args
 
 from fivefold.job import RECIPES, Job
+from fivefold.layout.recomputation import RECOMPUTABLE
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
-from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.layout.spec import Layout
 from fivefold.machine import toml
 from fivefold.machine.catalog import ALIASES, INSTANCES
 from fivefold.machine.catalog import list_names as chips

@@ -16,8 +16,9 @@ from pydantic import BaseModel, ValidationError
 from fivefold.adapter import EXPERT_TARGETS, Adapter, expand_targets
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.recomputation import RECOMPUTABLE
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES
-from fivefold.layout.spec import RECOMPUTABLE, Layout
+from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons, refuse
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint, StepFactor

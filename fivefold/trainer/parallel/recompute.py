@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from fivefold.layout.spec import CHEAP
+from fivefold.layout.recomputation import CHEAP, list_groups
 from fivefold.trainer.model import linear_op
 from fivefold.trainer.model.linear import Linear, fused_linears, mark_recomputation
 from fivefold.trainer.model.operation import exclude_from_graphs, skip_wrappers
@@ -65,31 +65,6 @@ def attach(
         for module in block.modules():
             if hasattr(module, "run"):
                 module.run = cast(Any, recorder.run)
-
-
-def list_groups(name: str) -> frozenset[str]:
-    """Return the groups of ``layout.spec.RECOMPUTABLE`` to which an operation belongs."""
-    first, _, second = name.partition(".")
-    if second.startswith("indexer."):  # its choice is saved, and nothing else of it
-        return frozenset()
-    if name in ("attention.mask", "attention.mask.act"):  # as the planner's table of groups
-        return frozenset({"act"} if second.endswith("act") else ())
-    if second in ("add", "dropout", "scale", "stream", "shortcut"):
-        # of the residual stream: sums save nothing, a mask is small
-        return frozenset()
-    if first in ("attention", "mixer") and not {"scale", "join"}.isdisjoint(second.split(".")):  # factors save nothing
-        return frozenset()
-    if first.startswith("norm") or second.endswith("norm"):
-        return frozenset({"norm", *({first} & {"mlp", "moe"})})
-    operation_groups = {first} & {"rope", "mlp", "moe"}
-    if first in ("attention", "mixer") and second not in ("enter", "leave"):
-        operation_groups = {"core" if second.startswith("core") else "out" if second == "out" else "qkv"}
-        operation_groups |= {"up"} if second.endswith("_up") else set()
-    if second.startswith("shared"):
-        operation_groups = {"shared"}
-    if second.endswith(("router", "act")):
-        operation_groups.add("act" if second.endswith("act") else "router")
-    return frozenset(operation_groups)
 
 
 class _ThreadState(threading.local):

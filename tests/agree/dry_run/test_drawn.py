@@ -76,6 +76,11 @@ def test_layers_at_the_ends_of_a_model_are_counted_by_their_own_weights(case: Dr
     assert list_miscounts(case) == []
 
 
+@pytest.mark.parametrize("groups", mark_share(2, ["qkv", "norm+out+qkv"]))
+def test_clamps_of_queries_keys_and_values_are_recomputed_with_their_projections(groups: str) -> None:
+    assert list_miscounts(Drawn(0, MIXTURE.replace(qkv_clip=2.0), Layout.parse(f"ac={groups}"), JOB)) == []
+
+
 LENT = MIXTURE.replace(
     name="lent keys", layers=4, moe=None, shared_kv_layers=2, shared_kv_ffn=24, window=7, window_pattern=(True, False)
 )

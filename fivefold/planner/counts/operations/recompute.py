@@ -8,14 +8,12 @@ is dropped and recomputed. Sources: arXiv:1604.06174; selective: Korthikanti 202
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import cache, lru_cache
+from functools import lru_cache
 from typing import NamedTuple
 
-from fivefold.layout.spec import CHEAP
+from fivefold.layout.recomputation import CHEAP, list_groups
 from fivefold.planner.counts.operations.op import Op
 
-RESIDUAL = ("mlp.add", "mlp.dropout", "mlp.scale", "mlp.stream", "mlp.shortcut")
-MIXERS = ("attention", "mixer")  # the first part of the names of operations of a token mixer
 STRUCTURES = 4096  # cached choices of what is recomputed
 
 
@@ -24,37 +22,6 @@ class UnitOperations(NamedTuple):
 
     ops: tuple[Op, ...]
     dropped: frozenset[str] = frozenset()
-
-
-def list_groups(op: Op) -> frozenset[str]:
-    """Return the groups of ``layout.spec.RECOMPUTABLE`` that include an operation."""
-    return _parse_groups(op.name, op.kind)
-
-
-@cache
-def _parse_groups(name: str, kind: str) -> frozenset[str]:
-    """Return the groups of ``ac=`` to which an operation belongs, by its name and kind."""
-    first, _, second = name.partition(".")
-    op_groups = {"layer"}
-    if second.startswith("indexer."):  # its choice is kept
-        return frozenset(op_groups)
-    if kind == "norm":
-        op_groups.add("norm")
-    if first in MIXERS and second.startswith("core"):
-        op_groups.add("core")
-    elif first in MIXERS and (kind == "matmul" or ".lora_" in second):
-        op_groups.add("out" if second.partition(".")[0] == "out" else "qkv")
-        if second.endswith("_up"):
-            op_groups.add("up")
-    if first in ("mlp", "moe", "rope") and not name.startswith((*RESIDUAL, "moe.add")):
-        op_groups.add(first)
-    if second.startswith("shared"):
-        op_groups = (op_groups - {"moe"}) | {"shared"}
-    if second == "router":
-        op_groups.add("router")
-    if second.endswith("act"):
-        op_groups.add("act")
-    return frozenset(op_groups)
 
 
 def recompute(
@@ -114,8 +81,11 @@ def _choose(
     ops = structure.ops
     kept_names = {name for op in ops for name in op.keeps}
     is_recomputed = [
-        bool(list_groups(op) & recomputed_groups)
-        and ("layer" in recomputed_groups or _has_backward(op) or not kept_names.isdisjoint(op.writes))
+        "layer" in recomputed_groups
+        or (
+            not list_groups(op.name).isdisjoint(recomputed_groups)
+            and (_has_backward(op) or not kept_names.isdisjoint(op.writes))
+        )
         for op in ops
     ]
     if not any(is_recomputed):
@@ -124,7 +94,7 @@ def _choose(
     cheap = {
         name
         for op, recomputed in zip(ops, is_recomputed, strict=True)
-        if recomputed and list_groups(op) & recomputed_groups & CHEAP
+        if recomputed and list_groups(op.name) & recomputed_groups & CHEAP
         for name in op.writes
     }
     _mark_casts(ops, is_recomputed, cheap)
