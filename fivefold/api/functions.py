@@ -357,11 +357,13 @@ def ask(
     tokens: float | str = 1e12,
     price: str | float | Sequence[str] = (),
     assume: str | Sequence[str] = (),
+    deadline: str | None = None,
+    budget: float | str | None = None,
     noise: str | None = None,
     risk: float = FITS_RISK,
     **job: Unpack[JobWords],
 ) -> Rows[QuestionAnswer] | Rows[BatchSize] | Rows[Change] | Rows[RunEstimate] | Rows[Lengths]:
-    """Answer a question: "micro-batch", "sequence", "gpus", "model", "batch", "run", "changes" or "finetune".
+    """Answer a question: "micro-batch", "sequence", "gpus", "model", "batch", "run", "tokens", "changes" or "finetune".
 
     "time" and "cost" are "run". Without a layout, the answer is for the fastest layout that fits.
 
@@ -384,7 +386,7 @@ def ask(
     from fivefold.display import Rows
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.datacenter import apply_assumptions
-    from fivefold.requests.answers import find_answers, read_noise_scale, refuse_unused
+    from fivefold.requests.answers import RunLimits, find_answers, read_noise_scale, refuse_unused
     from fivefold.requests.batch import choose_batch
     from fivefold.requests.commands import parse_question
     from fivefold.requests.offers import apply_prices
@@ -392,7 +394,7 @@ def ask(
     question = cast("Question", parse_question(question))
     tokens = _read_tokens(tokens)
     assume = (assume,) if isinstance(assume, str) else tuple(assume)
-    refuse_unused(question, tokens=tokens, assume=assume, noise=noise)
+    refuse_unused(question, tokens=tokens, assume=assume, deadline=deadline, budget=budget, noise=noise)
     (priced_machine,) = apply_prices([_resolve_machine(machine)], price)
     chosen = None if layout is None else _resolve_layout(layout, priced_machine)
     resolved_model = _resolve_model(model)
@@ -412,9 +414,11 @@ def ask(
         job=resolved_job,
         tokens=_read_tokens(tokens),
         site=apply_assumptions(assume),
+        limits=RunLimits.parse(deadline, budget),
         noise=read_noise_scale(noise),
         risk=risk,
         counted=not isinstance(machine, str) or is_counted(machine),
+        stated=list_stated(job),
     )
     _warn(replies[0].remarks if replies else ())
     return Rows(replies)

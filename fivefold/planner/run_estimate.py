@@ -8,7 +8,7 @@ random, one in M seconds. Each costs a restart of R seconds and the work since t
 
 from __future__ import annotations
 
-from math import ceil, exp, expm1, inf, log, sqrt
+from math import ceil, exp, expm1, floor, inf, log, sqrt
 
 from fivefold.bounded_types import RUN_TOKENS
 from fivefold.job import Job
@@ -22,6 +22,7 @@ from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
 from fivefold.results.run_estimate import Goodput, RunEstimate
 from fivefold.step import Step
+from fivefold.units import show_seconds
 from fivefold.update import is_quantized
 
 DAY = 86400.0
@@ -141,6 +142,17 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
         co2_kg=None if total_kwh is None else total_kwh * site.carbon / 1000,
         site=site,
     )
+
+
+def count_steps_within(seconds: float, run: RunEstimate) -> int:
+    """Return how many steps as those of ``run`` can be run in ``seconds``; raises ``UserError`` if not one can."""
+    steps = floor(seconds * run.steps / run.seconds)
+    if not steps:
+        step = show_seconds(run.seconds / run.steps)
+        raise UserError(
+            f"a run of {show_seconds(seconds)} has no time for a step of {step}; allow more, or use more GPUs"
+        )
+    return steps
 
 
 def _compute_run_seconds(

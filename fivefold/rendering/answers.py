@@ -16,8 +16,8 @@ COLUMNS: dict[str, tuple[Column[Any], ...]] = {"finetune": FINE_TUNES}
 
 def list_sections(question: str, replies: Sequence[Any]) -> list[AnswerSection]:
     """Return the answers to ``question`` as sections."""
-    if question == "run":
-        return run_estimate.list_sections(replies[0])
+    if question in ("run", "tokens"):
+        return run_estimate.list_sections(replies[0], is_longest=question == "tokens")
     if question == "sequence":
         return lengths.list_sections(replies[0])
     if question == "batch":

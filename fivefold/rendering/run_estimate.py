@@ -21,14 +21,18 @@ from fivefold.units import show_bytes, show_count, show_risk, show_seconds
 DAY = 86400.0
 
 
-def list_sections(run: RunEstimate) -> list[AnswerSection]:
-    """Return what the run takes, where its time goes, goodput by interval, and what is assumed."""
+def list_sections(run: RunEstimate, *, is_longest: bool = False) -> list[AnswerSection]:
+    """Return what the run takes, where its time goes, goodput by interval, and what is assumed.
+
+    ``is_longest``: the run is the longest within limits, so that its tokens are the answer.
+    """
     peak = show_bytes(run.peak_bytes)
     verdict = "is tight" if run.verdict == "tight" else run.verdict
     peak_and_risk = f"{peak} of {show_bytes(run.capacity_bytes)}, {show_risk(run.risk or 0)} risk of running out"
     fits = "" if run.verdict == "fits" else f"; but it {verdict}: {peak_and_risk}"
+    answer = f"{show_count(run.tokens)} tokens in " if is_longest else ""
     duration = Text(
-        f"{format_duration(run.seconds)} (50 % interval "
+        f"{answer}{format_duration(run.seconds)} (50 % interval "
         f"{format_duration(run.low_seconds)} to {format_duration(run.high_seconds)}), "
         f"{run.steps:,} steps of {show_seconds(run.step_seconds)}{fits}",
         style="bold",

@@ -6,12 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from math import log2
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fivefold.layout.batch import MAX_TRIED_GPUS
 from fivefold.record import UserError, warn
-from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, AskRequest, Question
-from fivefold.requests.words import parse_tokens
+from fivefold.requests.commands import DEFAULT_TOKENS, UNRANKABLE_DIFFERENCE, AskRequest, Question
+from fivefold.requests.offers import parse_deadline
+from fivefold.requests.words import parse_dollars, parse_tokens
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.planner.search.work import SearchWork, WorkBudget
+    from fivefold.results.run_estimate import RunEstimate
     from fivefold.results.search_result import Batch
 
 SIMPLER_DIFFERENCE = 0.05  # share by which a step of `ask gpus`, which is not about time, may be longer to be simpler
@@ -33,6 +35,7 @@ QUESTIONS: Mapping[Question, str] = {  # what each question asks, in the order o
     "model": "Largest model of this shape that fits",
     "batch": "Reasonable global batch sizes",
     "run": "Days, cost and energy of a training run",
+    "tokens": "Tokens of a run that ends in time, or within a budget",
     "changes": "What each change gains, and the best pairs",
     "finetune": "Full fine-tuning, LoRA or QLoRA: what fits",
 }
@@ -41,10 +44,45 @@ OF_LAYOUT = (
     "sequence",
     "batch",
     "run",
+    "tokens",
     "changes",
     "finetune",
 )  # questions that a layout may be given to
-USED_BY: Mapping[str, Sequence[Question]] = {"tokens": ("batch", "run"), "assume": ("run",), "noise": ("batch",)}
+USED_BY: Mapping[str, Sequence[Question]] = {
+    "tokens": ("batch", "run"),
+    "deadline": ("tokens",),
+    "budget": ("tokens",),
+    "assume": ("run", "tokens"),
+    "noise": ("batch",),
+}
+MAX_BATCHES_TRIED = 4  # by `ask tokens`, of which each is advised for the tokens of a run with the one before
+
+
+class RunLimits(NamedTuple):
+    """The longest that a run may take, in seconds, and the most that it may cost, in dollars; None: any."""
+
+    seconds: float | None
+    dollars: float | None
+
+    @classmethod
+    def parse(cls, deadline: str | None, budget: float | str | None) -> RunLimits | None:
+        """Return the limits of ``--deadline`` and ``--budget``, or None without either."""
+        if deadline is None and budget is None:
+            return None
+        try:
+            dollars = None if budget is None else parse_dollars(budget)
+        except ValueError as error:
+            raise UserError(f"--budget {budget!r} {error}") from None
+        return cls(None if deadline is None else parse_deadline(deadline), dollars)
+
+    def find_seconds(self, machine: Machine) -> float:
+        """Return the longest that a run on ``machine`` may take; raises ``UserError`` for a budget without a price."""
+        limits = [] if self.seconds is None else [self.seconds]
+        if self.dollars is not None:
+            if not machine.dollars_per_rank_hour:
+                raise UserError(f"--budget: {machine.name} has no price; add the dollars per GPU hour: --price 2.5")
+            limits.append(3600 * self.dollars / (machine.dollars_per_rank_hour * machine.ranks))
+        return min(limits)
 
 
 def find_answers(
@@ -56,15 +94,18 @@ def find_answers(
     job: Job,
     tokens: float,
     site: Site,
+    limits: RunLimits | None = None,
     noise: float | None = None,
     counted: bool = True,
+    stated: Collection[str] = (),
     risk: float = FITS_RISK,
     report: Callable[[str, int, int], None] | None = None,
 ) -> list[Any]:
     """Return the answers to one question; without a layout, for the fastest that fits.
 
     ``noise``: the measured gradient noise scale, in tokens; ``counted``: whether the user gave the machine's number of
-    ranks, without which the fewest GPUs are searched up to ``MAX_TRIED_GPUS``. ``report``: called with progress.
+    ranks, without which the fewest GPUs are searched up to ``MAX_TRIED_GPUS``; ``limits``: those
+    of the run of ``tokens``; ``stated``: the fields of the job that the user gave. ``report``: called with progress.
     """
     from fivefold.machine.catalog import with_ranks
     from fivefold.planner import questions
@@ -85,6 +126,8 @@ def find_answers(
         return [questions.find_largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
     if question == "finetune":
         return questions.list_fine_tunes(model=model, machine=machine, job=job, layout=layout, risk=risk)
+    if question == "tokens":
+        return [_find_longest_run(model, machine, job, layout, limits=limits, site=site, stated=stated, risk=risk)]
     if question == "batch" and layout is None:
         job = plan_batch_stage(model, job.replace(ramp=None), tokens=validate_tokens(tokens), is_given=False)[1]
     if layout:
@@ -142,7 +185,7 @@ def list_open_fields(question: Question, *, counted: bool, stated: Collection[st
     """Return the fields of a question that its answer chooses: the GPUs of a machine without a number, the batch."""
     if question == "gpus":
         return () if counted else ("ranks",)
-    return {"global_batch"} - set(stated) if question == "batch" else ()
+    return {"global_batch"} - set(stated) if question in ("batch", "tokens") else ()
 
 
 def refuse_unused(question: Question, **options: object) -> None:
@@ -190,6 +233,46 @@ def _search_fastest(
             "see `fivefold search`, which lists the changes that would fit"
         )
     return Layout.parse(result.best[0].step.layout), result.gap_remark()
+
+
+def _find_longest_run(
+    model: Model,
+    machine: Machine,
+    job: Job,
+    layout: Layout | None,
+    *,
+    limits: RunLimits | None,
+    site: Site,
+    stated: Collection[str],
+    risk: float,
+) -> RunEstimate:
+    """Return the longest run within ``limits``; a batch that is not ``stated`` is the one advised for its tokens.
+
+    Without a layout, the one that is fastest with this batch. Raises ``UserError`` if not even one step is within them.
+    """
+    from fivefold.planner.predict import get_planner
+    from fivefold.planner.run_estimate import count_steps_within, predict_full_run
+    from fivefold.planner.search.work import SearchWork
+    from fivefold.requests.batch import choose_batch
+
+    if limits is None:
+        raise UserError("`ask tokens` takes the limit of the run: add --deadline 30d or --budget 50k, or both")
+    seconds = limits.find_seconds(machine)
+    layouts = [] if layout is None else [layout]
+    tokens = DEFAULT_TOKENS
+    tried: dict[int, RunEstimate] = {}
+    while len(tried) < MAX_BATCHES_TRIED:
+        job, reason = choose_batch(model, job, run_tokens=tokens, ranks=machine.ranks, stated=stated, layouts=layouts)
+        if job.global_batch in tried:
+            break
+        chosen, remark = (layout, "") if layout else _search_fastest(model, machine, job, work=SearchWork(), risk=risk)
+        planner = get_planner(model, machine, job, risk)
+        run_of = partial(predict_full_run, step=planner.step(chosen), model=model, machine=machine, job=job, site=site)
+        tokens = job.tokens_per_step * count_steps_within(seconds, run_of(tokens=tokens))
+        batch = f"global batch {job.global_batch:,}, {reason}" if reason else ""
+        remarks = (batch, *planner.list_remarks(chosen, is_searched=layout is None), remark)
+        tried[job.global_batch] = run_of(tokens=tokens).replace(remarks=tuple(filter(None, remarks)))
+    return tried[job.global_batch]
 
 
 def _list_batches(

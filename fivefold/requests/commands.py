@@ -20,6 +20,7 @@ from fivefold.requests.fields import (
     ConfigMachine,
     ConfigModel,
     ConfigTarget,
+    DollarCount,
     FrontLevels,
     GlobalBatch,
     IgnoredKeys,
@@ -45,12 +46,13 @@ from fivefold.requests.fields import (
     Where,
 )
 from fivefold.requests.schema import PANELS, Argument, Option, Request, make_field
+from fivefold.requests.words import parse_dollars
 from fivefold.results.search_result import Objective
 from fivefold.step import FITS_RISK
 
 DEFAULT_TOKENS = 1e12  # of a run whose length is not given
 UNRANKABLE_DIFFERENCE = 0.02  # relative difference of step times below which a prediction cannot rank layouts
-Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "changes", "finetune"]
+Question = Literal["micro-batch", "sequence", "gpus", "model", "batch", "run", "tokens", "changes", "finetune"]
 QUESTION_SYNONYMS: Mapping[str, Question] = {
     "time": "run",
     "cost": "run",
@@ -356,13 +358,21 @@ class AskRequest(MachineRequest):
     """The fields of ``ask`` on every interface, without the question."""
 
     layout: Line | None = make_field(
-        None, "Layout, for micro-batch, sequence, batch, run and changes. Default: the fastest that fits.", Argument()
+        None,
+        "Layout, for micro-batch, sequence, batch, run, tokens and changes. Default: the fastest that fits.",
+        Argument(),
     )
     tokens: TokenCount = make_field(
         DEFAULT_TOKENS, "For batch and run: training tokens of the run, such as 2T.", TOKENS
     )
     price: Prices = ()
     assume: Assumptions = ()
+    deadline: Line | None = make_field(None, "For tokens: the longest that the run may take, such as 30d.")
+    budget: DollarCount | None = make_field(
+        None,
+        "For tokens: the most that the run may cost, in dollars, such as 50k.",
+        Option(metavar="DOLLARS", parser=parse_dollars),
+    )
     noise: Line | None = make_field(
         None, "For batch: gradient noise scale in tokens, or the folder of a run that logged it."
     )
@@ -377,7 +387,7 @@ class AskOptions(AskRequest, ConfigOptions, JsonOption):
     example = "ask sequence llama3-8b h100:8 --gbs 8"
     question: AskedQuestion = make_field(
         ...,
-        "The question: micro-batch, sequence, gpus, model, batch, run (also: time, cost), changes or finetune.",
+        "The question: micro-batch, sequence, gpus, model, batch, run (also: time, cost), tokens, changes or finetune.",
         Argument(place=-1, completion="complete_question", parser=parse_question),
     )
     chart: Path | None = make_field(None, "For run and sequence: draw the answer (.svg or .html).")

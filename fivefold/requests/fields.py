@@ -6,7 +6,7 @@ from typing import Annotated
 from pydantic import BeforeValidator, Field
 
 from fivefold.requests.schema import Argument, Option
-from fivefold.requests.words import parse_length, parse_tokens
+from fivefold.requests.words import parse_dollars, parse_length, parse_tokens
 from fivefold.stack.spec import Attention
 
 MAX_LENGTH = 2000  # characters of a name or a line
@@ -16,6 +16,7 @@ MAX_SHOWN_LAYOUTS = 10_000  # largest number of layouts in a table, and of memor
 Line = Annotated[str, Field(max_length=MAX_LENGTH)]
 Lines = Annotated[tuple[Line, ...], Field(max_length=MAX_LINES)]
 TokenCount = Annotated[float, BeforeValidator(parse_tokens)]  # 2e12 or 2T
+DollarCount = Annotated[float, BeforeValidator(parse_dollars)]  # 50000, 50k or $50,000
 TOKENS = Option(metavar="TOKENS", parser=parse_tokens)  # the form on the command line
 
 # Model, machine and layout.

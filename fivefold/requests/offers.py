@@ -72,7 +72,7 @@ def list_offers(
         by=goal[by],
         within=within,
         where=where,
-        deadline=None if deadline is None else _parse_deadline(deadline),
+        deadline=None if deadline is None else parse_deadline(deadline),
         risk=risk,
         done=done,
     )
@@ -107,7 +107,7 @@ def _parse_range(text: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-def _parse_deadline(text: str) -> float:
+def parse_deadline(text: str) -> float:
     """Return the seconds of ``--deadline``."""
     from fivefold.machine.datacenter import parse_seconds
 

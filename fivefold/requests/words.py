@@ -8,6 +8,7 @@ from fivefold.record import UserError
 from fivefold.units import GIB, KIB, MIB
 
 TOKENS = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}
+DOLLARS = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
 LENGTHS = {"k": 2**10, "K": 2**10, "M": 2**20}  # of sequences: 8k is 8192
 UNITS = {"B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
@@ -21,6 +22,16 @@ def parse_tokens(text: str | float) -> float:
         return float(number) * scale
     except ValueError:
         raise ValueError("must be a number, such as 2e12 or 2T") from None
+
+
+def parse_dollars(text: str | float) -> float:
+    """Return ``50000``, ``50k`` or ``$50,000`` as dollars, and numbers unchanged; raises ``ValueError`` otherwise."""
+    if not isinstance(text, str):
+        return text
+    match = re.fullmatch(r"\$?([0-9]{1,9}(?:\.[0-9]{1,9})?)([kKMB]?)", text.replace(",", ""))
+    if match is None:
+        raise ValueError("must be a number of dollars, such as 50000, 50k or 2M")
+    return float(match[1]) * DOLLARS.get(match[2], 1.0)
 
 
 def parse_length(text: str | float) -> int | float:

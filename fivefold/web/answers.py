@@ -14,7 +14,7 @@ from fivefold.planner.predict import get_planner, predict
 from fivefold.planner.time.memory_over_time import list_levels
 from fivefold.planner.time.spans import Rows, build_spans, count_simulated
 from fivefold.rendering.pipeline import describe_window
-from fivefold.requests.answers import find_answers, read_noise_scale
+from fivefold.requests.answers import RunLimits, find_answers, read_noise_scale
 from fivefold.requests.offers import apply_prices, list_offers, refuse_single_machine_options
 from fivefold.requests.search import limit_memory, list_other_reduces, resolve_tolerance, walk
 from fivefold.results.run_estimate import Offers, RunEstimate
@@ -78,9 +78,11 @@ def answer_question(question: ChosenQuestion, resolved: ResolvedRequest, *, fold
         job=resolved.job,
         tokens=question.tokens,
         site=apply_assumptions(question.assume),
+        limits=RunLimits.parse(question.deadline, question.budget),
         noise=read_noise_scale(question.noise, find=folder.path),
         risk=question.risk,
         counted=is_counted(question.machine),
+        stated=resolved.stated,
     )
 
 

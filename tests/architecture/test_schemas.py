@@ -97,6 +97,7 @@ ANSWERS = [
     ("compare", "nano", "h100:8", LAYOUT, "dp8 zero1 mbs1", *JOB),
     ("ratios", "nano", "h100:8", *JOB),
     *(("ask", question, *STEP) for question in ("micro-batch", "batch", "run", "changes", "finetune")),
+    ("ask", "tokens", *STEP, "--deadline", "30d"),
     ("ask", "sequence", "nano", "h100:2", "dp2", "--gbs", "8"),
     ("ask", "gpus", "nano", "h100:8", *JOB),
     ("models",),

@@ -91,6 +91,7 @@ class Draw(Nouns):
                 "sequence",
                 "batch",
                 "run",
+                "tokens",
                 "changes",
                 "changes",
                 "gpus",
@@ -103,6 +104,8 @@ class Draw(Nouns):
         words = ["ask", question]
         words += [self.model(small=True), self.machine(2, 4, 8)] if small else self.make_question()
         words += self.job(attention=False)
+        if self.chance(0.8 if question == "tokens" else 0.02):
+            words += self.rng.choice((["--deadline", "30d"], ["--budget", "50k", "--price", "2"], ["--budget", "x"]))
         if self.chance(0.05):
             words += ["--noise", self.rng.choice((*NUMBERS, self.write_any_file(), *UNICODE))]
         if self.chance(0.1):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+import fivefold as ff
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
@@ -306,3 +307,44 @@ def test_a_machine_on_which_nothing_fits_is_last_with_the_nearest() -> None:
 
 def test_a_run_that_never_ends_has_no_time() -> None:
     assert compute_goodput(100, pause_seconds=1, recovery_seconds=5, mtbf_seconds=inf) == 100 / 101
+
+
+def test_the_tokens_of_a_run_are_the_most_that_its_limits_allow() -> None:
+    words = ("llama3-8b", "h100:16", "dp16 zero3 mbs1")
+    day, site = 86400.0, {"assume": "failures=5", "price": 2.5}
+    for limits, seconds in (
+        ({"deadline": "10d"}, 10 * day),
+        ({"budget": "6,000"}, 6000 / (2.5 * 16) * 3600),
+        ({"deadline": "3d", "budget": 6000}, 3 * day),
+    ):
+        (longest,) = ff.ask("tokens", *words, gbs=512, **limits, **site)  # type: ignore[call-overload]
+        assert longest == ff.ask("run", *words, gbs=512, tokens=longest.tokens, **site)[0]
+        assert longest.tokens % (512 * 4096) == 0
+        assert longest.seconds <= seconds * (1 + 1e-12)
+        (longer,) = ff.ask("run", *words, gbs=512, tokens=longest.tokens + 512 * 4096, **site)
+        assert longer.seconds > seconds
+        assert longest.dollars == pytest.approx(2.5 * 16 * longest.seconds / 3600)
+
+
+@pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
+def test_the_batch_of_the_longest_run_is_advised_for_its_tokens() -> None:
+    words = ("llama3-8b", "h100:64", "dp64 zero3 mbs1")
+    for deadline in ("1h", "2d", "30d", "300d"):
+        (longest,) = ff.ask("tokens", *words, deadline=deadline)
+        (same,) = ff.ask("run", *words, tokens=longest.tokens)
+        assert (longest.steps, longest.seconds) == (same.steps, same.seconds)
+
+
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [
+        ({}, "add deadline=30d or budget=50k, or both"),
+        ({"budget": 1000}, "budget: h100 has no price; add the dollars per GPU hour: price=2.5"),
+        ({"budget": "much"}, "budget.*'much' must be a number of dollars, such as 50000, 50k or 2M"),
+        ({"deadline": "1s"}, r"a run of 1.00 s has no time for a step of .* s; allow more, or use more GPUs"),
+        ({"deadline": "30"}, "deadline.*'30' is not a number and a unit"),
+    ],
+)
+def test_limits_of_a_run_that_allow_nothing_are_errors_with_a_fix(limits: dict[str, str], message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        ff.ask("tokens", "llama3-8b", "h100:64", "dp64 zero3 mbs1", gbs=512, **limits)  # type: ignore[call-overload]

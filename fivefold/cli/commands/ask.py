@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Any
 from fivefold.cli.options import print_line, show, show_question
 from fivefold.cli.request_options import accept_request
 from fivefold.record import UserError
-from fivefold.requests.answers import find_answers, list_open_fields, read_noise_scale, refuse_unused
+from fivefold.requests.answers import (
+    USED_BY,
+    RunLimits,
+    find_answers,
+    list_open_fields,
+    read_noise_scale,
+    refuse_unused,
+)
 from fivefold.requests.commands import AskOptions
 from fivefold.requests.offers import apply_prices
 
@@ -34,10 +41,11 @@ def ask(
 
     QUESTION is micro-batch (the largest that fits), sequence (the longest that fits), gpus
     (the fewest that have the memory), model (the largest with the proportions of MODEL),
-    batch (reasonable batch sizes), run (time and cost of a full run), changes (what each
-    single change of the layout gains) or finetune (whether full fine-tuning, LoRA or QLoRA fits).
-    Micro-batch, sequence, run and changes are answered for LAYOUT, or else for the fastest
-    that fits. For the fewest GPUs that finish a run in time, use `fivefold search --deadline`.
+    batch (reasonable batch sizes), run (time and cost of a full run), tokens (of the longest
+    run within --deadline or --budget), changes (what each single change of the layout gains)
+    or finetune (whether full fine-tuning, LoRA or QLoRA fits). Micro-batch, sequence, run,
+    tokens and changes are answered for LAYOUT, or else for the fastest that fits. For the
+    fewest GPUs that finish a run in time, use `fivefold search --deadline`.
     """
     from fivefold.machine.catalog import is_counted
     from fivefold.machine.datacenter import apply_assumptions
@@ -49,7 +57,7 @@ def ask(
     question = request.question
     chart = request.chart
     counted = is_counted(request.gpus or request.machine)
-    refuse_unused(question, tokens=request.tokens, assume=request.assume, noise=request.noise)
+    refuse_unused(question, **{name: getattr(request, name) for name in USED_BY})
     (priced_machine,) = apply_prices([machine], request.price)
     if chart and question not in PICTURES:
         raise UserError(f"--chart {chart}: {question!r} has no picture; pictures exist for {', '.join(PICTURES)}")
@@ -62,9 +70,11 @@ def ask(
             job=job,
             tokens=request.tokens,
             site=apply_assumptions(request.assume),
+            limits=RunLimits.parse(request.deadline, request.budget),
             noise=read_noise_scale(request.noise),
             risk=request.risk,
             counted=counted,
+            stated=stated,
             report=report,
         )
     if request.as_json:
@@ -82,10 +92,10 @@ def ask(
         )
         show(render_sections(list_sections(question, replies)))
     if chart:
-        save_chart((run_estimate if question == "run" else lengths).chart(replies[0]), chart)
+        save_chart((lengths if question == "sequence" else run_estimate).chart(replies[0]), chart)
 
 
-PICTURES = ("run", "sequence")  # questions whose answer has a picture
+PICTURES = ("run", "tokens", "sequence")  # questions whose answer has a picture
 
 
 def save_chart(chart: Any, path: Path) -> None:
