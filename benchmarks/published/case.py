@@ -45,6 +45,8 @@ class Case(NamedTuple):
     held_out: bool = False  # no constant may be set on it, and no error learned from it
     listed: bool = False  # weights and gradients are sent one by one, as lists (``listed_weights.py``)
     composed: bool = False  # no step was run: its source's simulator added up kernels that it had timed alone
+    release: str = ""  # of its software, as the source names it
+    site: str = ""  # whose cluster it ran on, where a source has runs of several
 
     def with_reserved(self, reserved_bytes: float) -> Iterator[Case]:
         """Yield a second case of the row, of the bytes that the allocator reserved, if the row prints them."""

@@ -147,6 +147,8 @@ def case_of(
         quantity=quantity,
         rivals=rivals,
         left_out=left_out,
+        release=" ".join(row.get(key, "") for key in ("framework", "release")),
+        site=row.get("site") or row.get("submitter") or "",
     )
 
 

@@ -5,6 +5,8 @@
 
 The second run of a pair is the one with fewer bits, more ranks, larger micro-batches, more recomputation, a faster
 chip, longer sequences, a larger batch, or more model-parallel ranks. A kind's errors are averaged over its sources.
+Runs of two releases of a software differ in it as well, whatever else they differ in, and are no pair; so are runs of
+two sites, unless they differ in their chip, which a site has one of.
 """
 
 from __future__ import annotations
@@ -35,6 +37,7 @@ from fivefold.record import Record
 
 MIN_DIFFERENCE = 0.03  # measured differences below this have no sign to predict
 KINDS = get_args(Difference)
+CHIP_KINDS = ("chip", "chip and layout")
 
 
 class Pair(Record):
@@ -63,7 +66,13 @@ class Pair(Record):
 def pair_runs(scores: Iterable[Score], cases: Mapping[tuple[str, str], Case]) -> tuple[Pair, ...]:
     """Return all pairs of measured step times of one source that differ in one thing."""
     runs = [score for score in scores if score.quantity == "time" and (score.source, score.row) in cases]
-    return tuple(pair for group in group_by(runs, by=lambda score: score.source) for pair in _pair(group, cases))
+    by_source = group_by(runs, by=lambda score: score.source)
+    return tuple(
+        pair
+        for group in by_source
+        for of_release in group_by(group, by=lambda score: cases[score.source, score.row].release)
+        for pair in _pair(of_release, cases)
+    )
 
 
 def _number_facts(facts: Mapping[str, RunFacts]) -> dict[str, RunFacts]:
@@ -76,7 +85,7 @@ def _number_facts(facts: Mapping[str, RunFacts]) -> dict[str, RunFacts]:
 
 
 def _pair(scores: Sequence[Score], cases: Mapping[tuple[str, str], Case]) -> Iterator[Pair]:
-    """Yield the pairs of runs of one source that differ in one thing, in the order of that kind."""
+    """Yield the pairs of runs of one release that differ in one thing, in the order of that kind."""
     described = [(score, cases[score.source, score.row]) for score in scores]
     facts = _number_facts(
         {score.row: describe_run(case.model, case.machine, case.layout, case.job) for score, case in described}
@@ -86,6 +95,8 @@ def _pair(scores: Sequence[Score], cases: Mapping[tuple[str, str], Case]) -> Ite
         if len(kinds) != 1:
             continue
         (kind,) = kinds
+        if one[1].site != other[1].site and kind not in CHIP_KINDS:
+            continue
         (first, before), (second, after) = sorted((one, other), key=lambda run: (_rank(kind, run[1]), run[0].row))
         work = log(_gpu_share(after) / _gpu_share(before))
         yield Pair(

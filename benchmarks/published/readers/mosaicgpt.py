@@ -29,7 +29,7 @@ def _case(row: Row) -> Case:
         machine=read_machine(row),
         layout=layout_of_row(row, zero=sharding(row, silent=3), ac=read_recomputation(row)),
         seconds=lambda job: seconds_of_tokens(job, rate=number(row, "tokens_per_s"), ranks=1),
-    )._replace(held_out=True)
+    )._replace(held_out=True, release=row["table"])
 
 
 def cases() -> Iterator[Case | Excluded]:

@@ -231,15 +231,15 @@ def test_errors_of_predicted_ratios_are_smaller_than_errors_of_times(report: Rep
     """What two runs share cancels; the order of clearly different runs is the measured one."""
     kinds = {row.kind: row for row in report.ratios}
     most = {
-        "layout": 0.102,
-        "recomputation": 0.03,
-        "precision": 0.06,
-        "ranks": 0.07,
-        "chip": 0.092,
+        "layout": 0.104,
+        "recomputation": 0.036,
+        "precision": 0.057,
+        "ranks": 0.066,
+        "chip": 0.09,
     }  # chip 0.082 without Leonardo
     for kind, mean in most.items():
         assert kinds[kind].mean <= mean
-    for kind, sign in (("layout", 0.87), ("micro-batch", 0.89), ("precision", 0.98), ("chip", 0.92)):
+    for kind, sign in (("layout", 0.87), ("micro-batch", 0.89), ("precision", 0.97), ("chip", 0.98)):
         assert kinds[kind].right_sign is not None
         assert kinds[kind].right_sign >= sign
     covered = [(row.half, row.most) for row in report.ratios if row.sources > 2]
