@@ -31,6 +31,9 @@ WORKER = os.environ.get("PYTEST_XDIST_WORKER", "")
 # Triton's kernels run in its interpreter where there is no GPU; it reads this when it is imported.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
+# A server and a browser, the predictions of all published runs, a copy of the package with additions: each is set up
+# once where one worker runs all tests that share it.
+SHARED_FIXTURES = frozenset({"server", "report", "failures"})
 # A script that starts the tests in its background hands SIGINT down ignored, and fivefold leaves ignored what it finds
 # so. Here signals are as in a terminal, for this process and those that it starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
@@ -86,8 +89,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         excluded = set(left_out)
         items[:] = [item for item in items if item not in excluded]
-    # Of a worker's tests the last are stolen: those first that share a server and a browser, which take five seconds.
-    items.sort(key=lambda item: "server" not in getattr(item, "fixturenames", ()))
+    # Of a worker's tests the last are stolen, and who takes one sets up its fixtures anew: those first that share one
+    # that takes seconds.
+    items.sort(key=lambda item: SHARED_FIXTURES.isdisjoint(getattr(item, "fixturenames", ())))
 
 
 def pytest_collection_finish() -> None:

@@ -24,6 +24,7 @@ from fivefold.planner.counts.operations.mtp import build_head_unit
 from fivefold.planner.counts.operations.op import Op
 from tests.agree.drawn import Drawn, draw_cases
 from tests.planner.counts.operations.test_altup import GEMMA
+from tests.selection import mark_share
 
 LLAMA = Model(name="llama", layers=2, width=128, heads=4, kv_heads=2, head_dim=32, ffn=344, vocab=1000)
 
@@ -192,16 +193,20 @@ def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
     assert counted - again + indexers == model.parameters
 
 
-@pytest.mark.parametrize(
-    "case",
-    [
-        Drawn(0, GEMMA.replace(attention_dropout=0.1), Layout(), Job(sequence=8, stack="megatron-lm")),
-        *itertools.islice(draw_cases(5), 100),
-    ],
-    ids=lambda case: str(case.number),
-)
-def test_each_tensor_of_a_unit_has_a_name_of_its_own(case: Drawn) -> None:
+def assert_written_names_differ(case: Drawn) -> None:
     counts, part = Counts(case.model, case.job), get_local_degrees(case.layout)
     for name in ("embed", *counts.example, "head"):
         written = Counter(tensor for op in counts.unit(part, name).ops for tensor in op.writes)
-        assert [tensor for tensor, times in written.items() if times > 1] == []
+        assert [tensor for tensor, times in written.items() if times > 1] == [], case
+
+
+def test_each_tensor_of_a_unit_has_a_name_of_its_own() -> None:
+    job = Job(sequence=8, stack="megatron-lm")
+    assert_written_names_differ(Drawn(0, GEMMA.replace(attention_dropout=0.1), Layout(), job))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", mark_share(2, [0, 50]))
+def test_each_tensor_of_a_drawn_unit_has_a_name_of_its_own(first: int) -> None:
+    for case in itertools.islice(draw_cases(5, first=first), 50):
+        assert_written_names_differ(case)
