@@ -150,31 +150,19 @@ def search(
     >>> result.proposal.layout
     'dp8 zero0 mbs8'
     """
-    from fivefold.layout.where import Where as Constraint
-    from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
     from fivefold.requests.fields import MAX_SHOWN_LAYOUTS
-    from fivefold.requests.search import limit_memory, search_layouts
+    from fivefold.requests.search import build_request, limit_memory, search_with_progress
 
     for name, number in (("top", top), ("front", front)):
         if not 1 <= number <= MAX_SHOWN_LAYOUTS:
             raise UserError(f"{name}={number} must be 1 to {MAX_SHOWN_LAYOUTS}")
     limited_machine = limit_memory(_resolve_machine(machine), memory)
     resolved_model = _resolve_model(model)
-    return search_layouts(
-        resolved_model,
-        limited_machine,
-        build_job(job, model=resolved_model, ranks=limited_machine.ranks),
-        also=also,
-        measure=measure,
-        by=by,
-        top=top,
-        levels=front,
-        within=None if exact else UNRANKABLE_DIFFERENCE if within is None else within,
-        exact=exact,
-        where=Constraint.parse(where),
-        two_dimensional=two,
-        risk=risk,
+    request = build_request(
+        by=by, top=top, also=tuple(also), where=where, within=within, exact=exact, front=front, two=two, risk=risk
     )
+    resolved_job = build_job(job, model=resolved_model, ranks=limited_machine.ranks)
+    return search_with_progress(request, resolved_model, limited_machine, resolved_job, measure=measure)
 
 
 @document_parameters(PlanOptions)
@@ -268,10 +256,10 @@ def compare_machines(
     >>> [offer.machine for offer in offers.offers]
     ['h100', 'a100']
     """
-    from fivefold.layout.where import Where as Constraint
     from fivefold.requests.batch import choose_batch
-    from fivefold.requests.commands import DEFAULT_TOKENS, UNRANKABLE_DIFFERENCE
+    from fivefold.requests.commands import DEFAULT_TOKENS
     from fivefold.requests.offers import list_offers
+    from fivefold.requests.search import build_request
 
     gpu_counts = choose_gpu_counts(gpu_counts, deadline, machines)
     resolved_model = _resolve_model(model)
@@ -283,20 +271,19 @@ def compare_machines(
         ranks=find_most_ranks((one_machine.ranks for one_machine in resolved_machines), gpu_counts),
         stated=list_stated(job),
     )
-    return list_offers(
-        resolved_model,
-        resolved_machines,
-        resolved_job,
+    request = build_request(
         by=by,
-        where=Constraint.parse(where),
-        within=UNRANKABLE_DIFFERENCE if within is None else within,
+        machines=tuple(machines),
         tokens=_read_tokens(tokens),
-        prices=price,
+        price=price,
         deadline=deadline,
         gpu_counts=gpu_counts,
         assume=assume,
+        where=where,
+        within=within,
         risk=risk,
     )
+    return list_offers(request, resolved_model, resolved_machines, resolved_job)
 
 
 @document_parameters(SearchRequest)

@@ -13,7 +13,6 @@ from fivefold.requests.offers import list_offers
 
 if TYPE_CHECKING:
     from fivefold.job import Job
-    from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.results.run_estimate import Offers
@@ -25,8 +24,6 @@ def show_offers(
     machines: Sequence[Machine],
     job: Job,
     *,
-    where: Where,
-    within: float,
     stated: Collection[str] | None = None,
     batch_reason: str = "",
 ) -> None:
@@ -36,21 +33,7 @@ def show_offers(
 
     with show_progress("searching") as progress:
         counter = iter(range(1, 10**6))
-        results = list_offers(
-            model,
-            machines,
-            job,
-            by=request.by,
-            where=where,
-            within=within,
-            tokens=request.tokens,
-            prices=request.price,
-            deadline=request.deadline,
-            gpu_counts=request.tried_gpu_counts,
-            assume=request.assume,
-            risk=request.risk,
-            done=lambda name: progress(name, next(counter), 0),
-        )
+        results = list_offers(request, model, machines, job, done=lambda name: progress(name, next(counter), 0))
     if not request.as_json:
         from fivefold.rendering.question import describe_job
 

@@ -8,18 +8,17 @@ from typing import TYPE_CHECKING
 
 from fivefold.record import UserError
 from fivefold.requests.commands import DEFAULT_TOKENS, SearchRequest
-from fivefold.step import FITS_RISK
+from fivefold.requests.search import limit_memory, resolve_tolerance
 
 if TYPE_CHECKING:
     from fivefold.job import Job
-    from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.results.run_estimate import Offers
     from fivefold.results.search_result import Goal
 
 
-def refuse_single_machine_options(request: SearchRequest) -> None:
+def _refuse_single_machine_options(request: SearchRequest) -> None:
     """Raise ``UserError`` naming the options that are for layouts of one machine, if a run on several is asked."""
     words = {"keep": request.keep, "also": request.also, "front": request.front > 1}
     words["top"] = request.top != type(request).model_fields["top"].default
@@ -33,31 +32,32 @@ def refuse_single_machine_options(request: SearchRequest) -> None:
 
 
 def list_offers(
+    request: SearchRequest,
     model: Model,
     machines: Sequence[Machine],
     job: Job,
     *,
-    by: str,
-    where: Where,
-    within: float,
-    tokens: float | None,
-    prices: str | float | Sequence[str] = (),
-    deadline: str | None = None,
-    gpu_counts: str | None = None,
-    assume: str | Sequence[str] = (),
-    risk: float = FITS_RISK,
     done: Callable[[str], None] = lambda _: None,
 ) -> Offers:
-    """Return the run on each machine, from the arguments of the command line."""
+    """Return the run of a request on each machine; ``done`` is called with each machine that is searched.
+
+    Raises ``UserError`` for options that are for layouts of one machine.
+    """
+    from fivefold.layout.where import Where
     from fivefold.machine.datacenter import apply_assumptions
     from fivefold.planner.search.multi_machine import MachineChoice, list_sizes, search_machines
 
+    _refuse_single_machine_options(request)
+    machines = apply_prices([limit_memory(machine, request.memory) for machine in machines], request.price)
     goal: dict[str, Goal] = {"time": "time", "cost": "cost", "energy": "energy"}
-    if by not in goal:
-        raise UserError(f"--by {by} ranks layouts of one machine; rank several machines by time, cost or energy")
-    rank_range = None if gpu_counts is None else _parse_range(gpu_counts)
+    if request.by not in goal:
+        raise UserError(
+            f"--by {request.by} ranks layouts of one machine; rank several machines by time, cost or energy"
+        )
+    counts, deadline = request.tried_gpu_counts, request.deadline
+    rank_range = None if counts is None else _parse_range(counts)
     choices = []
-    for machine in apply_prices(machines, prices):
+    for machine in machines:
         low, high = rank_range or (
             min(machine.ranks_per_node, machine.ranks) if deadline else machine.ranks,
             machine.ranks,
@@ -67,15 +67,20 @@ def list_offers(
         model=model,
         choices=choices,
         job=job,
-        tokens=DEFAULT_TOKENS if tokens is None else tokens,
-        site=apply_assumptions(assume),
-        by=goal[by],
-        within=within,
-        where=where,
+        tokens=DEFAULT_TOKENS if request.tokens is None else request.tokens,
+        site=apply_assumptions(request.assume),
+        by=goal[request.by],
+        within=resolve_tolerance(request) or 0.0,
+        where=Where.parse(request.where),
         deadline=None if deadline is None else parse_deadline(deadline),
-        risk=risk,
+        risk=request.risk,
         done=done,
     )
+
+
+def price_and_limit(request: SearchRequest, machine: Machine) -> Machine:
+    """Return the machine of a request with its price and its limit of memory."""
+    return limit_memory(apply_prices([machine], request.price)[0], request.memory)
 
 
 def apply_prices(machines: Sequence[Machine], prices: str | float | Sequence[str]) -> list[Machine]:

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.record import UserError
-from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, Batch
+from fivefold.requests.commands import Batch
 from fivefold.requests.job import list_job_options
-from fivefold.requests.search import search_layouts
+from fivefold.requests.search import build_request, search_with_progress
 from fivefold.step import FITS_RISK
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def build_playbook(
         is_given=is_batch_given,
         risk=risk,
         walk=lambda planner, layout: walk(planner, layout, where=constraints),
-        propose=lambda chosen: _propose_layout(model, machine, chosen, where=constraints, risk=risk),
+        propose=lambda chosen: _propose_layout(model, machine, chosen, where=where, risk=risk),
     )
     step = proposal.choice.step
     job = plan_run_job(job, tokens=tokens)
@@ -114,10 +114,9 @@ def name_model(planned: ConfigPlan, file: Path) -> str:
     return planned.model.name if len(run_file.build_files(planned)) == 1 else str(file.parent / "model.toml")
 
 
-def _propose_layout(model: Model, machine: Machine, job: Job, *, where: object, risk: float) -> Proposal:
-    result = search_layouts(
-        model, machine, job, also=(), by="time", top=1, within=UNRANKABLE_DIFFERENCE, where=where, risk=risk
-    )
+def _propose_layout(model: Model, machine: Machine, job: Job, *, where: str, risk: float) -> Proposal:
+    request = build_request(top=1, where=where, risk=risk)
+    result = search_with_progress(request, model, machine, job)
     if result.proposal is None:
         raise UserError(
             result.binding_constraint or f"no layout of {model.name} fits on {machine.ranks} {machine.name}"

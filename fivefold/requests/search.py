@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fivefold.record import UserError
 from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, SearchRequest
 from fivefold.requests.words import parse_bytes
-from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_seconds
 
 if TYPE_CHECKING:
     from fivefold.job import Job
-    from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.results.search_result import By, Finalist, SearchResult, Walk
     from fivefold.stack.spec import Reduce
 
 
-def parse_where(where: str) -> Where:
-    """Parse the constraints of ``--where``."""
-    from fivefold.layout.where import Where
-
-    return Where.parse(where)
+def build_request(**fields: Any) -> SearchRequest:
+    """Return the request of a function; fields that are not given have the defaults of the command."""
+    return SearchRequest.model_construct(**{"model": "", "machine": ""} | fields)
 
 
 def resolve_tolerance(request: SearchRequest) -> float | None:
@@ -49,56 +44,68 @@ def list_other_reduces(job: Job) -> tuple[Reduce, ...]:
     return ("step",) if (job.stack.name, job.stack.reduce) == ("fivefold", "micro_batch") else ()
 
 
-def walk(
-    model: Model, machine: Machine, job: Job, *, start: str, by: str, where: Where, risk: float = FITS_RISK
-) -> Walk:
-    """Try one change at a time from the layout ``start``."""
+def walk(request: SearchRequest, model: Model, machine: Machine, job: Job) -> Walk:
+    """Try one change at a time from the layout that the request keeps."""
     from fivefold.layout.spec import Layout
+    from fivefold.layout.where import Where
     from fivefold.planner.predict import get_planner
     from fivefold.planner.search.neighbours import walk as run
 
-    if by == "robust":
+    if request.by == "robust":
         raise UserError("`--keep` compares changes by time or memory only; drop --by robust, or --keep")
-    objective: By = "memory" if by == "memory" else "time"
-    return run(get_planner(model, machine, job, risk), Layout.parse(start, machine=machine), by=objective, where=where)
+    objective: By = "memory" if request.by == "memory" else "time"
+    start = Layout.parse(request.keep or "", machine=machine)
+    return run(get_planner(model, machine, job, request.risk), start, by=objective, where=Where.parse(request.where))
 
 
-def search_layouts(
-    model: Model,
-    machine: Machine,
-    job: Job,
-    *,
-    also: Sequence[str],
-    measure: int = 0,
-    exact: bool = False,
-    **options: Any,
-) -> SearchResult:
-    """Run a search with ``options``, with a progress bar on the terminal.
+def search_layouts(request: SearchRequest, model: Model, machine: Machine, job: Job, **options: Any) -> SearchResult:
+    """Search the best layouts of one machine; ``options`` of ``planner.search.search`` override those of the request.
 
-    ``also``: other precisions to try; ``measure``: how many of the best are also trained for a few steps; ``exact``:
-    search without a work limit.
+    ``machine`` has the price and the memory of the request.
     """
+    from fivefold.layout.where import Where
     from fivefold.planner.compare import with_precision
     from fivefold.planner.search import search as run
+
+    arguments: dict[str, Any] = {
+        "by": request.by,
+        "top": request.top,
+        "levels": request.front,
+        "within": resolve_tolerance(request),
+        "exact": request.exact,
+        "where": Where.parse(request.where),
+        "two_dimensional": request.two,
+        "risk": request.risk,
+        "recipes": [with_precision(job, name).precision for name in request.also],
+        "reduces": list_other_reduces(job),
+    }
+    return run(model=model, machine=machine, job=job, **arguments | options)
+
+
+def search_with_progress(
+    request: SearchRequest, model: Model, machine: Machine, job: Job, *, measure: int = 0, **options: Any
+) -> SearchResult:
+    """Search as ``search_layouts`` does, with a progress bar.
+
+    ``measure``: how many of the best are also trained for a few steps.
+    """
     from fivefold.rendering.progress import show_progress
 
     best_text = ""
 
     def on_improved(layout: str, score: float) -> None:
         nonlocal best_text
-        score_text = {"time": show_seconds(score), "memory": show_bytes(score)}.get(options.get("by", "time"), "")
+        score_text = {"time": show_seconds(score), "memory": show_bytes(score)}.get(request.by, "")
         best_text = f", best so far {layout} {score_text}"
 
     with show_progress("searching") as progress:
-        result = run(
-            model=model,
-            machine=machine,
-            job=job,
-            recipes=[with_precision(job, name).precision for name in also],
-            reduces=list_other_reduces(job),
+        result = search_layouts(
+            request,
+            model,
+            machine,
+            job,
             report=lambda done, total: progress(f"layouts{best_text}", done, total),
             improved=on_improved,
-            exact=exact,
             **options,
         )
     if measure and result.best:

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fivefold.layout.spec import Layout
-from fivefold.layout.where import Where
 from fivefold.machine.catalog import is_counted
 from fivefold.machine.datacenter import apply_assumptions
 from fivefold.machine.spec import Machine
@@ -15,8 +14,8 @@ from fivefold.planner.time.memory_over_time import list_levels
 from fivefold.planner.time.spans import Rows, build_spans, count_simulated
 from fivefold.rendering.pipeline import describe_window
 from fivefold.requests.answers import RunLimits, find_answers, read_noise_scale
-from fivefold.requests.offers import apply_prices, list_offers, refuse_single_machine_options
-from fivefold.requests.search import limit_memory, list_other_reduces, resolve_tolerance, walk
+from fivefold.requests.offers import apply_prices, list_offers, price_and_limit
+from fivefold.requests.search import search_layouts, walk
 from fivefold.results.run_estimate import Offers, RunEstimate
 from fivefold.results.search_result import Batch, Change, FineTune, Lengths, QuestionAnswer, SearchResult, Walk
 from fivefold.results.spans import Level
@@ -101,67 +100,9 @@ def search(
     with every evaluated layout of one machine that fits.
     """
     if question.compares_machines:
-        refuse_single_machine_options(question)
-        candidates = (resolved.machine, *map(machine, question.machines))
-        return list_offers(
-            resolved.model,
-            [limit_memory(candidate, question.memory) for candidate in candidates],
-            resolved.job,
-            by=question.by,
-            where=Where.parse(question.where),
-            within=resolve_tolerance(question) or 0.0,
-            tokens=question.tokens,
-            prices=question.price,
-            deadline=question.deadline,
-            gpu_counts=question.tried_gpu_counts,
-            assume=question.assume,
-            risk=question.risk,
-            done=done,
-        )
+        machines = [resolved.machine, *map(machine, question.machines)]
+        return list_offers(question, resolved.model, machines, resolved.job, done=done)
+    chosen = price_and_limit(question, resolved.machine)
     if question.keep:
-        return walk(
-            resolved.model,
-            _build_machine(question, resolved),
-            resolved.job,
-            start=question.keep,
-            by=question.by,
-            where=Where.parse(question.where),
-            risk=question.risk,
-        )
-    return search_layouts(question, resolved, report=report, fitted=fitted)
-
-
-def search_layouts(
-    question: SearchQuestion,
-    resolved: ResolvedRequest,
-    *,
-    report: Report,
-    fitted: Fitted | None = None,
-) -> SearchResult:
-    """Search the best layouts of one machine."""
-    from fivefold.planner.compare import with_precision
-    from fivefold.planner.search import search as run
-
-    by: Any = question.by  # not energy, which needs a full run
-    return run(
-        model=resolved.model,
-        machine=_build_machine(question, resolved),
-        job=resolved.job,
-        by=by,
-        top=question.top,
-        levels=question.front,
-        within=resolve_tolerance(question),
-        where=Where.parse(question.where),
-        recipes=[with_precision(resolved.job, name).precision for name in question.also],
-        reduces=list_other_reduces(resolved.job),
-        two_dimensional=question.two,
-        report=report,
-        fitted=fitted,
-        risk=question.risk,
-        exact=question.exact,
-    )
-
-
-def _build_machine(question: SearchQuestion, resolved: ResolvedRequest) -> Machine:
-    """Return the machine with the price and the memory of the question."""
-    return limit_memory(apply_prices([resolved.machine], question.price)[0], question.memory)
+        return walk(question, resolved.model, chosen, resolved.job)
+    return search_layouts(question, resolved.model, chosen, resolved.job, report=report, fitted=fitted)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve as machine_named
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import resolve
@@ -27,7 +26,7 @@ from fivefold.rendering import search as pages
 from fivefold.requests.cases import list_cases
 from fivefold.requests.commands import UNRANKABLE_DIFFERENCE
 from fivefold.requests.job import load_job
-from fivefold.requests.search import search_layouts
+from fivefold.requests.search import build_request, search_with_progress
 from fivefold.results.comparison import Comparison
 from fivefold.results.search_result import SearchResult
 from fivefold.units import show_risk
@@ -184,16 +183,8 @@ def planner_of(asked: Asked, text: str) -> Planner:
 def search(asked: Asked) -> SearchResult:
     """What ``fivefold search`` finds."""
     machine = _find_machine(asked.machine)
-    return search_layouts(
-        resolve(asked.model),
-        machine,
-        job(asked),
-        also=(),
-        by="time",
-        top=1,
-        within=UNRANKABLE_DIFFERENCE,
-        where=Where.parse(asked.where),
-    )
+    request = build_request(top=1, where=asked.where)
+    return search_with_progress(request, resolve(asked.model), machine, job(asked))
 
 
 def compare_proposal(asked: Asked, proposal: str, text: str) -> Comparison:

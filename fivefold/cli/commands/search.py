@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,13 +14,12 @@ from fivefold.cli.request_options import accept_request
 from fivefold.cli.written_configs import choose_format, show_config, write_best
 from fivefold.requests.commands import SearchOptions
 from fivefold.requests.machines import load_machine
-from fivefold.requests.offers import apply_prices, refuse_single_machine_options
-from fivefold.requests.search import limit_memory, parse_where, resolve_tolerance, search_layouts, walk
+from fivefold.requests.offers import price_and_limit
+from fivefold.requests.search import search_with_progress, walk
 
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.layout.spec import Layout
-    from fivefold.layout.where import Where
     from fivefold.machine.spec import Machine
     from fivefold.model.spec import Model
     from fivefold.results.search_result import SearchResult
@@ -40,44 +39,26 @@ def search(
     layout: Layout | None = None,
 ) -> None:
     """Find the best of all valid layouts that fit, and explain the choice; or compare one run on several machines."""
-    constraints = parse_where(request.where)
-    tolerance = resolve_tolerance(request)
     if request.compares_machines:
-        refuse_single_machine_options(request)
-        machines = [
-            limit_memory(one_machine, request.memory) for one_machine in (machine, *map(load_machine, request.machines))
-        ]
-        show_offers(
-            request,
-            model,
-            machines,
-            job,
-            where=constraints,
-            within=tolerance or 0.0,
-            stated=stated,
-            batch_reason=batch_reason,
-        )
+        machines = [machine, *map(load_machine, request.machines)]
+        show_offers(request, model, machines, job, stated=stated, batch_reason=batch_reason)
         return
-    machine = _apply_price_and_memory(machine, request.price, memory=request.memory, by=request.by)
+    machine = price_and_limit(request, machine)
+    if request.by == "cost" and machine.dollars_per_rank_hour is None:
+        name = machine.name.split()[0]
+        print_line(f"{machine.name} has no price: ranked by GPU hours; for dollars give --price {name}=2.2/h")
     if request.keep is not None:
-        show_walk(request, model, machine, job, start=request.keep, where=constraints, stated=stated)
+        show_walk(request, model, machine, job, stated=stated)
         return
     form = choose_format(model, machine, job, request.write) if request.write else ""
-    result = search_layouts(
+    result = search_with_progress(
+        request,
         model,
         machine,
         job,
-        also=request.also,
         measure=request.measure,
         own=layout if layout and layout.world == machine.ranks else None,
         top=max(request.top, WRITABLE) if form else request.top,
-        by=request.by,
-        levels=request.front,
-        within=tolerance,
-        exact=request.exact,
-        where=constraints,
-        two_dimensional=request.two,
-        risk=request.risk,
     )
     show_found(
         result.replace(best=result.best[: request.top]), model, machine, job, json=request.as_json, stated=stated
@@ -98,15 +79,6 @@ def search(
     if request.chart:
         draw_front(result, request.chart, of=f"{model.name} on {machine.ranks} {machine.name}")
     exit_if_stopped(result)
-
-
-def _apply_price_and_memory(machine: Machine, price: Sequence[str], *, memory: str | None, by: str) -> Machine:
-    """Return the machine with the price and memory of the options; prints a line if a ranking by cost has no price."""
-    (machine,) = apply_prices([machine], price)
-    if by == "cost" and machine.dollars_per_rank_hour is None:
-        name = machine.name.split()[0]
-        print_line(f"{machine.name} has no price: ranked by GPU hours; for dollars give --price {name}=2.2/h")
-    return limit_memory(machine, memory)
 
 
 def exit_if_stopped(result: SearchResult) -> None:
@@ -149,14 +121,12 @@ def show_walk(
     machine: Machine,
     job: Job,
     *,
-    start: str,
-    where: Where,
     stated: Collection[str],
 ) -> None:
-    """Print the single changes of the layout ``start``."""
+    """Print the single changes of the layout that the request keeps."""
     from fivefold.rendering import search as page
 
-    result = walk(model, machine, job, start=start, by=request.by, where=where, risk=request.risk)
+    result = walk(request, model, machine, job)
     if not request.as_json:
         show_question(model, machine, job, stated=stated)
     show(result.model_dump_json(indent=2) if request.as_json else page.walk(result, top=request.top))
