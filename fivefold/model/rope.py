@@ -1,6 +1,6 @@
-"""Scaling of rotary positions for sequences longer than in pre-training, as a record for attention and other mixers."""
+"""Rotary positions of attention and other mixers, and their scaling for sequences longer than in pre-training."""
 
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from pydantic import Field
 
@@ -26,3 +26,11 @@ class RopeScaling(Record):
     truncate: bool = True  # yarn: round the range of corrected dims
     short_factors: tuple[Scalar, ...] = ()  # longrope: per dim, within the original context length
     long_factors: tuple[Scalar, ...] = ()  # longrope: per dim, beyond it
+
+
+class RotaryTable(NamedTuple):
+    """A table of cosines and sines: the rotated dims of a head, the base of the frequencies, their scaling."""
+
+    dim: int
+    theta: float
+    scaling: RopeScaling | None

@@ -38,7 +38,7 @@ from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.norms import NormName
 from fivefold.model.per_layer_inputs import PerLayerInputs
-from fivefold.model.rope import RopeScaling
+from fivefold.model.rope import RopeScaling, RotaryTable
 from fivefold.model.vision import VisionTower
 from fivefold.record import Record
 from fivefold.units import ceil_div
@@ -764,19 +764,30 @@ class ModelShape(Record):
     def table_dims(self) -> tuple[int, ...]:
         """Return the dims of each pair of position tables (cos and sin) that attention reads.
 
-        They are the rotary tables of all layers, those of sliding layers with a base of their own, the
-        temperature's, and those of attention to compressed keys. The trainer builds these tables in this order, and
-        the planner counts their bytes.
+        They are the rotary tables of all layers, those of sliding layers with a base of their own, those of attention
+        to compressed keys, and the temperature's. The trainer builds these tables in this order, and the planner counts
+        their bytes.
         """
         layers = range(self.layers + self.mtp_depth)
-        rotary: tuple[int, ...] = (self.rope_dim,) if self.position == "rope" else ()
-        if rotary and self.rope_theta_sliding:
-            rotary += (self._build_attention(slides=True).rope_dim,)
         tempered = (self._build_attention(slides=False).head_dim,) if any(map(self.has_temperature, layers)) else ()
-        mixers = filter(None, map(self.mixer, range(self.layers)))
-        nets = [net for net in mixers if isinstance(net, CompressedAttention)]
-        tables = {(net.rope_dim, net.rope_theta, net.rope_scaling) for net in nets}
-        return rotary + tempered + tuple(sorted(dim for dim, *_ in tables))
+        return self._rotary_dims + tuple(table.dim for table in self.compressed_tables) + tempered
+
+    @property
+    def _rotary_dims(self) -> tuple[int, ...]:
+        """Return the dims of the tables of attention: of all layers, and of sliding ones with a base of their own."""
+        if self.position != "rope":
+            return ()
+        return (self.rope_dim, *((self._build_attention(slides=True).rope_dim,) if self.rope_theta_sliding else ()))
+
+    @property
+    def compressed_tables(self) -> tuple[RotaryTable, ...]:
+        """Return the distinct rotary tables of attention to compressed keys, in the order of the layers."""
+        nets = filter(None, map(self.mixer, range(self.layers)))
+        return tuple(dict.fromkeys(net.rotary_table for net in nets if isinstance(net, CompressedAttention)))
+
+    def find_compressed_table(self, net: CompressedAttention) -> int:
+        """Return the place of the cosines of ``net`` among all tables; the sines are next to them."""
+        return 2 * (len(self._rotary_dims) + self.compressed_tables.index(net.rotary_table))
 
     def attention(self, layer: int) -> AttentionShape:
         """Return the geometry of the attention of ``layer``."""

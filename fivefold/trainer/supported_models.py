@@ -21,7 +21,8 @@ FREE_FIELDS = frozenset({
     "first_norm", "last_out_bias", "head_transform", "head_transform_bias", "logit_scale", "logit_softcap", "dropout",
     "attention_dropout", "embedding_dropout", "shared_kv_layers", "shared_kv_ffn", "per_layer_inputs", "altup",
     "laurel_rank", "gate_sparsity", "joins_mamba2", "multipliers", "differential", "dynamic_mask", "residual_weights",
-    "hyper_connections", "mlp_clamp",
+    "hyper_connections", "mlp_clamp", "shared_key_attention", "heavily_compressed_attention",
+    "compressed_sparse_attention",
 })  # fmt: skip
 
 

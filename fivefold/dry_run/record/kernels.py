@@ -20,7 +20,10 @@ from fivefold.trainer.measure.meter import (
     ATTENTION_BACKWARD,
     ATTENTION_FORWARD,
     CAST_MATMULS,
+    CHOOSE_COMPRESSED,
     CHOOSE_KEYS,
+    COMPRESSED_BACKWARD,
+    COMPRESSED_FORWARD,
     GROUPED_INNER,
     GROUPED_MATMULS,
     MATMULS,
@@ -85,6 +88,17 @@ def classify_kernel(func: Any, args: Any, out: Any) -> tuple[str, tuple[int, ...
     if func is CHOOSE_KEYS:
         (rows, heads, dim), tokens = args[0].shape, args[4]
         return "attention", (max(1, rows * heads // tokens), tokens, tokens, dim)
+    if func is CHOOSE_COMPRESSED:
+        (rows, heads, dim), tokens, rate = args[0].shape, args[3], args[4]
+        return "attention", (max(1, rows * heads // tokens), tokens, tokens // rate, dim)
+    if func in (COMPRESSED_FORWARD, COMPRESSED_BACKWARD):
+        is_backward = func is COMPRESSED_BACKWARD
+        q, chosen, *settings = (args[1], args[4], *args[7:10]) if is_backward else (args[0], *args[3:7])
+        tokens, window, rate = settings
+        rows, heads, dim = q.shape
+        kind = "attention_window_backward" if is_backward else "attention_window"
+        keys = tokens // rate if rate and chosen is None else 0 if chosen is None else chosen.shape[1]
+        return kind, (rows // tokens * heads, tokens, min(window, tokens) + keys, dim)
     if func in (SPARSE_FORWARD, SPARSE_BACKWARD):
         is_backward = func is SPARSE_BACKWARD
         q, chosen, tokens = (args[1], args[3], args[6]) if is_backward else (args[0], args[2], args[3])

@@ -24,7 +24,7 @@ from fivefold.units import Dtype
 
 # Function of the trainer → the calibrated kernel curve that prices its elementwise operations; others: "copy".
 CURVES = {
-    "_RmsNorm.forward": "rms_norm", "_RmsNorm.backward": "rms_norm_backward", "turn": "rope",
+    "_RmsNorm.forward": "rms_norm", "_RmsNorm.backward": "rms_norm_backward", "turn": "rope", "turn_pairs": "rope",
     "_LayerNorm.forward": "rms_norm", "_LayerNorm.backward": "rms_norm_backward",
     "_Gated.forward": "swiglu", "_Gated.backward": "swiglu_backward",
     "_FusedGated.forward": "swiglu", "_FusedGated.backward": "swiglu_backward",

@@ -21,7 +21,7 @@ from pydantic import model_validator
 from fivefold.bounded_types import HeadDim, Heads, Latent, Positive, Tokens
 from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.geometry import MixerGeometry
-from fivefold.model.rope import RopeScaling
+from fivefold.model.rope import RopeScaling, RotaryTable
 from fivefold.model.weight import Weight
 
 
@@ -74,6 +74,11 @@ class CompressedAttention(MixerGeometry):
         """Return the projections that a compressed key is made of: of its own tokens, and of those before."""
         return 2 if self.overlaps else 1
 
+    @property
+    def rotary_table(self) -> RotaryTable:
+        """Return the table by which queries and keys are rotated."""
+        return RotaryTable(self.rope_dim, self.rope_theta, self.rope_scaling)
+
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""
         yield Weight("mixer.q_down.weight", (self.q_rank, width), "column")
@@ -85,9 +90,11 @@ class CompressedAttention(MixerGeometry):
             yield from self._list_compressor_weights("mixer.compress", self.head_dim, width, rate=self.rate)
         if self.indexer is not None and self.rate is not None:
             heads, dim = self.indexer.heads, self.indexer.head_dim
-            yield Weight("mixer.indexer.q.weight", (heads * dim, self.q_rank), "router")
-            yield from self._list_compressor_weights("mixer.indexer.compress", dim, width, rate=self.rate)
-            yield Weight("mixer.indexer.w.weight", (heads, width), "router")
+            # the choice of keys is not differentiable
+            yield Weight("mixer.indexer.q.weight", (heads * dim, self.q_rank), "router", has_gradient=False)
+            for weight in self._list_compressor_weights("mixer.indexer.compress", dim, width, rate=self.rate):
+                yield weight._replace(has_gradient=False)
+            yield Weight("mixer.indexer.w.weight", (heads, width), "router", has_gradient=False)
         yield Weight("mixer.sinks", (self.heads,), "vector")
         yield Weight("mixer.out_down.weight", (self.projected_width, self.query_width // self.out_groups), "router")
         yield Weight("mixer.out.weight", (width, self.projected_width), "row")
@@ -98,3 +105,19 @@ class CompressedAttention(MixerGeometry):
         yield Weight(f"{name}.gate.weight", (self.series * dim, width), "router")
         yield Weight(f"{name}.position_bias", (rate, self.series * dim), "router")
         yield Weight(f"{name}.norm.weight", (dim,), "norm")
+
+
+def count_complete(tokens: int, rate: int, *, most: int | None = None) -> int:
+    """Count the pairs of a query and a compressed key that is complete at its token, at most ``most`` of a query."""
+    if most is not None and tokens >= most * rate:
+        before = most * rate - 1
+        return count_complete(before, rate) + (tokens - before) * most
+    keys, rest = divmod(tokens, rate)
+    return rate * keys * (keys - 1) // 2 + keys * (rest + 1)
+
+
+def count_pairs(tokens: int, *, window: int, rate: int | None, most: int | None = None) -> int:
+    """Count the pairs of a query and a key that it sees in a sequence: of the window, and compressed ones."""
+    window = min(window, tokens)
+    pairs = window * (window + 1) // 2 + (tokens - window) * window
+    return pairs if rate is None else pairs + count_complete(tokens, rate, most=most)

@@ -22,9 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 import fivefold.trainer.model.float8.grouped
+import fivefold.trainer.model.mixers.compressed_core
 import fivefold.trainer.model.sliding_window_attention
 import fivefold.trainer.model.sparse_attention
 import fivefold.trainer.model.tf32  # noqa: F401  likewise
+from fivefold.model.mixers.compressed_attention import count_pairs
 from fivefold.step import Traffic, count_sent_bytes
 from fivefold.trainer.model.attention_mask import count_visible_pairs
 
@@ -74,6 +76,9 @@ ATTENTION_BACKWARD = (
     aten._scaled_dot_product_cudnn_attention_backward.default,
 )
 CHOOSE_KEYS = torch.ops.fivefold.choose_keys.default
+CHOOSE_COMPRESSED = torch.ops.fivefold.choose_compressed_keys.default
+COMPRESSED_FORWARD = torch.ops.fivefold.compressed_attention.default
+COMPRESSED_BACKWARD = torch.ops.fivefold.compressed_attention_backward.default
 SPARSE_FORWARD = torch.ops.fivefold.sparse_attention.default
 SPARSE_BACKWARD = torch.ops.fivefold.sparse_attention_backward.default
 # operation → (collective, index of the argument that is the full, unsharded tensor)
@@ -217,6 +222,13 @@ def count_operation_flops(func: Any, args: Any, out: Any) -> int:
     if func is CHOOSE_KEYS:  # scores of all keys of a sequence, and their weighted sum
         (rows, heads, dim), tokens = args[0].shape, int(args[4])
         return 2 * int(rows * heads) * tokens * (int(dim) + 1)
+    if func is CHOOSE_COMPRESSED:
+        (rows, heads, dim), tokens, rate = args[0].shape, int(args[3]), int(args[4])
+        return 2 * int(rows * heads) * (tokens // rate) * (int(dim) + 1)
+    if func is COMPRESSED_FORWARD:
+        return _count_compressed_flops(args[0], *args[2:7])
+    if func is COMPRESSED_BACKWARD:
+        return 2 * _count_compressed_flops(args[1], *args[3:5], *args[7:10])
     if func is SPARSE_FORWARD:
         return _count_sparse_flops(args[0], args[2], tokens=int(args[3]), value_dim=int(args[4]))
     if func is SPARSE_BACKWARD:
@@ -249,6 +261,16 @@ def _count_sparse_flops(q: Tensor, chosen: Tensor, *, tokens: int, value_dim: in
     (rows, heads, dim), most = q.shape, int(chosen.shape[1])
     pairs = int(rows) // tokens * (most * (most + 1) // 2 + (tokens - most) * most)
     return 2 * int(heads) * pairs * (int(dim) + value_dim)
+
+
+def _count_compressed_flops(
+    q: Tensor, compressed: Tensor | None, chosen: Tensor | None, tokens: int, window: int, rate: int
+) -> int:
+    """Count forward FLOPs of q [R, N, H] on the keys of a window and on complete compressed keys, or chosen ones."""
+    rows, heads, dim = q.shape
+    most = None if chosen is None else int(chosen.shape[1])
+    pairs = count_pairs(tokens, window=window, rate=None if compressed is None else rate, most=most)
+    return 4 * int(rows) // tokens * int(heads) * pairs * int(dim)
 
 
 def _count_attention_flops(q: Tensor, k: Tensor, v: Tensor, *, window: AttentionWindow | None) -> int:

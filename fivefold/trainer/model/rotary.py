@@ -14,7 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.model.rope import RopeScaling
+from fivefold.model.rope import RopeScaling, RotaryTable
 from fivefold.model.shape import Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError
@@ -23,12 +23,12 @@ from fivefold.record import UserError
 class RowInputs(NamedTuple):
     """Inputs of the blocks for the rows [B · T] of a micro-batch. ``tokens``: T, of each sequence on this rank.
 
-    ``tables``: what ``rotary_tables`` returns, then the same for sliding layers if they differ. ``documents`` [B, T]: a
-    document id per token of the full sequences; tokens attend inside their document. None: a sequence is one document.
-    ``keys`` [B]: keys of the sequences for dropout; None: no dropout. ``layer_input`` [B · T, P]: what the ids make for
-    this layer (``per_layer_inputs.py``). ``keys_values``: keys and values of an earlier layer, to which this one
-    attends. ``chosen`` [B · T, K]: the indices of keys that an earlier layer chose (``indexer.py``). ``experts``
-    [B · T, D]: the output of the experts of the layer before, which this one adds.
+    ``tables``: what ``list_tables`` returns. ``documents`` [B, T]: a document id per token of the full sequences;
+    tokens attend inside their document. None: a sequence is one document. ``keys`` [B]: keys of the sequences for
+    dropout; None: no dropout. ``layer_input`` [B · T, P]: what the ids make for this layer (``per_layer_inputs.py``).
+    ``keys_values``: keys and values of an earlier layer, to which this one attends. ``chosen`` [B · T, K]: the indices
+    of keys that an earlier layer chose (``indexer.py``). ``experts`` [B · T, D]: the output of the experts of the layer
+    before, which this one adds.
     """
 
     tokens: int
@@ -53,13 +53,14 @@ class RowInputs(NamedTuple):
 def list_tables(
     model: Model, *, positions: Tensor, length: int | None = None, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, ...]:
-    """Return the tables of cos and sin of all layers, then those of sliding layers if they differ.
+    """Return the tables of cos and sin of all layers, those of sliding layers if they differ, those of compressed keys.
 
     Last are the factors of the temperature with which some models scale queries by position.
 
     Their number and dims are those of ``model.table_dims``.
     """
     sliding_kinds = () if model.position != "rope" else (False, True) if model.rope_theta_sliding else (False,)
+    compressed = model.compressed_tables
     tables = tuple(
         table
         for sliding in sliding_kinds
@@ -67,7 +68,9 @@ def list_tables(
             model, positions=positions, length=length, sliding=sliding, dtype=dtype, device=device
         )
     )
-    if model.temperature is None or len(model.table_dims) == len(sliding_kinds):
+    for shape in compressed:
+        tables += paired_tables(shape, positions=positions, name=model.name, dtype=dtype, device=device)
+    if model.temperature is None or len(model.table_dims) == len(sliding_kinds) + len(compressed):
         return tables
     head_dim = model.table_dims[-1]
     return *tables, *_temperature(model.temperature, positions, head_dim=head_dim, dtype=dtype, device=device)
@@ -97,15 +100,35 @@ def rotary_tables(
     ``length``: tokens of a full sequence, if ``positions`` are a part of it. ``sliding``: return the tables of
     sliding-window layers.
     """
-    pair_frequencies = compute_frequencies(model, length=length or len(positions), sliding=sliding)
-    angles = torch.outer(
-        positions.to(device, torch.float64), torch.tensor(pair_frequencies, dtype=torch.float64, device=device)
-    )[:, None, :]
+    frequencies = compute_frequencies(model, length=length or len(positions), sliding=sliding)
     scaling = None if _has_own_base(model, sliding) else model.rope_scaling
-    factor = (scaling and scaling.attention_factor) or 1.0
-    cos = (angles.cos() * factor).to(dtype)
-    sin = (angles.sin() * factor).to(dtype)
+    cos, sin = _compute_tables(frequencies, scaling, positions=positions, dtype=dtype, device=device)
     return torch.cat((cos, cos), dim=-1), torch.cat((-sin, sin), dim=-1)
+
+
+def paired_tables(
+    shape: RotaryTable, *, positions: Tensor, name: str, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return ``cos, cos, …`` and ``−sin, sin, …`` [T, 1, H] of pairs of neighbours, which ``rotate_pairs`` turns."""
+    frequencies = _scale_frequencies(shape, length=len(positions), name=name)
+    cos, sin = _compute_tables(frequencies, shape.scaling, positions=positions, dtype=dtype, device=device)
+    return cos.repeat_interleave(2, dim=-1), torch.stack((-sin, sin), dim=-1).flatten(-2)
+
+
+def _compute_tables(
+    frequencies: list[float],
+    scaling: RopeScaling | None,
+    *,
+    positions: Tensor,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [T, 1, H / 2] of the angles at ``positions``."""
+    angles = torch.outer(
+        positions.to(device, torch.float64), torch.tensor(frequencies, dtype=torch.float64, device=device)
+    )[:, None, :]
+    factor = (scaling and scaling.attention_factor) or 1.0
+    return (angles.cos() * factor).to(dtype), (angles.sin() * factor).to(dtype)
 
 
 def compute_frequencies(model: Model, *, length: int = 1, sliding: bool = False) -> list[float]:
@@ -116,22 +139,29 @@ def compute_frequencies(model: Model, *, length: int = 1, sliding: bool = False)
     if _has_own_base(model, sliding):
         assert model.rope_theta_sliding is not None
         return _compute_powers(model.rope_theta_sliding, model.table_dims[1])
-    dim, scaling = model.rope_dim, model.rope_scaling
+    shape = RotaryTable(model.rope_dim, model.rope_theta, model.rope_scaling)
+    return _scale_frequencies(shape, length=length, name=model.name)
+
+
+def _scale_frequencies(shape: RotaryTable, *, length: int, name: str) -> list[float]:
+    """Return the radians per token of each pair; ``name``: of the model, for errors."""
+    dim, theta, scaling = shape
     if scaling is None:
-        return _compute_powers(model.rope_theta, dim)
+        return _compute_powers(theta, dim)
     if scaling.kind == "dynamic":
-        length_ratio = max(length, _get_pretraining_length(scaling, model)) / _get_pretraining_length(scaling, model)
+        original = _get_pretraining_length(scaling, name)
+        length_ratio = max(length, original) / original
         stretch = (scaling.factor * length_ratio - (scaling.factor - 1)) ** (dim / (dim - 2))
-        return _compute_powers(model.rope_theta * stretch, dim)
-    unscaled = _compute_powers(model.rope_theta, dim)
+        return _compute_powers(theta * stretch, dim)
+    unscaled = _compute_powers(theta, dim)
     if scaling.kind == "proportional":
         rotating = int(scaling.fraction * dim // 2)
         return [frequency / scaling.factor if pair < rotating else 0.0 for pair, frequency in enumerate(unscaled)]
     if scaling.kind == "longrope":
-        is_long = length > _get_pretraining_length(scaling, model)
+        is_long = length > _get_pretraining_length(scaling, name)
         factors = scaling.long_factors if is_long else scaling.short_factors
         return [frequency / factor for frequency, factor in zip(unscaled, factors, strict=True)]
-    shares = _compute_unscaled_shares(scaling, model=model, plain=unscaled)
+    shares = _compute_unscaled_shares(shape, scaling, name=name, plain=unscaled)
     return [
         share * frequency + (1 - share) * frequency / scaling.factor
         for share, frequency in zip(shares, unscaled, strict=True)
@@ -147,25 +177,25 @@ def _compute_powers(theta: float, dim: int) -> list[float]:
     return [theta ** -(index / dim) for index in range(0, dim, 2)]
 
 
-def _get_pretraining_length(scaling: RopeScaling, model: Model) -> int:
+def _get_pretraining_length(scaling: RopeScaling, name: str) -> int:
     """Return the longest sequence of the pre-training; raise a user error if it is not given."""
     if scaling.original_positions is None:
         raise UserError(
-            f"model {model.name!r}: rope scaling {scaling.kind!r} needs original_positions; give it in rope_scaling"
+            f"model {name!r}: rope scaling {scaling.kind!r} needs original_positions; give it in rope_scaling"
         )
     return scaling.original_positions
 
 
-def _compute_unscaled_shares(scaling: RopeScaling, *, model: Model, plain: list[float]) -> list[float]:
+def _compute_unscaled_shares(shape: RotaryTable, scaling: RopeScaling, *, name: str, plain: list[float]) -> list[float]:
     """Return the weight, from 0 to 1, of each pair's unscaled frequency in the mix.
 
     It is 1 for pairs that rotate fast (llama3, YaRN).
     """
     if scaling.kind == "linear":
         return [0.0 for _ in plain]
-    length, kind = _get_pretraining_length(scaling, model), scaling.kind
+    length, kind = _get_pretraining_length(scaling, name), scaling.kind
     if kind == "yarn" and scaling.attention_factor is None:
-        raise UserError(f"model {model.name!r}: rope scaling 'yarn' needs attention_factor; give it in rope_scaling")
+        raise UserError(f"model {name!r}: rope scaling 'yarn' needs attention_factor; give it in rope_scaling")
     if kind == "llama3":
         low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
         turns = [length * frequency / (2 * pi) for frequency in plain]  # within the pre-training length
@@ -174,12 +204,12 @@ def _compute_unscaled_shares(scaling: RopeScaling, *, model: Model, plain: list[
         return [_clamp((times - low) / (high - low)) for times in turns]
     # YaRN (arXiv:2309.00071) §3.2: a linear ramp between the pairs that rotate beta_fast and beta_slow times
     first, last = (
-        model.rope_dim * log(length / (turns * 2 * pi)) / (2 * log(model.rope_theta))
+        shape.dim * log(length / (turns * 2 * pi)) / (2 * log(shape.theta))
         for turns in (scaling.beta_fast, scaling.beta_slow)
     )
     if scaling.truncate:
         first, last = floor(first), ceil(last)
-    first, last = max(first, 0), min(last, model.rope_dim - 1)
+    first, last = max(first, 0), min(last, shape.dim - 1)
     span = last - first or 1e-3  # negative if both are beyond the last pair: every pair is scaled
     return [1 - _clamp((pair - first) / span) for pair in range(len(plain))]
 

@@ -15,6 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.altup import AltUp
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
+from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
@@ -431,6 +432,39 @@ CHOSEN_BY_EXPERTS = CHOSEN.replace(name="indexers and experts", moe=SHARED, atte
 )
 def test_counts_of_attention_to_chosen_keys_equal_the_dry_run(number: int, model: Model, text: str) -> None:
     assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32)) == []
+
+
+WINDOWED = CompressedAttention(heads=6, head_dim=8, rope_dim=4, q_rank=12, window=5, out_groups=3, out_rank=10)
+COMPRESSED_KEYS = DENSE.replace(
+    name="compressed keys",
+    layers=4,
+    position="none",
+    mixers=("shared_key_attention", "heavily_compressed_attention", "compressed_sparse_attention", "attention"),
+    shared_key_attention=WINDOWED,
+    heavily_compressed_attention=WINDOWED.replace(rate=5, rope_theta=500.0),
+    compressed_sparse_attention=WINDOWED.replace(
+        rate=2, overlaps=True, rope_theta=500.0, indexer=Indexer(heads=2, head_dim=4, topk=3)
+    ),
+)
+
+
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
+@pytest.mark.parametrize(
+    ("text", "precision"),
+    mark_share(
+        3,
+        [
+            ("dp2 zero3 mbs1 ac=full", "bf16"),
+            ("pp2 zb1p mbs1", "fp32"),
+            ("dp1 mbs2 ac=core+rope+norm", "fp32"),
+            ("dp1 mbs2 ac=qkv", "fp32"),
+            ("dp1 mbs2 ac=up+out", "bf16"),
+        ],
+    ),
+)
+def test_counts_of_attention_to_compressed_keys_equal_the_dry_run(number: int, text: str, precision: str) -> None:
+    job = FP32.replace(precision=get_recipe(precision))
+    assert list_miscounts(Drawn(number, COMPRESSED_KEYS, Layout.parse(text), job)) == []
 
 
 STREAMS = DENSE.replace(name="streams", layers=4, hyper_connections=HyperConnections(streams=3, iterations=4))

@@ -9,6 +9,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.altup import AltUp
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
+from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.shape import MTP, MoE, Temperature
 from fivefold.model.spec import Model
@@ -44,6 +45,18 @@ CHOSEN = SMALL.replace(
     attention_sinks=True,
     mla=LATENT.replace(q_rank=22, indexer=Indexer(heads=5, head_dim=7, topk=5, pattern=(True, False))),
 )
+WINDOWED = CompressedAttention(heads=6, head_dim=8, rope_dim=4, q_rank=12, window=5, out_groups=3, out_rank=10)
+COMPRESSED_KEYS = SMALL.replace(
+    name="compressed keys",
+    layers=4,
+    position="none",
+    mixers=("heavily_compressed_attention", "compressed_sparse_attention", "shared_key_attention"),
+    shared_key_attention=WINDOWED,
+    heavily_compressed_attention=WINDOWED.replace(rate=5, rope_theta=500.0),
+    compressed_sparse_attention=WINDOWED.replace(
+        rate=2, overlaps=True, rope_theta=500.0, indexer=Indexer(heads=2, head_dim=4, topk=3)
+    ),
+)
 STREAMS = SMALL.replace(name="streams", hyper_connections=HyperConnections(streams=3, iterations=4))
 INDEPENDENT = CHOSEN.replace(
     name="independent streams, clamped experts",
@@ -69,6 +82,8 @@ SCALED_DRAWS = SMALL.replace(
 )
 CASES = (
     (CHOSEN, "tp2 mbs1 nosp"),
+    (COMPRESSED_KEYS, "pp2 zb1p mbs1 ac=core+rope+norm"),
+    (COMPRESSED_KEYS, "dp2 zero3 mbs1 ac=full"),
     (CHOSEN, "tp2 mbs2 ac=full"),
     (LENT, "dp2 tp2 zero3 mbs1 ac=full"),
     (INPUTS, "dp2 cp2 zero2 mbs1 ac=full"),

@@ -51,3 +51,31 @@ def append_rotated(k_BTNH: Tensor, key_BT1H: Tensor, cos_TH: Tensor, sin_TH: Ten
     """Append the rotary key [B, T, 1, H], rotated, to the key of every head."""
     rotated_key = rotate(key_BT1H, cos_TH=cos_TH, sin_TH=sin_TH)
     return torch.cat((k_BTNH, rotated_key.expand(-1, -1, k_BTNH.shape[2], -1)), dim=-1)
+
+
+def turn_pairs(x: Tensor, cos: Tensor, sin: Tensor, *, sign: int = 1) -> Tensor:
+    """Return a copy of ``x`` whose last dims, as many as the tables have, are rotated in pairs of neighbours."""
+    out = x.contiguous().clone()
+    last = out[..., -cos.shape[-1] :]
+    swapped = last.unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    last.mul_(cos).addcmul_(swapped, sin, value=sign)
+    return out
+
+
+class _RotatePairs(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, sign: int) -> Tensor:
+        ctx.save_for_backward(cos, sin)
+        ctx.sign = sign
+        return turn_pairs(x, cos, sin, sign=sign)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+        cos, sin = ctx.saved_tensors
+        return turn_pairs(grad, cos, sin, sign=-ctx.sign), None, None, None
+
+
+def rotate_pairs(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor, is_inverse: bool = False) -> Tensor:
+    """Rotate the last dims of each head in pairs of neighbours, by tables ``paired``; ``is_inverse``: back."""
+    out: Tensor = _RotatePairs.apply(x_BTNH, cos_TH, sin_TH, -1 if is_inverse else 1)  # type: ignore[no-untyped-call]
+    return out

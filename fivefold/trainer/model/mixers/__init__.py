@@ -8,6 +8,8 @@ mamba              Mamba
 mamba2             Mamba-2
 lightning          lightning attention, whose heads decay at rates of their layer
 rg_lru             RG-LRU
+compressed_attention   attention to a window and to compressed keys
+compressed_core        its kernels
 fused_scans        scans by the kernels of flash-linear-attention
 convolution · chunks   what several kinds share: the causal convolution; a scan in chunks of tokens
 heads              the share of the heads that a rank of context parallelism computes
@@ -21,6 +23,7 @@ from torch import nn
 
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
+from fivefold.trainer.model.mixers.compressed_attention import CompressedAttentionMixer
 from fivefold.trainer.model.mixers.gated_delta_net import GatedDeltaNetMixer
 from fivefold.trainer.model.mixers.kimi_delta import KimiDeltaMixer
 from fivefold.trainer.model.mixers.lightning import LightningMixer
@@ -40,6 +43,9 @@ MODULES: Mapping[MixerName, Callable[[Model], nn.Module]] = {
 
 MODULES_BY_LAYER: Mapping[MixerName, Callable[..., nn.Module]] = {  # of kinds whose modules depend on their layer
     "lightning": LightningMixer,
+    "shared_key_attention": CompressedAttentionMixer,
+    "heavily_compressed_attention": CompressedAttentionMixer,
+    "compressed_sparse_attention": CompressedAttentionMixer,
 }
 
 

@@ -18,12 +18,11 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
-from fivefold.model.mixers.compressed_attention import CompressedAttention
+from fivefold.model.mixers.compressed_attention import CompressedAttention, count_complete
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights
 from fivefold.planner.counts.operations.layer import list_block
 from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
-from fivefold.planner.counts.operations.mixers.compressed_attention import count_complete
 from fivefold.planner.counts.operations.op import Op
 from fivefold.record import UsageWarning, UserError
 
@@ -123,7 +122,7 @@ def test_a_compressed_key_keeps_what_transformers_saves(layer: int, build: Any, 
     precision = get_recipe("fp32" if dtype == torch.float32 else "bf16")
     ops = list_ops(layer, tokens=tokens, precision=precision)
     sizes = {name: size for op in ops.values() for name, size in op.writes.items()}
-    assert sum(sizes[name] for name in ops["mixer.compress.pool"].keeps) == sum(saved.values())
+    assert sum(sizes[name] for name in ops["mixer.core.pool"].keeps) == sum(saved.values())
 
 
 @pytest.mark.parametrize("layout", ["pp3", "dp3 zero3", "dp3 ac=full", "dp3 ac=selective", "dp3 ac=norm"])

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from fivefold.model.mixers.compressed_attention import CompressedAttention
+from fivefold.model.mixers.compressed_attention import CompressedAttention, count_complete, count_pairs
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import MixerName
 from fivefold.planner.counts.operations.indexer import INDEX_BYTES, QUERY_BLOCK, drop_gradient
@@ -35,15 +35,6 @@ def make_operations(kind: MixerName) -> Callable[[Local, str], list[Op]]:
     return operations
 
 
-def count_complete(tokens: int, rate: int, *, most: int | None = None) -> int:
-    """Count the pairs of a query and a compressed key that is complete at its token, at most ``most`` of a query."""
-    if most is not None and tokens >= most * rate:
-        before = most * rate - 1
-        return count_complete(before, rate) + (tokens - before) * most
-    keys, rest = divmod(tokens, rate)
-    return rate * keys * (keys - 1) // 2 + keys * (rest + 1)
-
-
 def _list_operations(local: Local, net: CompressedAttention, source: str) -> list[Op]:
     """Return the operations of compressed attention: projections, compressed keys, their selection, and the core."""
     model, rows, width = local.model, local.rows, local.width
@@ -60,13 +51,14 @@ def _list_operations(local: Local, net: CompressedAttention, source: str) -> lis
         *latent.ops,
         latent.column("mixer.q_up", "q", out_features=net.query_width),
         norm("mixer.head_norm", "q", "qn", rows=heads, dim=net.head_dim, width=width, kind=unit),
-        rope("mixer.rope.q", "qn", "qr", numel=rows * net.query_width, width=width),
+        rope("rope.q", "qn", "qr", numel=rows * net.query_width, width=width),
         norm("mixer.kv_norm", "kv", "kvn", rows=rows, dim=net.head_dim, width=width, kind=local.norm),
-        rope("mixer.rope.kv", "kvn", "kvr", numel=rows * net.head_dim, width=width),
+        rope("rope.kv", "kvn", "kvr", numel=rows * net.head_dim, width=width),
     ]
     keys = list[Op]()
     if net.rate is not None:
-        keys += _compress(local, net, source, name="mixer.compress", dim=net.head_dim)
+        names = "mixer.core.pool", "rope.compress"
+        keys += _compress(local, net, source, name="mixer.compress", dim=net.head_dim, names=names)
     if net.indexer is not None:
         keys += _choose(local, net, source)
     return [
@@ -74,7 +66,7 @@ def _list_operations(local: Local, net: CompressedAttention, source: str) -> lis
         *q_ops,
         *keys,
         _attend(local, net),
-        rope("mixer.rope.out", "o", "or", numel=rows * net.query_width, width=width),
+        rope("rope.out", "o", "or", numel=rows * net.query_width, width=width),
         matmul_groups(
             "mixer.out_down",
             "or",
@@ -97,12 +89,14 @@ def _count_keys(local: Local, net: CompressedAttention) -> int:
     return local.part.sequences * (local.job.sequence // net.rate)
 
 
-def _compress(local: Local, net: CompressedAttention, source: str, *, name: str, dim: int) -> list[Op]:
-    """List the operations that make compressed keys of ``dim``, tensor ``name``.r."""
+def _compress(
+    local: Local, net: CompressedAttention, source: str, *, name: str, dim: int, names: tuple[str, str]
+) -> list[Op]:
+    """List the operations that make compressed keys of ``dim``, tensor ``name``.r; ``names``: of pool and rotation."""
     rows, width, columns = local.rows, local.width, net.series * dim
     assert net.rate is not None
     keys = _count_keys(local, net)
-    numel = rows * columns
+    numel = keys * net.rate * columns  # of the tokens of complete keys
     bias = net.rate * columns
     D = local.model.width
     values, gates, pooled = f"{name}.v", f"{name}.g", f"{name}.p"
@@ -111,7 +105,7 @@ def _compress(local: Local, net: CompressedAttention, source: str, *, name: str,
     narrow = {f"{name}.weights": numel * width} if width < 4 else {}
     softmax = {f"{name}.softmax": 4 * numel}
     pool = Op(
-        f"{name}.pool",
+        names[0],
         "activation",
         (values, gates),
         {pooled: keys * dim * width, **copy, **narrow, **softmax},
@@ -128,7 +122,7 @@ def _compress(local: Local, net: CompressedAttention, source: str, *, name: str,
         matmul(f"{name}.gate", source, gates, rows=rows, in_features=D, out_features=columns, width=width),
         pool,
         norm(f"{name}.norm", pooled, f"{name}.n", rows=keys, dim=dim, width=width, kind=local.norm),
-        rope(f"{name}.rope", f"{name}.n", f"{name}.r", numel=keys * dim, width=width),
+        rope(names[1], f"{name}.n", f"{name}.r", numel=keys * dim, width=width),
     ]
 
 
@@ -155,7 +149,7 @@ def _choose(local: Local, net: CompressedAttention, source: str) -> list[Op]:
     )
     rank, D = net.q_rank, local.model.width
     ops = [
-        *_compress(local, net, source, name=compressed, dim=dim),
+        *_compress(local, net, source, name=compressed, dim=dim, names=(f"{compressed}.pool", f"{compressed}.rope")),
         matmul("mixer.indexer.q", "cqn", "iq", rows=rows, in_features=rank, out_features=heads * dim, width=width),
         matmul("mixer.indexer.w", source, "iw", rows=rows, in_features=D, out_features=heads, width=width),
         rope("mixer.indexer.rope.q", "iq", "iqr", numel=rows * heads * dim, width=width),
@@ -167,10 +161,9 @@ def _choose(local: Local, net: CompressedAttention, source: str) -> list[Op]:
 def _attend(local: Local, net: CompressedAttention) -> Op:
     """Return attention to the keys of a window and to compressed ones: ``qr`` → ``o`` [rows, N · H]."""
     rows, width, tokens, sequences = local.rows, local.width, local.job.sequence, local.part.sequences
-    window, reads, key_rows = min(net.window, tokens), ["qr", "kvr"], rows
-    pairs = window * (window + 1) // 2 + (tokens - window) * window
+    reads, key_rows, most = ["qr", "kvr"], rows, net.indexer.topk if net.indexer else None
+    pairs = count_pairs(tokens, window=net.window, rate=net.rate, most=most)
     if net.rate is not None:
-        pairs += count_complete(tokens, net.rate, most=net.indexer.topk if net.indexer else None)
         key_rows += _count_keys(local, net)
         reads.append("mixer.compress.r")
     indices = ("indices",) if net.indexer is not None else ()
