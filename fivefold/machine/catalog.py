@@ -337,6 +337,7 @@ class CloudInstance(NamedTuple):
     chip: str
     gpus: int
     nic: str
+    latency_microseconds: float | None = None  # of a message between nodes; None: InfiniBand's
 
     def list_overrides(self, *, is_counted: bool) -> list[str]:
         """Return the words that make the chip's usual node this one: ``["node=4", "nic=40Gbit/node"]``.
@@ -345,22 +346,27 @@ class CloudInstance(NamedTuple):
         """
         row = ROWS[self.chip]
         usual = row.ranks_per_node if is_counted else row.default_ranks
-        return [self.nic] if self.gpus == usual == row.ranks_per_node else [f"node={self.gpus}", self.nic]
+        node = [] if self.gpus == usual == row.ranks_per_node else [f"node={self.gpus}"]
+        latency = [] if self.latency_microseconds is None else [f"latency={self.latency_microseconds:g}us"]
+        return [*node, self.nic, *latency]
 
 
 # Rates of the networks: EFA of P4d to P6 and Google's A3 from NETWORK#L577 to #L591; the others as the clouds' pages of
 # instance types have them, recalled and unverified. A rate per node is shared by its GPUs.
+# Latencies of EFA: aws/aws-ofi-nccl@2daf7d3, of P5, P5e and P5en as its model of collectives has them
+# (src/tuner/nccl_ofi_model.cpp, "8B RDMA w/imm lat"), of P3dn, P4d and P4de, which do not write to remote memory, as it
+# reports them to NCCL (src/platform-aws.cpp).
 INSTANCES: dict[str, CloudInstance] = {
     "p3.2xlarge": CloudInstance("v100-16", 1, "nic=10Gbit/node"),
     "p3.8xlarge": CloudInstance("v100-16", 4, "nic=10Gbit/node"),
     "p3.16xlarge": CloudInstance("v100-16", 8, "nic=25Gbit/node"),
-    "p3dn.24xlarge": CloudInstance("v100", 8, "nic=100Gbit/node"),
-    "p4d.24xlarge": CloudInstance("a100-40", 8, "nic=50Gbit"),
-    "p4de.24xlarge": CloudInstance("a100", 8, "nic=50Gbit"),
-    "p5.4xlarge": CloudInstance("h100", 1, "nic=100Gbit/node"),
-    "p5.48xlarge": CloudInstance("h100", 8, "nic=400Gbit"),
-    "p5e.48xlarge": CloudInstance("h200", 8, "nic=400Gbit"),
-    "p5en.48xlarge": CloudInstance("h200", 8, "nic=400Gbit"),
+    "p3dn.24xlarge": CloudInstance("v100", 8, "nic=100Gbit/node", 150),
+    "p4d.24xlarge": CloudInstance("a100-40", 8, "nic=50Gbit", 75),
+    "p4de.24xlarge": CloudInstance("a100", 8, "nic=50Gbit", 75),
+    "p5.4xlarge": CloudInstance("h100", 1, "nic=100Gbit/node", 75),
+    "p5.48xlarge": CloudInstance("h100", 8, "nic=400Gbit", 20),
+    "p5e.48xlarge": CloudInstance("h200", 8, "nic=400Gbit", 20),
+    "p5en.48xlarge": CloudInstance("h200", 8, "nic=400Gbit", 18),
     "p6-b200.48xlarge": CloudInstance("b200", 8, "nic=400Gbit"),
     "p6-b300.48xlarge": CloudInstance("b300", 8, "nic=800Gbit"),
     "g4dn.xlarge": CloudInstance("t4", 1, "nic=25Gbit/node"),
@@ -433,7 +439,7 @@ def spell_machine(text: str) -> str:
     """Normalize a machine to ``NAME:GPUS``, which people also write as ``h100x8``, ``8xh100`` or ``8*h100``.
 
     ``NAME`` becomes that of the catalog: ``a100-80gb`` is ``a100``, and the instance of a cloud its chip with what
-    differs: ``4xp4d.24xlarge`` is ``a100-40:32 nic=50Gbit``.
+    differs: ``4xp4d.24xlarge`` is ``a100-40:32 nic=50Gbit latency=75us``.
     """
     name, *overrides = re.split(r"\s+(?=[a-z]+=)", text.strip())
     chip, count = _split_count(_THOUSANDS.sub(lambda match: match[0].replace(",", ""), name))

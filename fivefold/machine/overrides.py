@@ -1,6 +1,7 @@
 """Overrides of a machine on the command line: ``l40s:320 nic=100Gbit/node`` changes the catalog's network.
 
 nic=100Gbit       between nodes, per GPU and direction      100Gbit/node: shared by the GPUs of a node
+latency=20us      of a message between nodes
 link=200GB        within a node, per GPU and direction      node=4: GPUs per node
 memory=80GiB      per GPU       hbm=2TB: bytes/s            watts=350      price=2.5: dollars per GPU and hour
 """
@@ -15,6 +16,7 @@ from fivefold.record import UserError, make_unknown_name_error
 from fivefold.units import GIB, KIB, MIB
 
 SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40}
+SECONDS = {"us": 1e-6, "ms": 1e-3}
 BITS = {"Mbit": 10**6, "Gbit": 10**9, "Tbit": 10**12}
 OWNER = "as named by its owner"
 
@@ -48,10 +50,18 @@ def _override_node(machine: Machine, value: str) -> Machine:
 
 
 def _override_nic(machine: Machine, value: str) -> Machine:
+    sharers = machine.ranks_per_node if value.endswith("/node") else 1
+    return _override_outer_link(machine, bandwidth=_parse_rate(value.removesuffix("/node")) / sharers)
+
+
+def _override_latency(machine: Machine, value: str) -> Machine:
+    return _override_outer_link(machine, latency_seconds=_parse_quantity(value, SECONDS, such="20us"))
+
+
+def _override_outer_link(machine: Machine, **changes: object) -> Machine:
     if len(machine.links) < 2:
         raise ValueError(f"needs links between nodes, and {machine.name} has none; leave it out")
-    sharers = machine.ranks_per_node if value.endswith("/node") else 1
-    outer_link = _copy(machine.links[-1], bandwidth=_parse_rate(value.removesuffix("/node")) / sharers)
+    outer_link = _copy(machine.links[-1], **changes)
     return machine.model_copy(update={"links": (*machine.links[:-1], outer_link)})
 
 
@@ -104,6 +114,7 @@ def _parse_bytes(text: str) -> float:
 WORDS: dict[str, Callable[[Machine, str], Machine]] = {
     "node": _override_node,
     "nic": _override_nic,
+    "latency": _override_latency,
     "link": _link,
     "memory": _override_chip("memory_bytes", _parse_bytes),
     "hbm": _override_chip("memory_bandwidth", _parse_rate),

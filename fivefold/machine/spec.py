@@ -14,6 +14,7 @@ from fivefold.units import Dtype
 
 WIDENING: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64")
 MATMUL_SHARE = 0.75  # share of the peak, for a chip without measurements: between B200 (0.72) and A100 (0.81)
+NCCL_STEP_SECONDS = 4e-6  # between nodes over InfiniBand (NVIDIA/nccl issue 652: ``catalog._build_nic``)
 OWN = "not stated"  # default source of a figure of a user's machine
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p", "broadcast"]
 
@@ -80,7 +81,7 @@ class Link(Record):
     bandwidth: Rate  # bytes/s per rank, one direction, as in the data sheet
     sustained: float = Field(1.0, ge=1e-6, le=1)  # share of the bandwidth that a ring reaches with large messages
     reduction_bandwidth: Rate | None = None  # bytes/s per rank of in-switch reductions (NVLink SHARP)
-    latency_seconds: Seconds = 4e-6  # per step of a small message; default: NCCL between nodes
+    latency_seconds: Seconds = NCCL_STEP_SECONDS  # per step of a small message
     direct: bool = False  # all-to-all wiring: a group of n in a span of s uses n - 1 of s - 1 links
     source: str = OWN  # source of the figures
 

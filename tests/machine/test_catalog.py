@@ -207,10 +207,10 @@ def test_other_names_of_a_chip_are_known() -> None:
         "mi300x:16",
         "h100:4",
     ]
-    assert spell_machine("4 nodes p4d.24xlarge nic=1Gbit") == "a100-40:32 nic=1Gbit"
+    assert spell_machine("4 nodes p4d.24xlarge nic=1Gbit") == "a100-40:32 latency=75us nic=1Gbit"
     assert spell_machine("4 nodes RTX4090").startswith("4 nodes")  # a card on PCIe has no usual node
     assert spell_machine("2 nodes GB200").startswith("2 nodes")  # a tray of four, or a rack of 72
-    assert spell_machine("2x8 p4d.24xlarge") == spell_machine("2x p4d.24xlarge") == "a100-40:16 nic=50Gbit"
+    assert spell_machine("2x8 p4d.24xlarge") == spell_machine("2x p4d.24xlarge") == "a100-40:16 nic=50Gbit latency=75us"
     assert [spell_machine(text) for text in ("HGX H200", "Tesla V100-SXM2-32GB", "NVIDIA GH200 480GB")] == [
         "h200",
         "v100",
@@ -241,9 +241,9 @@ def test_every_cloud_instance_is_one_node(name: str) -> None:
 @pytest.mark.parametrize(
     ("text", "spelled", "nic"),  # network in Gbit/s per GPU
     [
-        ("p4d.24xlarge", "a100-40 nic=50Gbit", 50),
-        ("4xp5.48xlarge", "h100:32 nic=400Gbit", 400),
-        ("2xp5.4xlarge", "h100:2 node=1 nic=100Gbit/node", 100),
+        ("p4d.24xlarge", "a100-40 nic=50Gbit latency=75us", 50),
+        ("4xp5.48xlarge", "h100:32 nic=400Gbit latency=20us", 400),
+        ("2xp5.4xlarge", "h100:2 node=1 nic=100Gbit/node latency=75us", 100),
         ("V100-SXM2-16GB", "v100-16", 50),
         ("p3.8xlarge", "v100-16 node=4 nic=10Gbit/node", 2.5),
         ("Standard_NC24ads_A100_v4", "a100-pcie node=1 nic=20Gbit/node", 20),

@@ -3,11 +3,13 @@ from pathlib import Path
 import pytest
 
 from fivefold.job import Job
+from fivefold.layout.mesh import RankGroup
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
+from fivefold.planner.time.network import Network
 from fivefold.record import UserError
 
 NOWHERE = Path("no/such/local.toml")
@@ -36,6 +38,16 @@ def test_the_network_between_nodes_can_be_changed(words: str, bandwidth: float) 
     assert (varied.ranks, varied.chip) == (320, stock.chip)
     assert varied.name == f"l40s {words}"
     assert "owner" in varied.links[-1].source
+
+
+def test_the_latency_between_nodes_can_be_changed() -> None:
+    """A small all-reduce of two nodes crosses the network twice, up the tree and down."""
+    names = ("h100:16", "h100:16 latency=20us", "2xp5.48xlarge", "h100:16 latency=0.02ms")
+    ib, *efa = (machine(name) for name in names)
+    assert (ib.links[-1].latency_seconds, ib.links[0]) == (4e-6, efa[0].links[0])
+    assert [item.links[-1].latency_seconds for item in efa] == pytest.approx([20e-6] * 3)
+    seconds = [Network(item).seconds("all_reduce", 64, RankGroup(16, 1)) for item in (ib, *efa)]
+    assert [item - seconds[0] for item in seconds[1:]] == pytest.approx([2 * 16e-6] * 3, rel=1e-3)
 
 
 def test_the_network_changes_what_is_predicted() -> None:
@@ -73,6 +85,7 @@ def test_figures_of_a_chip_and_its_node_can_be_changed() -> None:
         ("l40s:8 nic=nanGB", "nic=nanGB is not a number"),
         ("l40s:8 node=0", "node=0 is not a number of GPUs; write node=8"),
         ("l40s:8 node=٣", "is not a number of GPUs"),
+        ("h100:16 latency=20", "latency=20 is not a number and a unit; write for example 20us"),
         ("l40s:8 memory=9e9GB", "memory=9e9GB is not a number and a unit; write for example 80GiB"),
         ("l40s:8 price=1 price=2", "'price=2' sets price a second time; keep one"),
         ("l40s:1" + "0" * 5000, "is larger than 9,999,999; use fewer"),

@@ -1,7 +1,8 @@
 """nccl-tests as clouds and users print them: out-of-place times of all-reduces over full nodes of 8 GPUs.
 
 aws-samples/awsome-distributed-training@0162aac:micro-benchmarks/nccl-tests/README.md (EFA), a fork's log of Google's
-a3-megagpu-8g, and issues of NVIDIA/nccl and nccl-tests (InfiniBand). Half of the rows are held out.
+a3-megagpu-8g, and issues of NVIDIA/nccl and nccl-tests (InfiniBand). Of an instance that is named, the latency is that
+of the catalog. Half of the rows are held out.
 """
 
 from __future__ import annotations
@@ -12,15 +13,25 @@ from typing import get_args
 from benchmarks.published.case import Excluded, Message, is_held_out, rows
 from benchmarks.published.cells import Row, number, read_machine, read_required_integer
 from benchmarks.published.convert import NOTHING, outcome
-from fivefold.machine.spec import Collective
+from fivefold.machine.catalog import INSTANCES
+from fivefold.machine.overrides import apply_overrides
+from fivefold.machine.spec import Collective, Machine
 from fivefold.record import UserError
 
 FORCED = "NCCL's choice of algorithm, protocol or channels was overridden"
 COLLECTIVES = {name: name for name in get_args(Collective)}
 
 
-def _read_message(row: Row) -> Message:
+def _read_cluster(row: Row) -> Machine:
     machine = read_machine(row, nic_gigabits=number(row, "nic_gbps_per_gpu") or None, source=row["source"])
+    instance = next((INSTANCES[word] for word in row["network"].split(", ") if word in INSTANCES), None)
+    overrides = instance.list_overrides(is_counted=True) if instance else []
+    latencies = [word for word in overrides if word.startswith("latency=")]
+    return apply_overrides(machine, latencies, text=row["network"])
+
+
+def _read_message(row: Row) -> Message:
+    machine = _read_cluster(row)
     if read_required_integer(row, "nodes") * machine.ranks_per_node != machine.ranks:
         raise UserError(f"{machine.ranks} GPUs on {row['nodes']} nodes, where a node has {machine.ranks_per_node}")
     if row["collective"] not in COLLECTIVES:

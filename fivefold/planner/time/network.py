@@ -15,7 +15,7 @@ from bisect import bisect_left
 from typing import NamedTuple, final, get_args
 
 from fivefold.layout.mesh import RankGroup
-from fivefold.machine.spec import Collective, Machine
+from fivefold.machine.spec import NCCL_STEP_SECONDS, Collective, Machine
 from fivefold.planner.time.constants import PUBLISHED, Constants
 from fivefold.record import make_unknown_name_error
 
@@ -40,11 +40,15 @@ class AlphaBetaCost(NamedTuple):
 
 
 class LinkModel(NamedTuple):
-    """A link: sustained bytes/s, seconds per step of the LL and Simple protocols, bytes/s of in-switch reduction."""
+    """A link: sustained bytes/s, seconds per step of the LL and Simple protocols, bytes/s of in-switch reduction.
+
+    ``start_seconds``: of a message while one to another rank is on its way.
+    """
 
     rate: float
     ll_step_seconds: float
     simple_step_seconds: float
+    start_seconds: float
     reduction: float | None
 
 
@@ -119,6 +123,7 @@ class Network:
                 simple_step_seconds=max(constants.simple_step_seconds, link.latency_seconds)
                 if nccl
                 else link.latency_seconds,
+                start_seconds=min(NCCL_STEP_SECONDS, link.latency_seconds) if nccl else link.latency_seconds,
                 reduction=link.reduction_bandwidth,
             )
             for link in machine.links
@@ -291,10 +296,14 @@ def _price_switch(place: GroupPlacement) -> list[AlphaBetaCost]:
 
 
 def _price_exchange(place: GroupPlacement) -> AlphaBetaCost:
-    """Return the cost of an all-to-all of all pairs at once: within the node on the near link, the rest on NICs."""
+    """Return the cost of an all-to-all of all pairs at once: within the node on the near link, the rest on NICs.
+
+    Messages to all peers are started one after another, and the last one travels.
+    """
     near_peers, far_peers = place.local - 1, place.ranks - place.local
     per_byte = max(near_peers / place.near.rate, far_peers / place.far.rate) / place.ranks
-    return AlphaBetaCost(near_peers * place.near.ll_step_seconds + far_peers * place.far.ll_step_seconds, per_byte)
+    far_seconds = (far_peers - 1) * place.far.start_seconds + place.far.ll_step_seconds if far_peers else 0.0
+    return AlphaBetaCost(near_peers * place.near.ll_step_seconds + far_seconds, per_byte)
 
 
 def _price_dispatch(place: GroupPlacement, copies: TokenCopies) -> AlphaBetaCost:

@@ -78,6 +78,11 @@ def test_a_message_is_priced_over_all_ranks_of_its_machine() -> None:
     one = result["nccl_logs-0055"]
     nics = {item.machine.links[-1].bandwidth for item in result.values()}
     assert nics >= {50e9 / 8, 200e9 / 8, 400e9 / 8}  # of p4de, a3-megagpu and p5
+    read = [row for row in rows("nccl_logs") if row["row_id"] in result]
+    latencies = {row["network"]: result[row["row_id"]].machine.links[-1].latency_seconds for row in read}
+    assert latencies["EFA, p4de.24xlarge"] == pytest.approx(75e-6)
+    assert latencies["EFA, p5.48xlarge"] == pytest.approx(20e-6)
+    assert latencies["InfiniBand"] == latencies["GPUDirect-TCPXO, a3-megagpu-8g"] == 4e-6
     scored: Score = score_message(one)
     assert scored.measured == one.seconds
     assert scored.predicted == Network(one.machine).seconds("all_reduce", one.payload, RankGroup(one.machine.ranks, 1))

@@ -97,6 +97,14 @@ def test_seconds_of_collectives_equal_those_by_hand():
     assert seconds("broadcast", 4, 1) == pytest.approx(launch + 3 * bulk + payload / near, rel=1e-12)
 
 
+def test_the_latency_of_a_network_passes_once_in_an_exchange_with_all_peers():
+    """Of 16 ranks in nodes of 4, each starts messages to 12 on other nodes: the last one travels, the others before."""
+    machine = round_machine().replace(ranks=16)
+    slow = machine.replace(links=(machine.links[0], machine.links[1].replace(latency_seconds=50e-6)))
+    quick, late = (Network(item).seconds("all_to_all", 64, RankGroup(16, 1)) for item in (machine, slow))
+    assert late - quick == pytest.approx(50e-6 - machine.links[1].latency_seconds + 11 * 2e-6, rel=1e-9)
+
+
 def test_tokens_sent_once_per_node_take_the_time_of_the_formula():
     """Of 4 copies of a token on 2 nodes of 4 ranks 2 · (1 - 1/16) nodes and 8 · (1 - (7/8)^4) ranks want one."""
     network, payload = Network(round_machine()), 8 * 10**9
