@@ -25,6 +25,7 @@ SIMUMAX = "attention: MooreThreads/SimuMax@e691807:configs/system/b200_bf16_cepe
 AITER = "attention: ROCm/aiter@0403bcd:op_tests/cpp/mha/README.md"
 FP8_ATTENTION = "attention in fp8: NVIDIA/cudnn-frontend@3929da2:benchmark/sdpa_benchmark_training/results/llama3.1"
 FLASH2_ON_B200 = "FlashAttention-2: meta-pytorch/tritonbench pull request 171, Dao-AILab/flash-attention issue 1589"
+BABELSTREAM = "bandwidth: BabelStream holds 81 % of 5.3 TB/s, arXiv:2510.27583"
 UNKNOWN = "what its kernels reach is our assumption"
 
 
@@ -115,8 +116,10 @@ GH200 = H100._replace(best={"bf16": 828.6, "fp8": 1535})
 B300 = B200._replace(best={"bf16": 1769, "fp8": 3353.3}, fp8_attention_share=1.55, fp8_attention_backward_share=1.25)
 GB300 = GB200._replace(fp8_attention_share=1.55, fp8_attention_backward_share=1.25)
 MI250X = KernelEfficiency(110, {}, UNKNOWN)
-MI300X = KernelEfficiency(304, {"bf16": 668.4}, f"{MAMF}; {AITER}", flops_per_joule=CDNA3_JOULE)
-MI325X = MI300X._replace(best={"bf16": 784.9}, source=MAMF)
+MI300X = KernelEfficiency(
+    304, {"bf16": 668.4}, f"{MAMF}; {AITER}; {BABELSTREAM}", bandwidth_share=0.81, flops_per_joule=CDNA3_JOULE
+)
+MI325X = MI300X._replace(best={"bf16": 784.9}, source=f"{MAMF}; as large a share of the bandwidth as of MI300X")
 MI355X = KernelEfficiency(256, {"bf16": 1565}, f"{MAMF}; {AITER}", flops_per_joule=CDNA4_JOULE)
 MI350X = MI355X._replace(best={"bf16": 1440}, source=f"best matmul: as large a share as of MI355X; {MAMF}")
 L40S = KernelEfficiency(142, {"bf16": 269.2}, TORCH)
