@@ -269,10 +269,10 @@ def _find_longest_run(
         planner = get_planner(model, machine, job, risk)
         run_of = partial(predict_full_run, step=planner.step(chosen), model=model, machine=machine, job=job, site=site)
         tokens = job.tokens_per_step * count_steps_within(seconds, run_of(tokens=tokens))
-        batch = f"global batch {job.global_batch:,}, {reason}" if reason else ""
-        remarks = (batch, *planner.list_remarks(chosen, is_searched=layout is None), remark)
-        tried[job.global_batch] = run_of(tokens=tokens).replace(remarks=tuple(filter(None, remarks)))
-    return tried[job.global_batch]
+        remarks = (*planner.list_remarks(chosen, is_searched=layout is None), *filter(None, [remark]))
+        tried[job.global_batch] = run_of(tokens=tokens).replace(remarks=remarks)
+    run = tried[job.global_batch]
+    return run.replace(remarks=(f"global batch {job.global_batch:,}, {reason}", *run.remarks)) if reason else run
 
 
 def _list_batches(

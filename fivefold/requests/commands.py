@@ -394,8 +394,8 @@ class AskOptions(AskRequest, ConfigOptions, JsonOption):
 
     @property
     def run_tokens(self) -> float | None:
-        """Return the training tokens if the question is ``run``."""
-        return self.tokens if self.question == "run" else None
+        """Return the training tokens if the question is about a complete run; ``tokens`` begins with the default."""
+        return self.tokens if self.question in ("run", "tokens") else None
 
 
 class SweepRequest(Request):

@@ -458,8 +458,8 @@ class ChosenQuestion(AskQuestion, defer_build=False):
 
     @property
     def run_tokens(self) -> float | None:
-        """Return the training tokens if the question is ``run``."""
-        return self.tokens if self.question == "run" else None
+        """Return the training tokens if the question is about a complete run; ``tokens`` begins with the default."""
+        return self.tokens if self.question in ("run", "tokens") else None
 
 
 class PlaybookQuestion(JobQuestion, PlanRequest, defer_build=False):

@@ -27,6 +27,7 @@ from fivefold.planner.run_estimate import (
 from fivefold.planner.search.multi_machine import MachineChoice, list_sizes, search_machines
 from fivefold.record import StopSignal, UserError
 from fivefold.results.run_estimate import RunEstimate
+from fivefold.units import show_count
 from fivefold.update import Optimizer
 
 NODE = resolve("h100:8", local=Path("/nowhere"))
@@ -332,6 +333,8 @@ def test_the_batch_of_the_longest_run_is_advised_for_its_tokens() -> None:
     for deadline in ("1h", "2d", "30d", "300d"):
         (longest,) = ff.ask("tokens", *words, deadline=deadline)
         (same,) = ff.ask("run", *words, tokens=longest.tokens)
+        (remark,) = [remark for remark in longest.remarks if "advised" in remark] or [""]
+        assert remark.endswith(f"advised for {show_count(longest.tokens)} tokens" if longest.tokens > 1e11 else "")
         assert (longest.steps, longest.seconds) == (same.steps, same.seconds)
 
 
