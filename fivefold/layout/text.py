@@ -27,13 +27,15 @@ STAGES = 2**12  # more stages than any model has layers and ends
 ZERO_STAGES = {"ddp": "zero0", "fsdp": "zero3", "hsdp": "zero3"}  # PyTorch's names
 DATA_PARALLEL = re.compile(r"(ddp|fsdp|hsdp)(?:(?<=fsdp)[12])?(/\d+)?")  # version 1 or 2 of FSDP
 
+_NUMBERED = ("dp", "tp", "cp", "pp", "ep", "etp", "v", "mbs")  # keywords that a number follows
+_DEGREES = "|".join(_NUMBERED)
 _BEGIN = r"(?<![a-wyz])"  # an x may stand before a token, as in dp2xtp8
-_NAME = r"(?:dp|tp|cp|pp|ep|etp|vpp?|v|mbs|zero[-_]?)"
+_NAME = rf"(?:{_DEGREES}|vpp?|zero[-_]?)"
 # What replaces parts of a text in lower case before it is split at spaces.
 _REWRITES = (
     (re.compile(","), " "),
     (re.compile(rf"{_BEGIN}zero[\s_-]*stage[\s_=-]*(?=\d)"), "zero"),  # ZeRO stage 3
-    (re.compile(rf"{_BEGIN}(dp|tp|cp|pp|ep|etp|vpp?|v|mbs|zero) +(?=\d)"), r"\1"),  # TP 8
+    (re.compile(rf"{_BEGIN}({_DEGREES}|vpp?|zero) +(?=\d)"), r"\1"),  # TP 8
     (  # tp8/pp4
         re.compile(
             rf"{_BEGIN}({_NAME}=?\d+(?:[x/]\d+)?|[fh]sdp[12]?(?:/\d+)?|ddp)\s*[/x+-]\s*(?={_NAME}=?\d|[fh]sdp|ddp)"
@@ -41,15 +43,15 @@ _REWRITES = (
         r"\1 ",
     ),
 )
-_OPTION = re.compile(r"(?<!\S)--?(dp|tp|cp|pp|ep|etp|v|mbs)[\s=]+(\d+)")  # as launchers write a degree
+_OPTION = re.compile(rf"(?<!\S)--?({_DEGREES})[\s=]+(\d+)")  # as launchers write a degree
 # Other spellings of a token, and the printed one.
 _SPELLINGS = (
     (re.compile(r"zero[-_](\d.*)"), r"zero\1"),  # ZeRO-3
-    (re.compile(r"(dp|tp|cp|pp|ep|etp|v|mbs|zero)=([\d*].*)"), r"\1\2"),  # dp=8
+    (re.compile(rf"({_DEGREES}|zero)=([\d*].*)"), r"\1\2"),  # dp=8
     (re.compile(r"vpp?=?(\d+)"), r"v\1"),  # Megatron's size of the virtual pipeline
 )
 _COUNTED = re.compile(
-    r"(?P<axis>dp|tp|cp|pp|ep|etp|v|mbs)(?P<degree>\d+)|tp(?P<outer>\d+)x(?P<inner>\d+)|"
+    rf"(?P<axis>{_DEGREES})(?P<degree>\d+)|tp(?P<outer>\d+)x(?P<inner>\d+)|"
     r"zero(?P<stage>\d+)(?:/(?P<group>\d+))?"
 )
 # Tokens that are none of a layout, and what to write.
@@ -68,8 +70,8 @@ _NUMBER_WORDS = {"thousand": "k", "million": "M", "billion": "B", "trillion": "T
 _JOB_OPTIONS = ("precision", "seq", "gbs", "stack", "adapter", "attention")
 _KINDS = [f"cp={kind}" for kind in CP_KINDS]
 _WORDS = [
-    *(f"{axis}2" for axis in ("dp", "tp", "cp", "pp", "ep", "etp", "v")),
-    *("mbs1", "zero1", "nosp", *SCHEDULES, *ZERO_STAGES),
+    *(f"{axis}{1 if axis == 'mbs' else 2}" for axis in _NUMBERED),
+    *("zero1", "nosp", *SCHEDULES, *ZERO_STAGES),
     *("ac=none", "ac=selective", "ac=full", *_KINDS),
     *("offload=optimizer", "offload=activations", "offload=optimizer+activations", "offload=parameters"),
     "offload=optimizer+parameters",
