@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from fivefold.job import Job
@@ -13,7 +13,7 @@ from fivefold.rendering.grid import Grid
 from fivefold.rendering.interval import show_change_range
 from fivefold.rendering.palette import BLUE, GREY, IDLE, RED
 from fivefold.rendering.question import describe_job
-from fivefold.rendering.table import build_heading
+from fivefold.rendering.sections import AnswerSection, render_sections
 from fivefold.results.comparison import EQUAL, Comparison, Quantity, SpeedRatio, Variant, break_down
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_count, show_flops, show_risk, show_seconds
@@ -28,29 +28,27 @@ TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
 
 def render_page(comparison: Comparison) -> RenderableType:
     """Return the page: what is compared, the table of what differs, what is equal, and what could not be predicted."""
-    parts: list[RenderableType] = [Text(line, style="dim", overflow="fold") for line in describe_shared(comparison)]
+    return render_sections(list_sections(comparison))
+
+
+def list_sections(comparison: Comparison) -> Iterator[AnswerSection]:
+    """Yield the sections of the page."""
+    lines = [Text(line, style="dim", overflow="fold") for line in describe_shared(comparison)]
     for variant in comparison.variants:
-        parts.append(
+        lines.append(
             Text.assemble((f"{variant.name}  ", "bold"), (_describe_variant(variant), "bold cyan"), overflow="fold")
         )
         if variant.step is not None and variant.step.remarks:
-            parts.append(
-                Text("\n".join(f"   {line}" for line in variant.step.remarks), style="yellow", overflow="fold")
-            )
+            remarks = "\n".join(f"   {line}" for line in variant.step.remarks)
+            lines.append(Text(remarks, style="yellow", overflow="fold"))
         if variant.error:
-            parts.append(Text(f"   not possible: {variant.error}", style="red", overflow="fold"))
-    parts += [Text(""), Text(describe_comparison(comparison), style="bold", overflow="fold")]
-    parts += [
-        *(Text(line, overflow="fold") for line in (*explain_differences(comparison), *describe_ratios(comparison))),
-        Text(""),
-    ]
-    parts += [
-        make_difference_grid(comparison),
-        Text(f"* best value; in brackets: relative to the first column{_qualify_mfu(comparison)}", style="dim"),
-    ]
+            lines.append(Text(f"   not possible: {variant.error}", style="red", overflow="fold"))
+    lines += [Text(""), Text(describe_comparison(comparison), style="bold", overflow="fold")]
+    lines += [Text(line, overflow="fold") for line in (*explain_differences(comparison), *describe_ratios(comparison))]
+    note = f"* best value; in brackets: relative to the first column{_qualify_mfu(comparison)}"
+    yield AnswerSection((*lines, Text(""), make_difference_grid(comparison), Text(note, style="dim")))
     if equal_quantities := list_equal(comparison):
-        parts += [build_heading("Equal in all"), Text(" · ".join(equal_quantities), overflow="fold")]
-    return Group(*parts)
+        yield AnswerSection((Text(" · ".join(equal_quantities), overflow="fold"),), "Equal in all")
 
 
 def _qualify_mfu(comparison: Comparison) -> str:

@@ -8,15 +8,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from rich.text import Text
+
+from fivefold.rendering import comparison, search, trace_report
 from fivefold.rendering.budget import make_budget_grid, show_difference, split_by_cause
 from fivefold.rendering.compare import render_table as compare_table
-from fivefold.rendering.comparison import (
-    describe_comparison,
-    describe_ratios,
-    describe_shared,
-    explain_differences,
-    make_difference_grid,
-)
 from fivefold.rendering.elements import (
     AXIS_COLOURS,
     TIME_COLOURS,
@@ -33,14 +29,12 @@ from fivefold.rendering.elements import (
     fold,
     join_parts,
 )
-from fivefold.rendering.grid import Grid, make_grid
+from fivefold.rendering.grid import Grid
 from fivefold.rendering.interval import render_intervals
-from fivefold.rendering.layout_legend import explain_layouts
 from fivefold.rendering.palette import get_colour
 from fivefold.rendering.point_charts import render_front
 from fivefold.rendering.question import count_ranks, describe_step
-from fivefold.rendering.robust import make_scenario_grid, render_regrets, summarize
-from fivefold.rendering.search import CHOICES, REASONS, format_ranked, list_alternatives, make_best_grid
+from fivefold.rendering.sections import AnswerSection
 from fivefold.rendering.step_view import MEMORY_PARTS, Parts, Section, list_key_figures, list_memory_parts, view_step
 from fivefold.results.step_comparison import compare, describe_assumption
 from fivefold.units import show_bytes, show_cause, show_seconds
@@ -50,11 +44,9 @@ if TYPE_CHECKING:
     from fivefold.results.playbook import Playbook
     from fivefold.results.run_estimate import Offers
     from fivefold.results.run_folder import RunFolder
-    from fivefold.results.search_result import Proposal, Robustness, SearchResult, Walk
+    from fivefold.results.search_result import SearchResult, Walk
     from fivefold.results.trace_report import Traced
     from fivefold.step import Step
-
-MAX_ROWS = 60  # maximum rows of a table
 
 
 def render_step(what: Step) -> str:
@@ -161,52 +153,40 @@ def render_search(what: SearchResult) -> str:
 
 
 def render_search_parts(what: SearchResult) -> list[str]:
-    """Return the proposal with its reasons, the best layouts, and why others were rejected."""
-    fits = "" if what.best else f"; {what.describe_unfit()}"
-    job_parts = [build_paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
-    parts = [*job_parts, build_paragraph(f"{what.tried:,} layouts, {what.evaluated:,} evaluated{fits}", kind="soft")]
+    """Return the terminal's sections, with a bar of the proposal's time."""
+    parts = [build_paragraph(describe_step(what.best[0].step), kind="soft")] if what.best else []
     parts += [build_paragraph(remark) for remark in what.remarks]
-    parts += [build_paragraph(f"The best layout is {what.gap_line()}.")] if what.gap_line() else []
-    parts += _render_proposal(what.proposal, what.superlative) if what.proposal else []
-    parts += [build_paragraph(gain)] if (gain := what.describe_gain()) else []
-    parts += _render_robustness(what.robust) if what.robust else []
-    if what.best:
-        parts += [
-            build_heading(what.title if what.proposal else "The best layouts"),
-            convert_grid(make_best_grid(what.best, own=what.own)),
-        ]
-        legend = explain_layouts(map(format_ranked, what.best))
-        parts += [build_paragraph(legend, kind="soft")] if legend else []
-    for miss in what.misses:
-        needed = show_bytes(miss.needs_bytes)
-        available = show_bytes(miss.has_bytes)
-        line = f"{miss.layout} needs {needed} of {available}: {show_cause(miss.cause)}"
-        fixes = "".join(f"<br>would fit with {escape_text(fix)}" for fix in miss.fixes)
-        parts.append(build_paragraph(Raw(f"<b>{escape_text(line)}</b>{fixes}")))
-    if what.reasons:
-        parts.append(fold("Why the other layouts lost", convert_grid(make_grid(REASONS, what.reasons))))
+    for section in search.list_sections(what):
+        parts += convert_section(section)
+        if section.title == search.PROPOSAL and what.proposal:
+            step = what.proposal.choice.step
+            parts += [build_figures(list_key_figures(step)), render_time([step])]
     return parts
 
 
-def _render_proposal(what: Proposal, superlative: str) -> list[str]:
-    return [
-        build_heading("Proposal", "; ".join(filter(None, [what.describe(superlative), what.remark]))),
-        build_paragraph(Raw(f"<b><code>{escape_text(what.layout)}</code></b>")),
-        build_figures(list_key_figures(what.choice.step)),
-        render_time([what.choice.step]),
-        *map(build_paragraph, list_alternatives(what, superlative)),
-        convert_grid(make_grid(CHOICES, what.why)),
-    ]
+def convert_section(what: AnswerSection) -> list[str]:
+    """Return a section of an answer: its heading, lines, tables and bars."""
+    parts = [build_heading(what.title, convert_text(what.remark))] if what.title else []
+    for part in what.parts:
+        if isinstance(part, Grid):
+            parts.append(convert_grid(part))
+        elif isinstance(part, Parts):
+            colours = {item.name: get_colour(item.look) for item in part.parts}
+            parts.append(draw_bars([Bar("", {item.name: item.size for item in part.parts}, "")], colours))
+        elif part.plain.strip():
+            kind = {"dim": "soft", "yellow": "bad", "red": "bad"}.get(str(part.style), "")
+            parts.append(build_paragraph(convert_text(part), kind=kind))
+    return parts
 
 
-def _render_robustness(what: Robustness) -> list[str]:
-    """Return the layout with the smallest regret, and the regret of layouts in each scenario."""
-    return [
-        build_heading("Most robust", summarize(what)),
-        build_paragraph(Raw(f"<b><code>{escape_text(what.rows[0].layout)}</code></b>")),
-        convert_grid(render_regrets(what)),
-        convert_grid(make_scenario_grid(what)),
+def convert_text(text: str | Text) -> Raw:
+    """Return lines of a terminal, with what is bold there."""
+    styled = Text(text) if isinstance(text, str) else text
+    pieces = [
+        f"<b>{escape_text(piece.plain)}</b>" if "bold" in f"{piece.style} {piece.spans}" else escape_text(piece.plain)
+        for piece in styled.divide(sorted({end for span in styled.spans for end in (span.start, span.end)}))
     ]
+    return Raw("".join(pieces).strip().replace("\n", "<br>"))
 
 
 def render_single_changes(changes: Walk) -> str:
@@ -236,24 +216,8 @@ def render_playbook(what: Playbook) -> str:
 
 
 def render_comparison(what: Comparison) -> str:
-    """Return the variants, which is the best, and what differs."""
-    lines = [
-        (
-            variant.name,
-            " ".join(variant.facts) or "nothing else",
-            variant.error or (variant.step.line() if variant.step else ""),
-        )
-        for variant in what.variants
-    ]
-    variants = build_table(("", "differs in", "predicted"), lines, left=("", "differs in", "predicted"))
-    shared_parts = map(build_paragraph, describe_shared(what))
-    return join_parts(
-        *shared_parts,
-        variants,
-        build_paragraph(Raw(f"<b>{escape_text(describe_comparison(what))}</b>")),
-        *map(build_paragraph, (*explain_differences(what), *describe_ratios(what))),
-        convert_grid(make_difference_grid(what)),
-    )
+    """Return the terminal's page of a comparison."""
+    return join_parts(*(part for section in comparison.list_sections(what) for part in convert_section(section)))
 
 
 def render_run(what: RunFolder) -> str:
@@ -305,28 +269,6 @@ def render_dry_run(what: Step | None, findings: Sequence[str]) -> str:
 
 
 def render_traced(what: Traced) -> str:
-    """Return where the time of each traced step went, and the prediction next to it."""
-    rows = [
-        (
-            str(row.rank),
-            row.step,
-            *map(
-                show_seconds,
-                (
-                    row.window_seconds,
-                    row.compute_seconds,
-                    row.exposed_seconds,
-                    row.memcpy_alone_seconds,
-                    row.idle_seconds,
-                ),
-            ),
-        )
-        for row in what.breakdown[:MAX_ROWS]
-    ]
-    headings = ("rank", "step", "window", "compute", "exposed", "copies alone", "idle")
-    parts = [build_paragraph(what.line(), kind="soft"), build_table(headings, rows, left=("step",))]
-    if what.against:
-        parts += [build_heading("Predicted next to traced"), convert_grid(compare_table(what.against))]
-    if what.advice is not None:
-        parts += [build_heading("Advice"), build_paragraph(str(what.advice))]
-    return join_parts(*parts, *(build_paragraph(line, kind="soft") for line in what.remarks))
+    """Return the terminal's page of traces, with the prediction next to them."""
+    sections = trace_report.list_sections(what, rows=what.against, predicted=what.predicted, advice=what.advice)
+    return join_parts(*(part for section in sections for part in convert_section(section)))

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from operator import attrgetter
 
-from rich.console import Group, RenderableType
-from rich.text import Text
-
 from fivefold.rendering.grid import Column, Grid, make_grid, show_share
 from fivefold.results.search_result import Regret, Robustness, ScenarioResult
 from fivefold.units import show_bytes, show_seconds
 
 UNFIT = "does not fit"
-
-
-def render_robustness(robustness: Robustness) -> RenderableType:
-    """Return the layout with the smallest regret, in two lines."""
-    return Group(
-        Text.assemble("\n", ("Most robust  ", "bold"), (robustness.rows[0].layout, "bold cyan"), overflow="fold"),
-        Text(summarize(robustness), overflow="fold"),
-    )
 
 
 def summarize(robustness: Robustness) -> str:
@@ -44,12 +33,6 @@ def render_regrets(robustness: Robustness) -> Grid:
 def make_scenario_grid(robustness: Robustness) -> Grid:
     """Return a table of the scenarios: the best layout of each, and the regret of the most robust one."""
     return make_grid(SCENARIOS, robustness.scenarios)
-
-
-def render_scenarios(robustness: Robustness) -> RenderableType:
-    """Return the table of the scenarios, and below it the sources, for which a terminal has no column."""
-    source_lines = (Text(line, style="dim", overflow="fold") for line in list_sources(robustness))
-    return Group(make_scenario_grid(robustness), *source_lines)
 
 
 def list_sources(robustness: Robustness) -> list[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from operator import attrgetter, itemgetter
 
 from rich.console import Group, RenderableType
@@ -12,7 +12,8 @@ from fivefold.job import Job
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
 from fivefold.rendering.interval import render_intervals, show_speed_interval
 from fivefold.rendering.layout_legend import explain_layouts
-from fivefold.rendering.robust import render_regrets, render_robustness, render_scenarios
+from fivefold.rendering.robust import list_sources, make_scenario_grid, render_regrets, summarize
+from fivefold.rendering.sections import AnswerSection, render_sections
 from fivefold.results.search_result import (
     Batch,
     Change,
@@ -30,6 +31,7 @@ from fivefold.results.search_result import (
 from fivefold.step import judge
 from fivefold.units import show_bytes, show_cause, show_count, show_risk, show_seconds
 
+PROPOSAL = "Proposal"  # the title of its section
 UNFIT = 3  # number of changes listed that do not fit but would help most
 
 
@@ -38,59 +40,69 @@ def render_page(result: SearchResult, *, precision: str | None = None) -> Render
 
     ``precision``: that of the question's job, which the page does not repeat if all layouts have it.
     """
+    return render_sections(list_sections(result, precision=precision))
+
+
+def list_sections(result: SearchResult, *, precision: str | None = None) -> Iterator[AnswerSection]:
+    """Yield the sections of the page."""
     fits = "" if result.best else f", {result.describe_unfit()}"
     precisions = {ranked.precision for ranked in result.best} | ({precision} if precision else set())
     is_mixed = len(precisions) > 1
-    parts: list[RenderableType] = [
-        Text(
-            f"{result.tried:,} layouts in {show_seconds(result.seconds)}, {result.evaluated:,} evaluated{fits}",
-            style="dim",
-        )
-    ]
-    if result.gap_line():
-        parts.append(Text(f"The best layout is {result.gap_line()}.", style="yellow", overflow="fold"))
+    tried = f"{result.tried:,} layouts in {show_seconds(result.seconds)}, {result.evaluated:,} evaluated{fits}"
+    gap = f"The best layout is {result.gap_line()}." if result.gap_line() else ""
+    yield AnswerSection((Text(tried, style="dim"), *_list_lines(gap, style="yellow")))
     if result.proposal:
-        parts.append(_render_proposal(result.proposal, result.superlative, with_precision=is_mixed))
-    if result.robust:
-        parts += [
-            render_robustness(result.robust),
-            render_regrets(result.robust),
-            _build_heading("If the run differs from the prediction"),
-        ]
-        parts += [render_scenarios(result.robust), _build_heading("As predicted")]
-    if gain := result.describe_gain():
-        parts.append(Text.assemble("\n", gain, style="bold", overflow="fold"))
-    if result.tight:
-        parts.append(Text(result.describe_tight(), style="yellow", overflow="fold"))
+        yield _build_proposal(result.proposal, result.superlative, with_precision=is_mixed)
+    if robust := result.robust:
+        layout = Text(robust.rows[0].layout, style="bold cyan")
+        yield AnswerSection((Text(summarize(robust), overflow="fold"), render_regrets(robust)), "Most robust", layout)
+        sources = (Text(line, style="dim", overflow="fold") for line in list_sources(robust))
+        yield AnswerSection((make_scenario_grid(robust), *sources), "If the run differs from the prediction")
+    gain = f"\n{result.describe_gain()}" if result.describe_gain() else ""
+    tight = result.describe_tight() if result.tight else ""
+    notes = (*_list_lines(gain, style="bold"), *_list_lines(tight, style="yellow"))
+    if robust:
+        yield AnswerSection(notes, "As predicted")
+    elif notes:
+        yield AnswerSection(notes)
     if result.best:
-        parts += [_build_heading(result.title)] if result.proposal else []
-        parts.append(make_best_grid(result.best, own=result.own, with_precision=is_mixed))
-        if legend := explain_layouts(map(format_ranked, result.best)):
-            parts.append(Text(legend, style="dim", overflow="fold"))
-        expected_choice = result.proposal.choice if result.proposal else result.best[0]
-        if expected := render_intervals(expected_choice.step):
-            parts.append(
-                Text.assemble("\nThe proposal" if result.proposal else "\nThe first layout of the table", expected)
-            )
+        yield _build_ranking(result, with_precision=is_mixed)
     if result.finalists:
-        parts += [_build_heading("Measured"), render_finalists(result.finalists)]
+        yield AnswerSection((render_finalists(result.finalists),), "Measured")
     if result.binding_constraint:
-        parts.append(Text.assemble("\n", result.binding_constraint, overflow="fold"))
+        yield AnswerSection((Text(f"\n{result.binding_constraint}", overflow="fold"),))
     for miss in result.misses:
         needed = show_bytes(miss.needs_bytes)
         available = show_bytes(miss.has_bytes)
         risk = "" if miss.risk is None else f", {show_risk(miss.risk)} risk of running out"
         line = f"{miss.layout}  needs {needed} of {available}{risk}: {show_cause(miss.cause)}"
-        parts.append(Text.assemble("\n", (line, "bold"), overflow="fold"))
-        parts += [Text(f"  would fit with {fix}", overflow="fold") for fix in miss.fixes]
+        fixes = (Text(f"  would fit with {fix}", overflow="fold") for fix in miss.fixes)
+        yield AnswerSection(tuple(fixes), line)
     if len(result.front) > 1:
-        parts += [_build_heading("Pareto front of peak memory and step time"), make_front_grid(result)]
+        yield AnswerSection((make_front_grid(result),), "Pareto front of peak memory and step time")
     if result.reasons:
-        parts += [
-            _build_heading("Why the other layouts lost" if result.best else "Why no layout fits"),
-            make_grid(REASONS, result.reasons),
-        ]
-    return Group(*parts)
+        title = "Why the other layouts lost" if result.best else "Why no layout fits"
+        yield AnswerSection((make_grid(REASONS, result.reasons),), title)
+
+
+def _list_lines(*lines: str, style: str = "") -> list[Text]:
+    """Return the lines that are not empty, of which long ones wrap."""
+    return [Text(line, style=style, overflow="fold") for line in lines if line]
+
+
+def _build_ranking(result: SearchResult, *, with_precision: bool) -> AnswerSection:
+    """Return the table of the best layouts, its legend, and what is expected of the proposal or the first layout."""
+    legend = explain_layouts(map(format_ranked, result.best))
+    expected = render_intervals((result.proposal.choice if result.proposal else result.best[0]).step)
+    subject = "\nThe proposal" if result.proposal else "\nThe first layout of the table"
+    return AnswerSection(
+        (
+            make_best_grid(result.best, own=result.own, with_precision=with_precision),
+            *_list_lines(legend, style="dim"),
+            *([Text.assemble(subject, expected)] if expected else []),
+        ),
+        result.title if result.proposal else "",
+    )
 
 
 def render_fitting_change(change: Change | None) -> Text:
@@ -140,7 +152,7 @@ def choose_changes(change_list: Sequence[Change], top: int) -> list[Change]:
     return [*change_list[:top], *sorted(faster, key=lambda change: -change.faster)[:UNFIT]]
 
 
-def _render_proposal(proposal: Proposal, superlative: str, *, with_precision: bool) -> RenderableType:
+def _build_proposal(proposal: Proposal, superlative: str, *, with_precision: bool) -> AnswerSection:
     """Return the proposed layout, simpler and faster ones with their difference, and the reason for each choice."""
     step = proposal.choice.step
     seconds = show_seconds(step.time.step_seconds)
@@ -148,15 +160,13 @@ def _render_proposal(proposal: Proposal, superlative: str, *, with_precision: bo
     risk = "" if step.memory.risk is None else f" ({show_risk(step.memory.risk)} risk of running out)"
     figures = f"step time {seconds}, peak memory {peak}{risk}, MFU {step.mfu.causal:.1%}"
     precision = f" in {proposal.choice.precision}" if with_precision else ""
-    lines = [
-        Text.assemble(
-            "\n", ("Proposal  ", "bold"), (format_ranked(proposal.choice), "bold cyan"), precision, overflow="fold"
-        ),
+    parts: tuple[Text | Grid, ...] = (
         Text(f"{figures}; {proposal.describe(superlative)}"),
-    ]
-    lines += [Text(proposal.remark, style="yellow", overflow="fold")] if proposal.remark else []
-    lines += [Text(line, overflow="fold") for line in list_alternatives(proposal, superlative)]
-    return Group(*lines, make_grid(CHOICES, proposal.why))
+        *_list_lines(proposal.remark, style="yellow"),
+        *_list_lines(*list_alternatives(proposal, superlative)),
+        make_grid(CHOICES, proposal.why),
+    )
+    return AnswerSection(parts, PROPOSAL, Text.assemble((format_ranked(proposal.choice), "bold cyan"), precision))
 
 
 def list_alternatives(proposal: Proposal, superlative: str) -> list[str]:

@@ -19,7 +19,7 @@ class AnswerSection(NamedTuple):
 
     parts: tuple[Text | Grid | Parts, ...]
     title: str = ""
-    remark: str = ""
+    remark: str | Text = ""
     picture: Raw | None = None  # shown on a page only
 
 

@@ -111,9 +111,10 @@ def _format_verdict(memory: Memory) -> Text:
     return Text.assemble(figures, "  ·  ", (format_verdict(memory), STYLES[memory.verdict]))
 
 
-def build_heading(title: str, remark: str = "") -> Text:
-    """Return the heading of a section, with an optional remark next to it."""
-    return Text.assemble("\n", (title, "bold"), (f"  {remark}" if remark else "", "dim"), overflow="fold")
+def build_heading(title: str, remark: str | Text = "") -> Text:
+    """Return the heading of a section, with an optional remark next to it, dim unless it is styled."""
+    styled = remark if isinstance(remark, Text) else Text(remark, style="dim")
+    return Text.assemble("\n", (title, "bold"), *(("  ", styled) if remark else ()), overflow="fold")
 
 
 def show_bars(parts: Parts) -> Table:

@@ -23,6 +23,7 @@ from fivefold.rendering.step_view import BarPart
 from fivefold.results.advice import StepAdvice
 from fivefold.results.step_comparison import QuantityComparison
 from fivefold.results.trace_report import Activity, Breakdown, KernelLine, MessageLine, PathPart, TraceReport
+from fivefold.step import Step
 from fivefold.units import show_bytes, show_seconds
 
 ADVICE = "Advice"  # the title of the section with what to change first
@@ -52,10 +53,10 @@ def render_page(
     report: TraceReport,
     *,
     rows: Sequence[QuantityComparison] = (),
-    predicted: str = "",
+    predicted: Step | None = None,
     advice: StepAdvice | None = None,
 ) -> RenderableType:
-    """Return the page; ``rows``: the comparison with the step that ``predicted`` describes."""
+    """Return the page; ``rows``: the comparison with the step ``predicted``."""
     return render_sections(list_sections(report, rows=rows, predicted=predicted, advice=advice))
 
 
@@ -63,7 +64,7 @@ def list_sections(
     report: TraceReport,
     *,
     rows: Sequence[QuantityComparison] = (),
-    predicted: str = "",
+    predicted: Step | None = None,
     advice: StepAdvice | None = None,
 ) -> Iterator[AnswerSection]:
     """Yield the sections of the page, the headline first and advice last."""
@@ -93,7 +94,8 @@ def list_sections(
         remark = f"{show_seconds(report.path_seconds)} over all ranks, by what it waits for"
         yield AnswerSection(tuple(_render_path(report)), "Critical path", remark)
     if rows:
-        yield AnswerSection((compared(rows),), "Compared with the prediction", predicted)
+        about = f"{predicted.model} on {predicted.machine} · {predicted.layout}" if predicted else ""
+        yield AnswerSection((compared(rows),), "Compared with the prediction", about)
     if advice is not None:
         yield AnswerSection((Text(str(advice)),), ADVICE)
 

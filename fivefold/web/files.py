@@ -53,9 +53,8 @@ def trace(question: TraceQuestion, resolved: ResolvedRequest, files: list[Path],
         progress=lambda name, done, total: report(done, total, f"reading {name}"),
     )
     rows = compare_with_prediction(predicted, result.report, messages=result.lowest) if predicted else []
-    about = f"{predicted.model} on {predicted.machine} · {predicted.layout}" if predicted else ""
     advice = advise(result.report, predicted)
-    first, *rest = trace_report.list_sections(result.report, rows=rows, predicted=about, advice=advice)
+    first, *rest = trace_report.list_sections(result.report, rows=rows, predicted=predicted, advice=advice)
     first_words = [section for section in rest if section.title == trace_report.ADVICE]
     bars = AnswerSection((), "The step of each rank", picture=draw_ranks(result.report))
     return _render([first, *first_words, bars, *(section for section in rest if section not in first_words)])

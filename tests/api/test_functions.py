@@ -160,7 +160,7 @@ def test_trace_returns_what_the_command_prints(tmp_path: Path) -> None:
     result = ff.trace(tmp_path, against=against, gbs=8, seq=128, top=3)
     said = command("trace", str(tmp_path), "--against", *against, "--gbs", "8", "--seq", "128", "--top", "3")
     assert result.model_dump(mode="json") == said
-    assert "Predicted next to traced" in result._repr_html_()
+    assert "Compared with the prediction" in result._repr_html_()
     with pytest.raises(UserError, match="apply to a prediction only; add against="):
         ff.trace(tmp_path, gbs=8)
 

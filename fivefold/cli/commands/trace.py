@@ -47,8 +47,7 @@ def trace(request: TraceOptions, job: Job) -> None:
         data["advice"] = advice.model_dump(mode="json") if advice else None
         show(json_module.dumps(data, indent=2))
     else:
-        about = f"{predicted.model} on {predicted.machine} · {predicted.layout}" if predicted else ""
-        show(render_page(result.report, rows=rows, predicted=about, advice=advice))
+        show(render_page(result.report, rows=rows, predicted=predicted, advice=advice))
     if request.charts:
         save_charts(result.report, result.pieces(), request.charts)
         print_line(f"wrote breakdown and critical-path as .svg and .html to {request.charts}")
