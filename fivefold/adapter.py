@@ -80,7 +80,6 @@ NF4_BLOCK, NF4_SCALES_BLOCK, NF4_CODEBOOK_BYTES = 64, 256, 4 * (16 + 256)
 # §5.3; transformers@5.23.0:src/transformers/integrations/mxfp4.py).
 FP8_BLOCK, MXFP4_BLOCK = 128, 32
 KEPT_IN_TRAINING = ("nf4", "int8", "fp8")  # in which transformers keeps quantized weights under adapters
-TRAINED_BASES = ("nf4", "int8", "fp8")  # of which the trainer runs the matrices of blocks; it dequantizes them
 
 
 class Adapter(Record):
@@ -101,7 +100,7 @@ class Adapter(Record):
     # storage of the frozen weights. None: in the dtype of the activations; nf4: matrices of blocks as bitsandbytes
     # stores them with double quantization, all other weights in the dtype of the activations; int8: the same by
     # bitsandbytes' LLM.int8; fp8: matrices of blocks and routed experts as DeepSeek-V3 publishes them; mxfp4: routed
-    # experts as gpt-oss publishes them. mxfp4 and experts in fp8 are planned only
+    # experts as gpt-oss publishes them
     base: Base | None = None
 
     @field_validator("targets")

@@ -1,8 +1,9 @@
 """How tensor parallelism cuts frozen weights in few bits: between elements that share a scale, never through them.
 
-    int8   a scale for each row: columns have the scales of full rows, so any slice is allowed
-    nf4    a scale for each 64 elements of the weight's rows, one after another
-    fp8    a scale for each block of 128 x 128
+    int8    a scale for each row: columns have the scales of full rows, so any slice is allowed
+    nf4     a scale for each 64 elements of the weight's rows, one after another
+    fp8     a scale for each block of 128 x 128
+    mxfp4   a scale for each 32 elements of a row, of routed experts alone, which etp cuts
 
 Codes and scales of a slice are then those of the full weight, and a run under tp computes with the same base as one
 process.
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, Base
+from fivefold.adapter import FP8_BLOCK, MXFP4_BLOCK, NF4_BLOCK, Base
 from fivefold.job import Job
 from fivefold.layout.sharding import is_quantized, shard_weight
 from fivefold.layout.spec import Layout, list_divisors
@@ -26,6 +27,20 @@ def explain_cut_block(model: Model, job: Job, *, tp: int) -> str | None:
     if tp == 1 or base not in ("nf4", "fp8") or not job.stack.kernel_facts.fuses_linears:
         return None
     return _explain_cut_block(model, base, tp)
+
+
+def explain_cut_experts(model: Model, job: Job, *, etp: int) -> str | None:
+    """Return why etp cannot cut experts of the job's base where its blocks end, in one line; None if it can."""
+    base = None if job.adapter is None else job.adapter.base
+    if etp == 1 or model.moe is None or base not in ("fp8", "mxfp4"):
+        return None
+    block, what = (FP8_BLOCK, f"block of {FP8_BLOCK} x {FP8_BLOCK}") if base == "fp8" else (MXFP4_BLOCK, "32 elements")
+    if (columns := model.moe.ffn // etp) % block == 0:
+        return None
+    return (
+        f"adapter.base={base} has a scale for each {what}, and etp{etp} cuts experts into slices of {columns}; use "
+        "etp1, or a base in 16 bits"
+    )
 
 
 @lru_cache(maxsize=1024)

@@ -20,14 +20,13 @@ from fivefold.adapter import (
     MERGED_LINEARS,
     QUANTIZED_BASES,
     TARGETS,
-    TRAINED_BASES,
     Adapter,
 )
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
 from fivefold.job import Job, Offloaded
 from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
-from fivefold.layout.quantized_base import explain_cut_block
+from fivefold.layout.quantized_base import explain_cut_block, explain_cut_experts
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
 from fivefold.layout.stages import find_first_backward_stage
@@ -763,7 +762,7 @@ def _check_merged_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator
 def _check_published_base(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why a base in int8 or as published is not modelled with this model or job."""
     base = adapter.base
-    is_dequantized = job.stack.kernel_facts.fuses_linears and base in TRAINED_BASES
+    is_dequantized = job.stack.kernel_facts.fuses_linears
     if base == "mxfp4" and model.moe is None:
         yield f"adapter.base=mxfp4: {model.name} has no routed experts, which alone are in MXFP4; use base=nf4"
     yield from _list_present(
@@ -778,7 +777,11 @@ def _check_published_base(model: Model, job: Job, adapter: Adapter) -> Iterator[
             f"a base in mxfp4 and the stack {job.stack.name}, as transformers does not train over it",
             "base=bf16 (dequantize=True)",
         ),
-        (base != "int8" and adapter.adapts_experts, f"routed experts in {base}", "base=bf16, or all-linear"),
+        (
+            base != "int8" and adapter.adapts_experts and not is_dequantized,
+            f"adapters of routed experts in {base} and the stack {job.stack.name}",
+            "base=bf16, or all-linear",
+        ),
         (base == "fp8" and job.precision.autocasts, f"a base in fp8 under autocast ({job.precision.name})", "bf16"),
     )
 
@@ -885,7 +888,7 @@ def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str 
         return f"{what} not modelled with {feature}; use zero2, or another stack"
     if adapter is None or adapter.base not in QUANTIZED_BASES or adapter.base == "nf4":
         return None
-    if job.stack.kernel_facts.fuses_linears and adapter.base in TRAINED_BASES:
+    if job.stack.kernel_facts.fuses_linears:
         return None
     if tp > 1 or is_zero3:
         why = ", which bitsandbytes does not shard" if adapter.base == "int8" else ""
@@ -922,7 +925,8 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
         yield f"an adapter of {EMBEDDING} is not modelled with tp{layout.tp}; use dp, cp or pp"
     schedule = explain_unsupported_schedule(layout.schedule, job)
     base = explain_unsharded_base(job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
-    yield from filter(None, (schedule, base, explain_cut_block(model, job, tp=layout.tp)))
+    cut, cut_experts = explain_cut_block(model, job, tp=layout.tp), explain_cut_experts(model, job, etp=layout.etp)
+    yield from filter(None, (schedule, base, cut, cut_experts))
 
 
 def explain_unsharded_offload(offloaded: Iterable[Offloaded], *, zero: int, shards: int) -> str | None:

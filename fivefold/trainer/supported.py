@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fivefold.adapter import QUANTIZED_BASES, TRAINED_BASES
+from fivefold.adapter import Base
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
-from fivefold.layout.sharding import is_gemm_weight
+from fivefold.layout.sharding import is_quantized
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
@@ -107,22 +107,13 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
     recomputed = layout.recomputed_operations - FROZEN_RECOMPUTES
     if not job.freezes_text:
         return
-    is_nf4 = adapter is not None and adapter.base == "nf4"
+    halves_bytes = adapter is not None and adapter.base in ("nf4", "mxfp4")
     for is_present, feature, fix in (
         (
-            is_nf4 and any(weight.shape[-1] % 2 for weight in list_block_weights(model, 0) if is_gemm_weight(weight)),
-            f"a base in nf4 of {model.name}, which has a matrix with an odd number of columns, two in a byte",
+            halves_bytes and _has_odd_rows(model, adapter.base if adapter else None),
+            f"a base in {adapter.base if adapter else ''} of {model.name}, which has a matrix with an odd number of "
+            "columns, two in a byte",
             "a base in 16 bits",
-        ),
-        (
-            adapter is not None and adapter.base in QUANTIZED_BASES and adapter.base not in TRAINED_BASES,
-            f"a base in {adapter.base if adapter else ''}",
-            "adapter.base=nf4 or bf16",
-        ),
-        (
-            adapter is not None and adapter.base == "fp8" and model.moe is not None,
-            f"routed experts in fp8, which {model.name} has",
-            "adapter.base=nf4, int8 or bf16, in which experts stay in the dtype of the activations",
         ),
         (
             adapter is not None and bool(adapter.adapted_ends) and model.tied_embeddings,
@@ -157,6 +148,12 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
         if is_present:
             what = "freeze" if adapter is None else "adapter"
             raise UserError(f"{what}: the trainer does not train {feature} yet; use {fix}; `predict` estimates both")
+
+
+def _has_odd_rows(model: Model, base: Base | None) -> bool:
+    """Tell whether a weight of a block that a base quantizes has an odd number of columns."""
+    weights = {weight for layer in range(model.layers) for weight in list_block_weights(model, layer)}
+    return any(weight.shape[-1] % 2 for weight in weights if is_quantized(weight, base))
 
 
 def _check_trained(field: str, kind: str, facts_by_kind: Mapping[str, LossFacts | AttentionFacts]) -> None:

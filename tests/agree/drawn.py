@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
-from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, TARGETS, TRAINED_BASES, Adapter, SavedModule
+from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, QUANTIZED_BASES, TARGETS, Adapter, SavedModule
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.recomputation import RECOMPUTABLE
@@ -191,7 +191,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "chunked loss": lambda _, job: job.stack.loss == "chunked",
     "unfused": lambda _, job: job.stack.attention == "unfused",
     "adapters": lambda _, job: job.adapter is not None,
-    "adapters over few bits": lambda _, job: job.adapter is not None and job.adapter.base in TRAINED_BASES,
+    "adapters over few bits": lambda _, job: job.adapter is not None and job.adapter.base in QUANTIZED_BASES,
     "adapter dropout": lambda _, job: job.adapter is not None and job.adapter.dropout > 0,
     "modules to save": lambda _, job: job.adapter is not None and bool(job.adapter.modules_to_save),
     "adapted ends": lambda _, job: job.adapter is not None and bool(job.adapter.adapted_ends),
@@ -444,7 +444,8 @@ def _align_to_blocks(case: Drawn) -> Drawn:
     model, tp = case.model, case.layout.tp
     fields: dict[str, Any] = {"width": 128, "head_dim": 128, "value_dim": None, "ffn": 128 * tp}
     if model.moe is not None:
-        fields["moe"] = model.moe.replace(shared_ffn=128 * tp) if model.moe.shared_experts else model.moe
+        ffn = 128 * case.layout.etp if case.layout.etp > 1 else model.moe.ffn
+        fields["moe"] = model.moe.replace(ffn=ffn, **({"shared_ffn": 128 * tp} if model.moe.shared_experts else {}))
     changed = _replace_if_legal(model, fields, layout=case.layout, job=case.job)
     return case if changed is None else case._replace(model=changed)
 
@@ -465,7 +466,7 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     of_experts = adapter.replace(targets=(*targets, *experts))
     if chance.random() < 0.7 and _is_supported_with(of_experts, case):
         adapter = of_experts
-    quantized = adapter.replace(base=TRAINED_BASES[case.number % len(TRAINED_BASES)])
+    quantized = adapter.replace(base=QUANTIZED_BASES[case.number % len(QUANTIZED_BASES)])
     if chance.random() < 0.5:
         case = case if _is_supported_with(quantized, case) else _align_to_blocks(case)
         bases = (quantized, adapter.replace(base="int8"))

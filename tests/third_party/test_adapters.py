@@ -47,7 +47,13 @@ from fivefold.trainer.model.quantized.nf4 import Nf4Weight
 from fivefold.trainer.model.quantized.weight import MatrixSlice
 from tests.planner.counts.expert_adapters import count_expert_adapters
 from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, ignore_progress, text_tokens, train_and_save
-from tests.trainer.checkpoint.test_published_tensors import OF_EXPERTS, publish_mxfp4
+from tests.trainer.checkpoint.test_published_tensors import (
+    OF_EXPERTS,
+    publish_experts_in_fp8,
+    publish_fp8_by_tensor,
+    publish_latents_in_fp8,
+    publish_mxfp4,
+)
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
@@ -158,15 +164,17 @@ def wrap_with_peft(
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=torch.float32,
         )
-    if resolve(str(folder / "config.json")).quantization == "mxfp4":
-        quantized["quantization_config"] = transformers.Mxfp4Config(dequantize=True)
+    configs = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
+    is_published = (quantization := resolve(str(folder / "config.json")).quantization) in configs
+    if is_published:
+        quantized["quantization_config"] = configs[quantization](dequantize=True)
     # grouped_mm, which experts call otherwise, has no fp64
     base = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, experts_implementation="eager", **quantized
     )
     if adapter.base != "nf4":
         base = base.to(dtype)  # some of the tensors that are dequantized as they are read stay in bf16
-    if adapter.base in ("int8", "fp8"):
+    if adapter.base in ("int8", "fp8") and not is_published:
         round_blocks(base, round_to_int8 if adapter.base == "int8" else round_to_fp8)
     model = peft.get_peft_model(base, config)
     weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
@@ -436,11 +444,26 @@ def test_ten_steps_of_mixtures_equal_those_of_peft(forked, tmp_path: Path, famil
     compare_with_peft(base, job, losses, gradients, start, finals)
 
 
-def test_ten_steps_over_gpt_oss_as_published_equal_those_of_peft(forked, tmp_path: Path) -> None:
-    """Experts in MXFP4, which transformers dequantizes to train adapters."""
-    sizes = SIZES | MIXTURES["gpt_oss"] | OF_EXPERTS
-    base, job = publish_mxfp4(tmp_path / "base", **sizes), job_of(Adapter(rank=4, targets=ATTENTION), epsilon=1e-3)
-    ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
+publish_gpt_oss = partial(publish_mxfp4, **SIZES | MIXTURES["gpt_oss"] | OF_EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("publish", "adapter"),
+    [
+        (publish_gpt_oss, Adapter(rank=4, targets=ATTENTION)),
+        (publish_gpt_oss, Adapter(rank=4, targets=(*ATTENTION, *EXPERT_TARGETS), base="mxfp4")),
+        (publish_experts_in_fp8, Adapter(rank=4, targets=(*ATTENTION, *EXPERT_TARGETS), base="fp8")),
+        (publish_latents_in_fp8, Adapter(rank=4, targets=COMPRESSED, base="fp8")),
+        (publish_fp8_by_tensor, Adapter(rank=4, base="fp8")),
+    ],
+    ids=("gpt-oss in 16 bits", "gpt-oss", "experts in fp8", "latent attention and experts in fp8", "fp8 by tensor"),
+)
+def test_ten_steps_over_a_published_folder_in_few_bits_equal_those_of_peft(
+    forked, tmp_path: Path, publish: Callable[..., Path], adapter: Adapter
+) -> None:
+    """Over weights that transformers dequantizes to train adapters, and our engine for each product."""
+    base, job = publish(tmp_path / "base", vocab_size=VOCAB), job_of(adapter, epsilon=1e-3)
+    ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4 ac=full", job)
     compare_with_peft(base, job, losses, gradients, start, finals)
 
 

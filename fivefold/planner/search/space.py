@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from fivefold.job import Job
 from fivefold.layout.names import CONTEXT_PARALLELISMS, CP_KINDS, DEFAULT_ORDER, Axis, MeshAxis
-from fivefold.layout.quantized_base import explain_cut_block
+from fivefold.layout.quantized_base import explain_cut_block, explain_cut_experts
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, list_divisors
@@ -214,6 +214,7 @@ class Space:
         rows = rows[job.even_batch % rows[:, 0] == 0]
         if moe and "ep" in self.axes:
             cuts = list_divisors(moe.ffn) if self.stack.expert_tensor else [1]
+            cuts = [etp for etp in cuts if explain_cut_experts(model, job, etp=etp) is None]
             rows = combine_with_values(rows, 5, cuts, lambda r: r[:, 1] % r[:, 5] == 0)
             rows = combine_with_values(
                 rows, 4, list_divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0

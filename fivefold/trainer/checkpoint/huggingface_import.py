@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Self
 
@@ -17,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from fivefold.adapter import FP8_BLOCK, Base
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.read import find_text_model, from_config, is_rope_interleaved
 from fivefold.model.huggingface.tensors import (
@@ -29,11 +31,11 @@ from fivefold.model.huggingface.tensors import (
 )
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
+from fivefold.model.weights import list_weights
 from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built, start_magnitudes
 from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
-from fivefold.trainer.checkpoint.published_tensors import PUBLISHED_DTYPES, Fp8Tensor, read_published
-from fivefold.trainer.model.quantized.fp8 import Fp8Weight
+from fivefold.trainer.checkpoint.published_tensors import PUBLISHED_DTYPES, Fp8Tensor, Mxfp4Tensor, read_published
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 # Buffers of constants: rotary frequencies, causal masks, decays.
@@ -127,18 +129,45 @@ class HuggingFaceFolder:
             return box[None]
         return self._read(several[0], offsets=offsets, sizes=sizes)
 
-    def read_codes(self, ours: str) -> tuple[Tensor, Tensor] | None:
-        """Return codes and scales of our weight ``ours`` as the folder stores it in fp8; None: it does not."""
-        part, *others = self.parts[ours]
+    def read_codes(self, ours: str, *, base: Base | None, expert: int | None = None) -> tuple[Tensor, Tensor] | None:
+        """Return codes and scales of a matrix as the folder stores it in the format ``base``; None: it does not.
+
+        ``expert``: of stacked experts.
+        """
+        several = self.parts[ours]
+        part = several[expert] if expert is not None and several[0].expert is not None else several[0]
         tensor = self.tensors[part.name]
-        if not isinstance(tensor, Fp8Tensor) or others:
-            return None
-        if not part.is_plain_copy:
+        if base == "fp8" and isinstance(tensor, Fp8Tensor):
+            return self._read_fp8(part.select_expert(expert) if expert is not None and part.experts else part, tensor)
+        if base == "mxfp4" and isinstance(tensor, Mxfp4Tensor) and expert is not None and part.transposed:
+            rows = torch.tensor(part.order())
+            return tensor.blocks[expert][rows].flatten(1), tensor.scales[expert][rows]
+        return None
+
+    def read_matrix(self, ours: str, *, expert: int | None = None) -> Tensor:
+        """Read the matrix of our weight ``ours`` in its stored dtype, or that of an expert."""
+        *_, rows, columns = self.shapes[ours]
+        if expert is None:
+            return self.read(ours, offsets=(0, 0), sizes=(rows, columns))
+        return self.read(ours, offsets=(expert, 0, 0), sizes=(1, rows, columns))[0]
+
+    @cached_property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Return the shape of each of our weights."""
+        return {weight.name: weight.shape for weight in list_weights(self.model)}
+
+    def _read_fp8(self, part: TensorPart, tensor: Fp8Tensor) -> tuple[Tensor, Tensor]:
+        """Return codes and scales in our order of rows, none of which may be of another block of scales there."""
+        rows = part.order()
+        blocks = [row // FP8_BLOCK for row in rows[::FP8_BLOCK]]
+        is_kept = all(place // FP8_BLOCK == blocks[row // FP8_BLOCK] for row, place in enumerate(rows))
+        if not is_kept or part.transposed or part.ones or part.dim:
             raise UserError(
-                f"{self.path}: blocks of {part.name} in fp8 are not those of {ours}, whose rows have another order; "
-                "use adapter.base=bf16"
+                f"{self.path}: blocks of {part.name} in fp8 are not those of {part.ours}, whose rows have another "
+                "order; use adapter.base=bf16"
             )
-        return tensor.codes[...], tensor.scales[...]
+        codes: Tensor = tensor.codes[...]
+        return codes.view(torch.uint8)[torch.tensor(rows)], tensor.scales[...][torch.tensor(blocks)]
 
     def _read(self, part: TensorPart, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Read a box of the weight of ``part``, in our order of rows; in the tensor they need not be contiguous."""
@@ -184,11 +213,12 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
     folder = HuggingFaceFolder.open(path, model=model)
     for shard in built.base_shards:
         if shard.stored is not None:  # the scales are those of the full weight, on every rank
-            if shard.stored is Fp8Weight and (published := folder.read_codes(shard.name)) is not None:
-                shard.load_codes(*published)
-                continue
-            shape = shard.local_weight.weight.shape
-            shard.load(folder.read(shard.name, offsets=(0,) * len(shape), sizes=shape))
+            for here, there in shard.list_matrices():
+                published = folder.read_codes(shard.name, base=shard.stored.base, expert=there)
+                if published is not None:
+                    shard.load_codes(*published, expert=here)
+                else:
+                    shard.load_matrix(folder.read_matrix(shard.name, expert=there), expert=here)
             continue
         for box in shard.boxes() if shard.name in folder.parts else ():
             tensor = folder.read(shard.name, offsets=box.offsets, sizes=box.sizes)

@@ -57,19 +57,24 @@ class MergedFolder:
             return self._merge_rows(linear, rows)[:, columns]
         if f"{ours}_lora_b" in self.factors:
             return self._merge_experts(ours, offsets=offsets, sizes=sizes)
-        if (quantized := self._read_quantized(ours)) is not None:
-            return quantized[slices]
-        return self.base.read(ours, offsets=offsets, sizes=sizes)
+        return self._read_base(ours, offsets=offsets, sizes=sizes)
+
+    def _read_base(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
+        """Read a box of the base as the run computed with it: dequantized, if it held the weight in few bits."""
+        if self.dequantized is None or not is_quantized(self._weights[ours], self.adapter.base):
+            return self.base.read(ours, offsets=offsets, sizes=sizes)
+        *experts, rows, columns = (slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
+        if not experts:
+            return self._dequantize_matrix(ours)[rows, columns]
+        chosen = range(experts[0].start, experts[0].stop)
+        return torch.stack([self._dequantize_matrix(ours, expert=expert)[rows, columns] for expert in chosen])
 
     def _merge_rows(self, linear: str, rows: slice) -> Tensor:
         """Return full rows of a weight with its adapter: the norms of DoRA are those of full rows."""
         ours = f"{linear}.weight"
         magnitude = self.factors.get(f"{linear}{MAGNITUDE}")
-        if (quantized := self._read_quantized(ours)) is not None:
-            weight = quantized[rows]
-        else:
-            columns = self._weights[ours].shape[1]
-            weight = self.base.read(ours, offsets=(rows.start, 0), sizes=(rows.stop - rows.start, columns))
+        columns = self._weights[ours].shape[1]
+        weight = self._read_base(ours, offsets=(rows.start, 0), sizes=(rows.stop - rows.start, columns))
         factor_a, factor_b = self.factors[f"{linear}.lora_a"], self.factors[f"{linear}.lora_b"]
         is_embedding = linear == "embed.tokens"
         return merge_adapter(
@@ -87,7 +92,7 @@ class MergedFolder:
         path, _, name = ours.rpartition(".")
         shared = "gate_up" if name in ("gate", "up") else name
         return merge_adapter(
-            self.base.read(ours, offsets=offsets, sizes=sizes),
+            self._read_base(ours, offsets=offsets, sizes=sizes),
             factor_a=self.factors[f"{path}.{shared}_lora_a"][experts, :, columns],
             factor_b=self.factors[f"{ours}_lora_b"][experts, rows],
             scale=self.adapter.resolve_linear(ours.split(".", 2)[2]).scale,
@@ -98,15 +103,13 @@ class MergedFolder:
     def _weights(self) -> dict[str, Weight]:
         return {weight.name: weight for weight in list_weights(self.base.model)}
 
-    def _read_quantized(self, ours: str) -> Tensor | None:
-        """Return the dequantized weight; None: the run held it in full."""
-        if self.dequantized is None or not is_quantized(self._weights[ours], self.adapter.base):
-            return None
-        shape = self._weights[ours].shape
-        weight = self.base.read(ours, offsets=(0,) * len(shape), sizes=shape)
-        if self.adapter.base == "fp8" and self.base.read_codes(ours) is not None:  # trained over as published
-            return weight.to(self.dequantized)
-        return FORMATS[self.adapter.base].round(weight, dtype=self.dequantized)
+    def _dequantize_matrix(self, ours: str, *, expert: int | None = None) -> Tensor:
+        """Return a matrix that the run held in few bits, or that of an expert."""
+        assert self.dequantized is not None
+        matrix, base = self.base.read_matrix(ours, expert=expert), self.adapter.base
+        if self.base.read_codes(ours, base=base, expert=expert) is not None:  # trained over as published
+            return matrix.to(self.dequantized)
+        return FORMATS[base].round(matrix, dtype=self.dequantized)
 
 
 def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = None) -> MergedFolder:

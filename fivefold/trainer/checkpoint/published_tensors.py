@@ -1,6 +1,7 @@
 """Weights of a folder in few bits, as DeepSeek-V3 (fp8) and gpt-oss (MXFP4) are published, read as if they were not.
 
     fp8     NAME, codes in E4M3         NAME_scale_inv [rows / 128, columns / 128] in fp32      w = code · scale
+                                        or one scale of all, as Ministral 3 is published
     MXFP4   NAME_blocks [E, columns, rows / 32, 16] and NAME_scales          w = value[code] · 2^(scale − 127)
 
 Values are those of transformers (5.23: integrations/finegrained_fp8.py, Fp8Dequantize; integrations/mxfp4.py,
@@ -20,6 +21,7 @@ from fivefold.adapter import FP8_BLOCK, MXFP4_BLOCK
 from fivefold.record import UserError
 from fivefold.units import ceil_div
 
+FP8_INPUT_SCALE = ".activation_scale"  # of the input of a matmul in fp8, which is not made here
 FP8_SCALES, MXFP4_BLOCKS, MXFP4_SCALES = "_scale_inv", "_blocks", "_scales"
 # Bytes per element, with the scales, of the dtypes that tensors of this module say they have.
 PUBLISHED_DTYPES = {"FP8": 1 + 4 / FP8_BLOCK**2, "MXFP4": 0.5 + 1 / MXFP4_BLOCK}
@@ -84,10 +86,15 @@ def read_published(tensors: Mapping[str, Any], config: Mapping[str, Any], *, pat
         return dict(tensors)
     method = table.get("quant_method", "unknown")
     published = dict(tensors)
-    if method == "fp8" and list(table.get("weight_block_size") or ()) == [FP8_BLOCK, FP8_BLOCK]:
+    if method == "fp8" and list(table.get("weight_block_size") or (FP8_BLOCK,) * 2) == [FP8_BLOCK, FP8_BLOCK]:
         for name in [name.removesuffix(FP8_SCALES) for name in tensors if name.endswith(FP8_SCALES)]:
-            _check_fp8(published, name, path=path)
-            published[name] = Fp8Tensor(published[name], published.pop(f"{name}{FP8_SCALES}"))
+            _check_fp8(published, name, path=path, has_blocks=bool(table.get("weight_block_size")))
+            scales = published.pop(f"{name}{FP8_SCALES}")
+            if not table.get("weight_block_size"):
+                grid = [ceil_div(size, FP8_BLOCK) for size in published[name].get_shape()]
+                scales = scales[...].float().reshape(1, 1).expand(grid)
+            published[name] = Fp8Tensor(published[name], scales)
+            published.pop(f"{name.removesuffix('.weight')}{FP8_INPUT_SCALE}", None)
     elif method == "mxfp4":
         for name in [name.removesuffix(MXFP4_BLOCKS) for name in tensors if name.endswith(MXFP4_BLOCKS)]:
             if f"{name}{MXFP4_SCALES}" not in published:
@@ -103,18 +110,23 @@ def read_published(tensors: Mapping[str, Any], config: Mapping[str, Any], *, pat
     return published
 
 
-def _check_fp8(tensors: Mapping[str, Any], name: str, *, path: Path) -> None:
-    """Raise a ``UserError`` if the matrix ``name`` in fp8 is missing, or its scales are not one fp32 of each block."""
+def _check_fp8(tensors: Mapping[str, Any], name: str, *, path: Path, has_blocks: bool) -> None:
+    """Raise a ``UserError`` if the matrix ``name`` in fp8 is missing, or its scales are not of blocks or of all."""
     scales = tensors[f"{name}{FP8_SCALES}"]
     if name not in tensors:
         raise UserError(f"{path}: {name}{FP8_SCALES} scales no tensor, as {name} is missing; download the folder again")
     shape = list(tensors[name].get_shape())
     grid = [ceil_div(size, FP8_BLOCK) for size in shape]
     stored = (tensors[name].get_dtype(), scales.get_dtype(), list(scales.get_shape()))
-    if stored != ("F8_E4M3", "F32", grid) or len(shape) != 2:
+    if has_blocks:
+        is_read = stored == ("F8_E4M3", "F32", grid)
+    else:
+        is_read = stored[0] == "F8_E4M3" and stored[1] in ("F32", "BF16") and stored[2] in ([], [1])
+    if not is_read or len(shape) != 2:
+        read = f"scales {grid} in F32" if has_blocks else "one scale"
         raise UserError(
             f"{path}: {name} {shape} is stored as {stored[0]} with scales {stored[2]} in {stored[1]}, but a matrix as "
-            f"F8_E4M3 with scales {grid} in F32 is read; convert it to bf16 first"
+            f"F8_E4M3 with {read} is read; convert it to bf16 first"
         )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from itertools import cycle
 from typing import Any, NamedTuple
 
@@ -99,6 +100,8 @@ class Regions:
                     id(part.get_parameter(name)): f"{_name(path)}.{name}" for name in (*part.entries, "down")
                 }
                 self._wrap(part, "gemms", GroupedGemmRegions(self.recorder, part.gemms, weight_names))
+                if part.quantized:
+                    self._wrap(part, "dense_weights", ExpertDequantization(self.recorder, part, weight_names))
             if compiled and path.startswith("blocks."):  # a replaced attribute inside would recompile it
                 if path.count(".") == 1:
                     self._wrap(
@@ -300,6 +303,22 @@ class Dequantization:
         self.recorder.end()
         self.names[id(weight)] = self.name
         return weight
+
+
+class ExpertDequantization:
+    """The dequantization of the weights of experts, each in the region of the GEMM that reads the result."""
+
+    def __init__(self, recorder: SpanRecorder, experts: Experts, names: dict[int, str]) -> None:
+        self.inner = experts.dense_weights
+        paths = {path.rpartition(".")[2]: path for path in names.values()}
+        self.weights = {
+            name: Dequantization(recorder, partial(self.inner, name), paths[name], names) for name in experts.quantized
+        }
+
+    def __call__(self, name: str) -> Tensor:
+        """Return the weights ``name``."""
+        weight = self.weights.get(name)
+        return self.inner(name) if weight is None else weight()
 
 
 class GroupedGemmRegions(Gemms):

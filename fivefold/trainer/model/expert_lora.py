@@ -109,7 +109,7 @@ class _RaiseExperts(torch.autograd.Function):
         gemms, ends, outs = experts.gemms, experts.ends, list[Tensor]()
         operand = gemms.operand(x)
         for name in names:
-            y = gemms.fprop(operand, experts.get_parameter(name), offsets, ends)
+            y = gemms.fprop(operand, experts.dense_weights(name), offsets, ends)
             factor_b = experts.get_parameter(f"{name}_lora_b")
             outs.append(y.add_(multiply_by_group(low, factor_b.mT, offsets, ends), alpha=_get_scale(experts, names)))
         return tuple(outs)
@@ -124,7 +124,7 @@ class _RaiseExperts(torch.autograd.Function):
         for name, outer in zip(ctx.names, gradients, strict=True):
             gradient = outer.contiguous()  # grouped_mm does not support strides of 0
             if ctx.needs_input_grad[0]:
-                total = experts.gemms.dgrad(gradient, experts.get_parameter(name), offsets, ends, total)
+                total = experts.gemms.dgrad(gradient, experts.dense_weights(name), offsets, ends, total)
             factor_b = experts.get_parameter(f"{name}_lora_b")
             _accumulate(experts, f"{name}_lora_b", sum_by_group(gradient, low, offsets, ends).mul_(scale))
             product = multiply_by_group(gradient, factor_b, offsets, ends).mul_(scale)

@@ -20,6 +20,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import WgradStore, Work, accumulate_grad
 from fivefold.trainer.model.operation import exclude_from_graphs
+from fivefold.trainer.model.quantized.weight import QuantizedWeight
 
 ALIGNED_BYTES = 16  # grouped_mm supports rows and offsets that are multiples of this number of bytes
 Ends = Callable[[Tensor, int], list[int]]
@@ -77,6 +78,7 @@ class Experts(nn.Module):
         self.adds_bias, self.copies = True, 1
         self.backward_overlap_work: list[Work] | None = None
         self.lora_scales: dict[str, float] = {}  # of adapters of gate_up and down (``expert_lora.py``)
+        self.quantized: dict[str, QuantizedWeight] = {}  # the scales of weights that are stored in few bits
         self.entries = ("gate", "up") if model.mlp == "gated" else ("up",)
         sizes = [(name, moe.ffn, model.width) for name in self.entries] + [("down", model.width, moe.ffn)]
         for name, out_features, in_features in sizes:
@@ -88,6 +90,11 @@ class Experts(nn.Module):
     def is_trained(self) -> bool:
         """Return whether the weights have gradients: they are frozen next to adapters."""
         return self.get_parameter("down").requires_grad
+
+    def dense_weights(self, name: str) -> Tensor:
+        """Return the weights ``name`` [E, out, in] as GEMMs read them: dequantized, if they are stored in few bits."""
+        stored, weights = self.quantized.get(name), self.get_parameter(name)
+        return weights if stored is None else stored.dequantize(weights)
 
     def gate_up(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
         """Compute gate and up, each [n, F], of rows [n, D] in order of expert, whose groups end at ``offsets`` [E].
@@ -122,7 +129,7 @@ class _GroupedLinears(torch.autograd.Function):
         ctx.save_for_backward(*([x] if experts.is_trained else []), offsets)
         gemms, ends = experts.gemms, experts.ends
         operand = gemms.operand(x)
-        return tuple(gemms.fprop(operand, experts.get_parameter(name), offsets, ends) for name in names)
+        return tuple(gemms.fprop(operand, experts.dense_weights(name), offsets, ends) for name in names)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -131,7 +138,7 @@ class _GroupedLinears(torch.autograd.Function):
         outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm does not support strides of 0
         total: Tensor | None = None
         for name, gradient in zip(ctx.names, outer, strict=True):
-            total = experts.gemms.dgrad(gradient, experts.get_parameter(name), offsets, experts.ends, total)
+            total = experts.gemms.dgrad(gradient, experts.dense_weights(name), offsets, experts.ends, total)
         for name, gradient in zip(ctx.names, outer, strict=True) if rows else ():
             work = partial(
                 experts.wgrad_store.run_or_defer, partial(_accumulate_wgrad, experts, name, rows[0], gradient, offsets)

@@ -15,6 +15,7 @@ from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.sharding import count_chunk_rows
 from fivefold.model.weights import Weight
 from fivefold.trainer.model.quantized.fp8 import Fp8Weight
+from fivefold.trainer.model.quantized.mxfp4 import Mxfp4Weight
 from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
 from fivefold.trainer.parallel.mesh import AxisGroup
 
@@ -77,16 +78,34 @@ class WeightShard:
         if self.quantized is None:
             self.weight.copy_(self.rows_of(full))
             return
-        elements = self.quantized.quantize(full)
-        first = self.quantized.count_bytes(self.first_row * self.columns)
-        self.weight.copy_(elements[first : first + self.weight.numel()])
+        for expert, there in self.list_matrices():
+            self.load_matrix(full if there is None else full[there], expert=expert)
 
-    def load_codes(self, codes: Tensor, scales: Tensor) -> None:
-        """Set this shard's rows to those of a full weight in fp8, which is stored as it was published."""
-        assert isinstance(self.quantized, Fp8Weight)
+    def list_matrices(self) -> list[tuple[int | None, int | None]]:
+        """Return the place of each matrix in the local slice and in the full weight of experts; None: it is one."""
+        return list(enumerate(self.matrix_slice.experts)) if len(self.shape) == 3 else [(None, None)]
+
+    def load_matrix(self, matrix: Tensor, *, expert: int | None = None) -> None:
+        """Set this shard's rows of a weight in few bits to those of a full matrix, of experts of that at ``expert``."""
+        assert self.quantized is not None
+        self._copy_elements(self.quantized.quantize_matrix(matrix, expert=expert), expert=expert)
+
+    def load_codes(self, codes: Tensor, scales: Tensor, *, expert: int | None = None) -> None:
+        """Set this shard's rows to those of a full matrix in few bits, which is stored as it was published."""
+        assert isinstance(self.quantized, Fp8Weight | Mxfp4Weight)
         self.keeps_codes = True
-        elements = self.quantized.keep(codes.view(torch.uint8).flatten(), scales)
-        self.weight.copy_(elements[self.first_row * self.columns :][: self.weight.numel()])
+        self._copy_elements(self.quantized.keep(codes, scales, expert=expert), expert=expert)
+
+    def _copy_elements(self, elements: Tensor, *, expert: int | None) -> None:
+        """Copy of the elements of a local matrix those of this shard's rows; ``expert``: its place among experts."""
+        assert self.quantized is not None
+        offset = 0 if expert is None else expert * self.shape[1]
+        start = max(self.first_row, offset)
+        stop = min(self.first_row + self.rows, offset + self.shape[-2])
+        if start < stop:
+            here = [self.quantized.count_bytes((row - self.first_row) * self.columns) for row in (start, stop)]
+            there = [self.quantized.count_bytes((row - offset) * self.columns) for row in (start, stop)]
+            self.weight[slice(*here)] = elements[slice(*there)]
 
     def round(self, full: Tensor) -> Tensor:
         """Return the full weight ``full`` in fp32 with the values that it has once it is stored."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.layout.sharding import Policy, is_gemm_weight
+from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import Linear, WgradStore, accumulate_grad
 from fivefold.trainer.model.precision import Dtypes
@@ -309,9 +310,12 @@ def _set_parameter(module: nn.Module, shard: WeightShard, part: Tensor, *, train
     # .data: a new all_gather must not count as an in-place change for autograd
     parameter = nn.Parameter(view.data, requires_grad=trained)
     owner, _, attribute = shard.name.rpartition(".")
-    setattr(module.get_submodule(owner), attribute, parameter)
-    if shard.quantized is not None:
-        cast(Linear, module.get_submodule(owner)).quantized = shard.quantized
+    reader = module.get_submodule(owner)
+    setattr(reader, attribute, parameter)
+    if shard.quantized is not None and isinstance(reader, Experts):
+        reader.quantized[attribute] = shard.quantized
+    elif shard.quantized is not None:
+        cast(Linear, reader).quantized = shard.quantized
     return parameter
 
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import pytest
 
-from fivefold.adapter import TRAINED_BASES, Adapter, Base, SavedModule
+from fivefold.adapter import QUANTIZED_BASES, Adapter, Base, SavedModule
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
@@ -287,7 +287,7 @@ def test_counts_of_dora_equal_the_dry_run(number: int, base: Base | None, text: 
         [
             (text, base)
             for text in ("dp1 mbs2", "dp2 zero1 mbs1", "dp2 zero2 mbs2 ac=full", "dp2 zero3 mbs1", "dp2 pp2 zero3 mbs1")
-            for base in TRAINED_BASES
+            for base in QUANTIZED_BASES[:3]
         ],
     ),
 )
@@ -309,7 +309,7 @@ BLOCKS = DENSE.replace(name="blocks", width=128, head_dim=128, ffn=512)
         [
             (text, base)
             for text in ("tp2 mbs1", "tp2 dp2 zero3 mbs1 ac=full", "tp4 nosp mbs1", "tp2 pp2 mbs1 ac=full")
-            for base in TRAINED_BASES
+            for base in QUANTIZED_BASES[:3]
         ],
     ),
 )
@@ -345,6 +345,9 @@ SHARED = MoE(experts=4, topk=2, ffn=8, shared_experts=1)
 ON_EXPERTS = Adapter(rank=3, targets=("all-linear", "experts.gate_up_proj", "experts.down_proj"))
 MIXTURES = {
     "biased experts": MIXTURE.replace(moe=SHARED.replace(shared_experts=0, expert_bias=True, router_bias=True)),
+    "wide": MIXTURE.replace(
+        width=128, head_dim=128, ffn=256, moe=MoE(experts=4, topk=2, ffn=256, shared_experts=1, expert_bias=True)
+    ),
     "gated shared experts": MIXTURE.replace(moe=SHARED.replace(shared_gate=True)),
     "latent": MIXTURE.replace(mla=COMPRESSED, moe=SHARED.replace(dense_layers=1, balance="free")),
 }
@@ -366,6 +369,12 @@ MIXTURES = {
             ("gated shared experts", "tp2 cp2 ep2 mbs2 ac=full", ON_EXPERTS),
             ("biased experts", "dp1 mbs2 ac=full", Adapter(rank=3, targets=("v_proj", "experts.gate_up_proj"))),
             ("gated shared experts", "dp1 ac=full", ON_EXPERTS),  # W and B of the last product are not recomputed
+            ("wide", "dp2 ep2 zero3 mbs2 ac=full", Adapter(rank=3, base="mxfp4")),
+            ("latent", "dp2 ep2 zero2 mbs2", ON_EXPERTS.replace(base="fp8")),
+            ("wide", "dp2 pp2 zero3 mbs2", Adapter(rank=3, base="fp8")),
+            ("wide", "tp2 etp2 mbs2 ac=norm+act", Adapter(rank=3, targets=("q_proj", "v_proj"), base="fp8")),
+            ("wide", "tp2 etp2 mbs2", Adapter(rank=3, base="mxfp4")),
+            ("wide", "dp1 mbs2 ac=full", ON_EXPERTS.replace(base="mxfp4")),
         ],
     ),
 )

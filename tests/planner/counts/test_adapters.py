@@ -11,6 +11,7 @@ from fivefold.adapter import (
     EXPERT_TARGETS,
     NF4_CODEBOOK_BYTES,
     Adapter,
+    Base,
     count_element_bytes,
     count_nf4_scale_bytes,
     count_quantized_bytes,
@@ -316,7 +317,6 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
             {"adapter": {"base": "fp8"}, "stack": "ddp"},
             "a base in fp8 sharded by tp; use dp with zero0 to zero2",
         ),
-        ("tp2", {"adapter": {"base": "mxfp4"}}, "a base in mxfp4 sharded by tp; use dp with zero0 to zero2"),
         (
             "dp2 zero3",
             {"adapter": {"base": "int8"}, "stack": "fsdp2"},
@@ -330,6 +330,17 @@ def test_factors_that_tensor_parallelism_does_not_shard_are_all_reduced_over_it(
 def test_unmodelled_adapter_is_an_error(layout: str, changed: dict[str, object], words: str) -> None:
     chosen = job(**{"adapter": "lora:8", **changed})  # type: ignore[arg-type]
     assert any(words in reason for reason in list_reasons(Layout.parse(layout), model=SMALL, job=chosen, machine=None))
+
+
+@pytest.mark.parametrize(("base", "ffn", "block"), [("fp8", 192, "block of 128 x 128"), ("mxfp4", 80, "32 elements")])
+def test_etp_cuts_experts_in_few_bits_between_blocks(base: Base, ffn: int, block: str) -> None:
+    chosen, layout = job(adapter=Adapter(rank=8, base=base)), Layout.parse("tp2 etp2")
+    cut, divided = (
+        SMALL.replace(kv_heads=4, moe=MoE(experts=4, topk=2, ffn=size)) for size in (ffn, 256)
+    )  # of attention tp cuts full blocks
+    (reason,) = list_reasons(layout, model=cut, job=chosen, machine=None)
+    assert f"{base} has a scale for each {block}, and etp2 cuts experts into slices of {ffn // 2}; use etp1" in reason
+    assert list(list_reasons(layout, model=divided, job=chosen, machine=None)) == []
 
 
 MERGED = {"qkv": (256, 512), "out": (256, 256), "gate_up": (256, 1280), "down": (640, 256)}  # inputs, outputs of SMALL

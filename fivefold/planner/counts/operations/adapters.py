@@ -30,7 +30,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 
-from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, TRAINED_BASES, Adapter, Base, count_quantized_bytes
+from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, Adapter, Base, count_quantized_bytes
 from fivefold.job import Job
 from fivefold.planner.counts.operations.launches import DROPOUT_LAUNCHES
 from fivefold.planner.counts.operations.linear import drop_wgrad, keeps_casts
@@ -583,8 +583,9 @@ def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
     if op.kind != "matmul":
         return op
     is_expert = op.name.startswith("moe.experts.")
-    is_quantized = op.name not in ("head.out", "moe.router") and not is_expert
     base = None if adapter is None else adapter.base
+    is_quantized = base in (("fp8", "mxfp4") if is_expert else ("nf4", "int8", "fp8"))
+    is_quantized = is_quantized and op.name not in ("head.out", "moe.router")
     is_ours = local.job.stack.kernel_facts.fuses_linears
     if base == "int8" and is_quantized and not is_ours:
         return _quantize_to_int8(op, width=local.width, kept=op.reads)
@@ -594,19 +595,18 @@ def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
         keeps = op.keeps
     scratch = op.backward_scratch if op.name == "moe.router" else 0
     op = op._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=0)
-    if base == "fp8" and (is_expert or (is_quantized and not is_ours)):
+    if base == "fp8" and is_quantized and not is_ours:
         return _dequantize_fp8(op, local, is_expert=is_expert)
-    if base == "mxfp4" and is_expert:
-        return _dequantize_mxfp4(op, local)
-    return _dequantize(op, local, base) if is_quantized and base in TRAINED_BASES else op
+    return _dequantize(op, local, base) if is_quantized else op
 
 
 def _dequantize(op: Op, local: Local, base: Base | None) -> Op:
     """Return a product with a frozen weight that is dequantized before y and before dx, and freed after it."""
     _, out_features, in_features = op.shape
-    numel = out_features * in_features
+    experts = op.batch if op.name.startswith("moe.experts.") else 1
+    numel = experts * out_features * in_features
     weight, scales = numel * local.width, 4 * ceil_div(numel, NF4_BLOCK)
-    moved = weight + count_quantized_bytes(base, out_features, in_features)
+    moved = weight + count_quantized_bytes(base, experts, out_features, in_features)
     scratch = weight
     if not local.job.stack.kernel_facts.fused_dequantization:
         # fp32 scales are freed before the product; its result is allocated after them
@@ -638,14 +638,6 @@ def _dequantize_fp8(op: Op, local: Local, *, is_expert: bool) -> Op:
         scratch = max(weight, weight + scales - rows * in_features * local.width)
     moved = numel * (1 + 3 * local.width)  # read, cast, scaled in place
     return op._replace(backward_scratch=scratch, moved_cast_bytes=(0, moved, 0))
-
-
-def _dequantize_mxfp4(op: Op, local: Local) -> Op:
-    """Return a product of routed experts whose frozen weights are dequantized from MXFP4 before y and before dx."""
-    _, out_features, in_features = op.shape
-    weight = op.batch * out_features * in_features * local.width
-    moved = weight + count_quantized_bytes("mxfp4", op.batch, out_features, in_features)
-    return op._replace(forward_scratch=weight, backward_scratch=weight, moved_cast_bytes=(moved, moved, 0))
 
 
 def _quantize_to_int8(op: Op, *, width: int, kept: tuple[str, ...]) -> Op:

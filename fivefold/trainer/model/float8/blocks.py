@@ -117,11 +117,17 @@ def _nv(x: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
     scale = scale.clamp_(max=LARGEST[MX]).to(E4M3)
     full_scale = (scale.float() * outer).repeat_interleave(NV, -1)[..., : x.shape[-1]]
     ratio = (x / full_scale).masked_fill_(full_scale == 0, 0.0)
+    code = round_to_e2m1(ratio)
+    code = F.pad(code, (0, code.shape[-1] % 2))
+    return code[..., ::2] | (code[..., 1::2] << 4), scale
+
+
+def round_to_e2m1(x: Tensor) -> Tensor:
+    """Return the code of the nearest value of E2M1 in a byte each; ties go to the even code, and beyond 6 to 6."""
     halves = torch.tensor(_HALVES, device=x.device)
     halves[1::2] = halves[1::2].nextafter(halves.new_zeros(()))
-    code = torch.bucketize(ratio.abs().contiguous(), halves, out_int32=True) | (ratio.signbit().int() << 3)
-    code = F.pad(code.to(torch.uint8), (0, code.shape[-1] % 2))
-    return code[..., ::2] | (code[..., 1::2] << 4), scale
+    code = torch.bucketize(x.abs().contiguous(), halves, out_int32=True) | (x.signbit().int() << 3)
+    return code.to(torch.uint8)
 
 
 def _unpack(data: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
     w ≈ code · scale
 
 Codes and scales are those of transformers to the bit, where 128 divides rows and columns; else the last blocks are
-smaller, as in DeepSeek's kernels. The weight is dequantized before each product.
+smaller, as in DeepSeek's kernels. The weight is dequantized before each product. Routed experts are stacked.
 Sources: arXiv:2412.19437 §3.3.2; transformers@5.23.0:src/transformers/integrations/finegrained_fp8.py (Fp8Quantize,
 Fp8Dequantize).
 """
@@ -26,7 +26,7 @@ LARGEST_CODE = torch.finfo(torch.float8_e4m3fn).max
 
 
 class Fp8Weight(QuantizedWeight):
-    """The scales of a weight [out, in] in fp8: ``scales`` [out / 128, in / 128], of each block."""
+    """The scales of a weight [out, in] in fp8: ``scales`` [out / 128, in / 128], of each block; of experts stacked."""
 
     base = "fp8"
 
@@ -39,7 +39,7 @@ class Fp8Weight(QuantizedWeight):
         cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
     ) -> tuple[list[Self], list[Tensor]]:
         """Return the weights of ``slices`` without values, and the buffer of their scales."""
-        grids = [[ceil_div(size, FP8_BLOCK) for size in piece.shape] for piece in slices]
+        grids = [[*piece.shape[:-2], *(ceil_div(size, FP8_BLOCK) for size in piece.shape[-2:])] for piece in slices]
         sizes = [prod(grid) for grid in grids]
         buffer = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
         parts = buffer.split(sizes) if sizes else ()
@@ -49,23 +49,27 @@ class Fp8Weight(QuantizedWeight):
         ]
         return weights, [buffer]
 
-    def quantize(self, weight: Tensor) -> Tensor:
-        """Set the scales to those of the full ``weight``, and return the codes [out · in] of the slice."""
-        return self.keep(*quantize_fp8(weight.to(self.scales.device, self.dtype)))
+    def quantize_matrix(self, matrix: Tensor, *, expert: int | None = None) -> Tensor:
+        """Set the scales to those of the full ``matrix``, and return the codes [out · in] of its slice."""
+        return self.keep(*quantize_fp8(matrix.to(self.scales.device, self.dtype)), expert=expert)
 
-    def keep(self, codes: Tensor, scales: Tensor) -> Tensor:
-        """Set the scales to those of the full weight, and return of its ``codes`` those of the slice."""
-        self.scales.copy_(self.piece.cut(scales, rows=FP8_BLOCK, columns=FP8_BLOCK))
-        return self.piece.cut(codes.view(self.piece.full)).flatten()
+    def keep(self, codes: Tensor, scales: Tensor, *, expert: int | None = None) -> Tensor:
+        """Set the scales to those of a full matrix, and return of its ``codes`` those of its slice."""
+        piece = self.piece.matrix
+        held = self.scales if expert is None else self.scales[expert]
+        held.copy_(piece.cut(scales, rows=FP8_BLOCK, columns=FP8_BLOCK))
+        return piece.cut(codes.view(torch.uint8).view(piece.full)).flatten()
 
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the weight [out, in] of all ``elements``."""
-        out: Tensor = dequantize_fp8(elements, self.scales, list(self.shape), self.dtype, 0)
+        shape = list(self.shape)
+        out: Tensor = dequantize_fp8(elements, self.scales, shape, self.dtype, 0, shape[-2])
         return out
 
     def dequantize_rows(self, elements: Tensor, *, first: int, rows: int) -> Tensor:
         """Return ``rows`` rows from row ``first`` on in fp32; ``elements`` has only those of these rows."""
-        out: Tensor = dequantize_fp8(elements, self.scales, [rows, *self.shape[1:]], self.dtype, first)
+        *_, matrix_rows, columns = self.shape
+        out: Tensor = dequantize_fp8(elements, self.scales, [rows, columns], self.dtype, first, matrix_rows)
         return out.float()
 
 
@@ -90,21 +94,28 @@ def _(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.library.custom_op("fivefold::dequantize_fp8", mutates_args=())
-def dequantize_fp8(elements: Tensor, scales: Tensor, shape: list[int], dtype: torch.dtype, first: int) -> Tensor:
-    """Return rows from row ``first`` on of a weight, [``shape``] in ``dtype``: products in fp32, rounded once."""
+def dequantize_fp8(
+    elements: Tensor, scales: Tensor, shape: list[int], dtype: torch.dtype, first: int, matrix_rows: int
+) -> Tensor:
+    """Return rows from row ``first`` on of a weight, [``shape``] in ``dtype``: products in fp32, rounded once.
+
+    ``matrix_rows``: rows of the weight, or of that of each expert.
+    """
     out = torch.empty(shape, dtype=dtype, device=elements.device)
-    rows, columns = shape
-    codes = elements.view(torch.float8_e4m3fn).view(shape)
+    columns = shape[-1]
+    flat, codes = out.view(-1, columns), elements.view(torch.float8_e4m3fn).view(-1, columns)
+    blocks = scales.view(-1, *scales.shape[-2:])
     start = 0
-    while start < rows:  # the rows of one row of blocks
-        block = (first + start) // FP8_BLOCK
-        stop = min(rows, (block + 1) * FP8_BLOCK - first)
-        factors = scales[block].repeat_interleave(FP8_BLOCK)[:columns]
-        out[start:stop] = codes[start:stop].float().mul_(factors)
+    while start < len(flat):  # the rows of one row of blocks
+        expert, row = divmod(first + start, matrix_rows)
+        block = row // FP8_BLOCK
+        stop = min(len(flat), start + min((block + 1) * FP8_BLOCK, matrix_rows) - row)
+        factors = blocks[expert, block].repeat_interleave(FP8_BLOCK)[:columns]
+        flat[start:stop] = codes[start:stop].float().mul_(factors)
         start = stop
     return out
 
 
 @dequantize_fp8.register_fake
-def _(elements: Tensor, scales: Tensor, shape: list[int], dtype: torch.dtype, first: int) -> Tensor:
+def _(elements: Tensor, scales: Tensor, shape: list[int], dtype: torch.dtype, first: int, matrix_rows: int) -> Tensor:
     return elements.new_empty(shape, dtype=dtype)

@@ -42,9 +42,9 @@ class Int8Weight(QuantizedWeight):
         parts = scales.split(rows) if rows else ()
         return [cls(piece, dtype=dtype, absmax=part) for piece, part in zip(slices, parts, strict=True)], [scales]
 
-    def quantize(self, weight: Tensor) -> Tensor:
-        """Set the scales to those of the full ``weight``, and return the codes [out · in] of the slice."""
-        codes, absmax = quantize_int8(weight.to(self.absmax.device, self.dtype).half())  # as Int8Params casts it
+    def quantize_matrix(self, matrix: Tensor, *, expert: int | None = None) -> Tensor:
+        """Set the scales to those of the full ``matrix``, and return the codes [out · in] of the slice."""
+        codes, absmax = quantize_int8(matrix.to(self.absmax.device, self.dtype).half())  # as Int8Params casts it
         self.absmax.copy_(self.piece.cut(absmax[:, None], columns=self.piece.full[1])[:, 0])
         return self.piece.cut(codes.view(self.piece.full)).flatten()
 

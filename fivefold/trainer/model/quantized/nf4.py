@@ -68,16 +68,16 @@ class Nf4Weight(QuantizedWeight):
         ]
         return weights, [codes, floats]
 
-    def quantize(self, weight: Tensor) -> Tensor:
-        """Set the scales to those of the full ``weight``, and return the slice's elements [out · in / 2] of bytes."""
-        packed, scales, largest, mean = quantize_nf4(weight.to(self.scales.device, self.dtype))
+    def quantize_matrix(self, matrix: Tensor, *, expert: int | None = None) -> Tensor:
+        """Set the scales to those of the full ``matrix``, and return the slice's elements [out · in / 2] of bytes."""
+        packed, scales, largest, mean = quantize_nf4(matrix.to(self.scales.device, self.dtype))
         self.scales.copy_(scales[_list_blocks(self.runs, scales.device)])
         self.largest.copy_(largest)
         self.mean.copy_(mean)
         if self.shape == self.piece.full:
             elements: Tensor = packed
             return elements
-        return self.piece.cut(packed.view(len(weight), -1), columns=2).flatten()
+        return self.piece.cut(packed.view(len(matrix), -1), columns=2).flatten()
 
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the weight [out, in] of all ``elements``."""

@@ -4,7 +4,8 @@ quantize     weight [out, in] → elements, a flat tensor of bytes; the scales a
 dequantize   elements → weight [out, in], before each product; freed after it
 
 Under tensor parallelism both are those of a rank's slice, and equal those of the full weight there: it is quantized in
-full and cut. No block that shares a scale is cut (``layout/quantized_base.py``).
+full and cut. No block that shares a scale is cut (``layout/quantized_base.py``). Stacked experts [E, out, in] are one
+weight, whose matrices are quantized one by one; a rank has those of its experts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from fivefold.units import ceil_div
 
 
 class MatrixSlice(NamedTuple):
-    """A slice of a matrix of shape ``full``: ``parts`` of its rows and columns, one after another along dim 0."""
+    """A slice of a matrix of shape ``full``: ``parts`` of its rows and columns, one after another along dim 0.
+
+    Of stacked experts it is a slice of each of some matrices.
+    """
 
     full: torch.Size
     parts: tuple[tuple[slice, ...], ...]
@@ -34,11 +38,27 @@ class MatrixSlice(NamedTuple):
     @property
     def shape(self) -> torch.Size:
         """Return the shape of the slice."""
-        _, columns = self.parts[0]
-        return torch.Size((sum(rows.stop - rows.start for rows, _ in self.parts), columns.stop - columns.start))
+        *experts, _, columns = self.parts[0]
+        stacked = [part.stop - part.start for part in experts]
+        rows = sum(part[-2].stop - part[-2].start for part in self.parts)
+        return torch.Size((*stacked, rows, columns.stop - columns.start))
+
+    @property
+    def experts(self) -> range:
+        """Return the experts of a slice of a stack of matrices."""
+        experts, *_ = self.parts[0]
+        return range(experts.start, experts.stop)
+
+    @property
+    def matrix(self) -> MatrixSlice:
+        """Return the slice of the matrix, or of that of each expert."""
+        return MatrixSlice(self.full[-2:], tuple(part[-2:] for part in self.parts))
 
     def cut(self, matrix: Tensor, *, rows: int = 1, columns: int = 1) -> Tensor:
-        """Return the slice of ``matrix``, which has one element for ``rows`` x ``columns`` of the full one."""
+        """Return the slice of ``matrix``, which has one element for ``rows`` x ``columns`` of the full one.
+
+        Not of stacked experts, but of the matrix of one (``matrix``).
+        """
         pieces = [
             matrix[
                 part_rows.start // rows : ceil_div(part_rows.stop, rows),
@@ -56,6 +76,7 @@ class QuantizedWeight(ABC):
     """
 
     base: QuantizedBase
+    piece: MatrixSlice
     shape: torch.Size
     dtype: torch.dtype
 
@@ -66,9 +87,19 @@ class QuantizedWeight(ABC):
     ) -> tuple[list[Self], list[Tensor]]:
         """Return the weights of ``slices`` without values, and the buffers of which their scales are views."""
 
-    @abstractmethod
     def quantize(self, weight: Tensor) -> Tensor:
         """Set the scales to those of the full ``weight``, and return the slice's elements as a flat tensor of bytes."""
+        if weight.dim() == 2:
+            return self.quantize_matrix(weight)
+        experts = self.piece.experts
+        return torch.cat([self.quantize_matrix(weight[there], expert=here) for here, there in enumerate(experts)])
+
+    @abstractmethod
+    def quantize_matrix(self, matrix: Tensor, *, expert: int | None = None) -> Tensor:
+        """Set the scales to those of the full ``matrix``, and return its slice's elements as a flat tensor of bytes.
+
+        ``expert``: its place in the slice of a stack.
+        """
 
     @abstractmethod
     def dequantize(self, elements: Tensor) -> Tensor:
@@ -76,7 +107,10 @@ class QuantizedWeight(ABC):
 
     @abstractmethod
     def dequantize_rows(self, elements: Tensor, *, first: int, rows: int) -> Tensor:
-        """Return ``rows`` rows from row ``first`` on in fp32; ``elements`` has only those of these rows."""
+        """Return ``rows`` rows from row ``first`` on in fp32; ``elements`` has only those of these rows.
+
+        Stacked experts [E, out, in] have E · out rows.
+        """
 
     @classmethod
     def count_bytes(cls, numel: int) -> int:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 
@@ -9,10 +12,10 @@ from fivefold.adapter import QuantizedBase, count_nf4_scales_of_scales, count_sc
 from fivefold.trainer.model.quantized.formats import FORMATS
 from fivefold.trainer.model.quantized.weight import MatrixSlice
 
-Part = tuple[slice, slice]
+Part = tuple[slice, ...]
 
 
-def cut(shape: tuple[int, int], *parts: Part) -> MatrixSlice:
+def cut(shape: tuple[int, ...], *parts: Part) -> MatrixSlice:
     return MatrixSlice(torch.Size(shape), parts)
 
 
@@ -29,6 +32,11 @@ SLICES = [
     ("fp8", cut((300, 512), (slice(0, 300), slice(256, 384)))),
     ("fp8", cut((768, 130), (slice(128, 256), slice(0, 130)), (slice(512, 640), slice(0, 130)))),
     ("fp8", cut((300, 200), (slice(0, 300), slice(0, 200)))),
+    ("fp8", cut((4, 200, 300), (slice(1, 3), slice(0, 200), slice(0, 300)))),  # of experts
+    ("fp8", cut((3, 512, 130), (slice(0, 3), slice(128, 256), slice(0, 130)))),
+    ("mxfp4", cut((4, 30, 70), (slice(2, 4), slice(0, 30), slice(0, 70)))),
+    ("mxfp4", cut((3, 30, 128), (slice(1, 2), slice(0, 30), slice(32, 96)))),
+    ("mxfp4", cut((2, 30, 64), (slice(0, 2), slice(7, 22), slice(0, 64)))),
 ]
 
 
@@ -43,10 +51,11 @@ def test_a_slice_has_the_values_of_the_full_weight(base: QuantizedBase, piece: M
     elements = ours.quantize(weight)
     assert piece.shape == dequantized.shape
     assert torch.equal(ours.dequantize(elements), dequantized)
-    first = len(dequantized) // 3
-    rows = len(dequantized) - first
-    skipped = ours.count_bytes(first * piece.shape[1])
-    assert torch.equal(ours.dequantize_rows(elements[skipped:], first=first, rows=rows), dequantized[first:].float())
+    stacked = dequantized.flatten(0, -2)  # rows of experts
+    first = len(stacked) // 3
+    rows = len(stacked) - first
+    skipped = ours.count_bytes(first * piece.shape[-1])
+    assert torch.equal(ours.dequantize_rows(elements[skipped:], first=first, rows=rows), stacked[first:].float())
     counted = sum(count_scale_bytes(base, *part.shape) for part in pieces)
     if base == "nf4":  # the scales of scales are those of the full weight
         counted += count_nf4_scales_of_scales(piece.full.numel()) - count_nf4_scales_of_scales(piece.shape.numel())
@@ -64,3 +73,27 @@ def test_elements_of_a_slice_in_nf4_are_bytes_of_bitsandbytes() -> None:
     assert torch.equal(by_columns.scales, state.absmax.view(128, 8)[:, 2:4].flatten())  # type: ignore[attr-defined]
     assert torch.equal(by_rows.quantize(weight), packed.view(128, 256)[96:].flatten())
     assert torch.equal(by_rows.scales, state.absmax.view(128, 8)[96:].flatten())  # type: ignore[attr-defined]
+
+
+def test_elements_in_mxfp4_are_the_nearest_of_their_block() -> None:
+    """Every value of E2M1 times the power of two of the block, by brute force; ties go to the even code."""
+    weight = torch.randn(2, 5, 70, generator=torch.Generator().manual_seed(3)) * 10.0 ** torch.arange(-2, 3)[:, None]
+    weight[0, 0, :32] = 0.0
+    weight[0, 1, :4] = torch.tensor([4.0, 0.25, -0.75, 2.5])  # 0.25 and 0.75 of the largest power of two: ties
+    weight[0, 1, 4:32] = 0.0
+    (stored,), (scales,) = FORMATS["mxfp4"].allocate(
+        [MatrixSlice.from_shape(weight.shape)], dtype=torch.float32, device=weight.device
+    )
+    dequantized = stored.dequantize(stored.quantize(weight))
+    values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
+    values = torch.cat([values, -values])
+    for expert, row, block in itertools.product(range(2), range(5), range(3)):
+        part = weight[expert, row, 32 * block : 32 * (block + 1)].double()
+        largest = float(part.abs().max())
+        exponent = math.floor(math.log2(largest)) - 2 if largest else -127
+        assert int(scales.view(2, 5, 3)[expert, row, block]) == exponent + 127
+        choices = values.double() * 2.0**exponent
+        distances = (part.clamp(float(choices.min()), float(choices.max()))[:, None] - choices).abs()
+        nearest = dequantized[expert, row, 32 * block : 32 * (block + 1)].double()
+        assert torch.equal((nearest - part.clamp(float(choices.min()), float(choices.max()))).abs(), distances.amin(1))
+    assert dequantized[0, 1, :4].tolist() == [4.0, 0.0, -1.0, 2.0]
