@@ -244,7 +244,10 @@ def _load_weights(built: Built, weights: dict[str, Tensor]) -> None:
     for shard in built.shards:
         shard.weight.copy_(shard.rows_of(weights[shard.name]))
     for layer, moe in built.moe_layers.items():
-        moe.bias.copy_(weights[f"{name_block(built.module.model, layer)}.moe.bias"])
+        name = f"{name_block(built.module.model, layer)}.moe"
+        moe.bias.copy_(weights[f"{name}.bias"])
+        if moe.table is not None:
+            moe.table.copy_(weights[f"{name}.table"])
     for unit in built.units:
         unit.on_optimizer_step()
 

@@ -190,7 +190,7 @@ def _record_step(engine: Engine, recorder: TapeRecorder) -> Tape:
     engine.tokens = torch.zeros(shape, dtype=torch.long)
     recorder.silent = False
     inputs = [engine.tokens, engine.loads, engine.keys, engine.reference_log_probs]
-    recorder.set_category([*inputs, *built.module.buffers(), *built.module.tables], "inputs")
+    recorder.set_category([*inputs, *built.buffers(), *built.module.tables], "inputs")
     recorder.set_category(built.gather_scales(), "fp8 scales")
     recorder.set_category(built.weights(), "parameters")
     recorder.set_category(built.moments(), "optimizer")

@@ -170,8 +170,8 @@ def _describe_uncounted(model: Model, job: Job) -> Iterator[str]:
         )
     if model.moe is not None and model.moe.hashed_layers:
         yield (
-            f"model {model.name!r}: the tables of token ids that name the experts of its first "
-            f"{model.moe.hashed_layers} layers are not counted, and these experts count as chosen as evenly as others"
+            f"model {model.name!r}: token ids name the experts of its first {model.moe.hashed_layers} layers, which "
+            "count as chosen as evenly as others"
         )
     if model.moe is not None and job.adapter is not None:
         yield from _describe_frozen_experts(model, job, job.adapter)

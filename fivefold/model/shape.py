@@ -921,6 +921,10 @@ class ModelShape(Record):
             return False
         return self.moe.pattern[layer % len(self.moe.pattern)] if self.moe.pattern else True
 
+    def hashes_experts(self, layer: int) -> bool:
+        """Tell whether a table of token ids names the experts of ``layer``."""
+        return self.moe is not None and self.is_moe(layer) and layer < min(self.moe.hashed_layers, self.layers)
+
     def has_mlp(self, layer: int) -> bool:
         """Tell whether ``layer`` has an MLP, alone or next to experts."""
         joins = self.moe is not None and self.moe.joins_mlp

@@ -241,7 +241,9 @@ def count_checkpoint_bytes(model: Model, job: Job) -> int:
     every = [*(weight for unit in list_units(model, job) for weight in unit.weights), *tower]
     trained = [weight for weight in every if is_trained(weight, job)]
     frozen_bytes: int = job.activation_bytes * sum(weight.numel for weight in every if not is_trained(weight, job))
-    return _count_updated_bytes(trained, job) + frozen_bytes
+    hashed = sum(map(model.hashes_experts, range(model.layers)))
+    table_bytes = 4 * hashed * model.vocab * model.moe.topk if model.moe is not None else 0
+    return _count_updated_bytes(trained, job) + frozen_bytes + table_bytes
 
 
 def _count_updated_bytes(weights: list[Weight], job: Job) -> int:

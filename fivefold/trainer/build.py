@@ -27,7 +27,7 @@ from fivefold.layout.validity import refuse
 from fivefold.model.spec import Model
 from fivefold.model.weight import MAGNITUDE
 from fivefold.model.weights import Weight, get_layer, list_weights, name_block
-from fivefold.trainer.model import expert_lora, lora
+from fivefold.trainer.model import expert_lora, lora, routing
 from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.kernels.choice import resolve_kernels
 from fivefold.trainer.model.linear import WgradStore
@@ -90,6 +90,10 @@ class Built:
         """Return the tensors of the optimizer's state; torch's AdamW has none before its first step."""
         return [tensor for state in self.optimizer.state.values() for tensor in state.values()]
 
+    def buffers(self) -> list[Tensor]:
+        """Return the buffers of modules on this rank; those of other stages may be on the meta device."""
+        return [buffer for buffer in self.module.buffers() if not buffer.is_meta]
+
     @property
     def moe_layers(self) -> dict[int, Moe]:
         """Return layer → MoE layer, for this rank's stages; modules of multi-token prediction have the last numbers."""
@@ -132,6 +136,7 @@ def build(
         module, model=model, layout=layout, job=job, ranks=ranks, table=table
     )
     stages = table.rank_stages[ranks["pp"].rank]
+    _place_expert_tables(module, job=job, layout=layout, stages=stages, device=device, draws=draw_weights)
     check_placement(module, units, model=model, layout=layout, job=job, stages=stages, device=device)
     if draw_weights:
         shards = [shard for unit in units for shard in (*unit.shards, *unit.frozen)]
@@ -163,6 +168,22 @@ def build_module(model: Model, job: Job, *, layers: Container[int] | None = None
                     expert_lora.attach_to_experts(part, job.adapter)
     check_parameter_table(module, model=model, adapter=job.adapter, layers=layers)
     return module
+
+
+def _place_expert_tables(
+    module: Transformer, *, job: Job, layout: Layout, stages: Iterable[int], device: torch.device, draws: bool
+) -> None:
+    """Give the tables of token ids that name experts storage on this rank's ``stages``; ``draws``: draw them."""
+    model, layers = module.model, list_stage_layers(len(module.blocks), layout)
+    for layer in [layer for stage in stages for layer in layers[stage] if model.hashes_experts(layer)]:
+        moe = module.get_submodule(f"{name_block(model, layer)}.moe")
+        assert isinstance(moe, Moe)
+        assert moe.table is not None
+        if draws:
+            generator = _make_seeded_generator(f"{job.seed} {name_block(model, layer)}.moe.table")
+            moe.table = routing.draw_expert_table(model.vocab, moe=moe.moe, generator=generator).to(device)
+        else:
+            moe.table = torch.empty_like(moe.table, device=device)
 
 
 def _draw_weights(shards: Sequence[WeightShard], *, model: Model, job: Job) -> None:
@@ -232,7 +253,11 @@ def draw_initial_weight(weight: Weight, *, model: Model, seed: int) -> Tensor:
 
 def _make_generator(weight: Weight, *, seed: int) -> torch.Generator:
     """Return the random generator of a weight's initial values."""
-    return torch.Generator().manual_seed(zlib.crc32(f"{seed} {weight.name}".encode()))  # seeds have 32 bits
+    return _make_seeded_generator(f"{seed} {weight.name}")
+
+
+def _make_seeded_generator(text: str) -> torch.Generator:
+    return torch.Generator().manual_seed(zlib.crc32(text.encode()))  # seeds have 32 bits
 
 
 def check_parameter_table(

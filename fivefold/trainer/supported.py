@@ -136,6 +136,11 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
             "a model without them",
         ),
         (
+            model.moe is not None and model.moe.hashed_layers > 0,
+            f"experts that token ids name, which {model.name} has",
+            "a model without them",
+        ),
+        (
             model.dynamic_mask is not None or model.residual_weights,
             f"masks from values or factors of the stream, which {model.name} has",
             "a model without them",

@@ -69,9 +69,12 @@ def list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
     if moe is None:
         return
     kind = f"{model.mlp} {model.activation}"
-    for field in ("output_bias", "hashed_layers"):
-        if getattr(moe, field):
-            yield f"moe.{field} yet", estimated
+    if moe.output_bias:
+        yield "moe.output_bias yet", estimated
+    if moe.hashed_layers and moe.balance == "aux" and moe.aux_coefficient:
+        yield "moe.hashed_layers with an auxiliary loss, which cannot balance them", "use balance 'free' or 'none'"
+    if moe.hashed_layers and moe.score == "sparsemixer":
+        yield "moe.hashed_layers with score='sparsemixer', which draws experts", estimated
     if moe.clamp is not None and (model.mlp != "gated" or model.activation not in DENSE):
         yield f"moe.clamp of {kind} experts yet", estimated
     if moe.clamp is not None and moe.router_weight_on == "inputs":

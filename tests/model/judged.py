@@ -144,6 +144,10 @@ def reference(kind: str, config: dict[str, Any]) -> Any:
             module = ".".join(name.split(".")[-2:])  # of DBRX, attention lies within a "norm_attn_norm"
             norm = ("norm" in module or "ln_" in module) and not name.endswith("bias")
             weight.copy_((kind not in PLUS_ONE) + 0.3 * spread if norm else spread * max(weight.shape[-1], 1) ** -0.5)
+        for name, table in theirs.named_buffers():
+            if name.endswith("tid2eid"):  # distinct experts of each token id
+                drawn = torch.rand(len(table), config["n_routed_experts"], generator=torch.Generator().manual_seed(1))
+                table.copy_(drawn.topk(table.shape[1]).indices)
     return theirs
 
 

@@ -84,7 +84,7 @@ STACKED_SIGN = ".experts.gate_up_proj"
 def list_tensors(
     model: Model, *, family: str, stacked: bool = False, interleaved: bool = True, copies: bool = False
 ) -> Iterator[TensorPart]:
-    """Yield the tensors of a folder of ``family``, in module order, with the routing biases of experts.
+    """Yield the tensors of a folder of ``family``, in module order, with biases of routing and tables of experts.
 
     ``stacked``: experts in one tensor per layer. ``interleaved``: rotary pairs of latent attention are interleaved, as
     in every published file (``rope_interleave``). ``copies``: also the copies of embedding and head in
@@ -123,10 +123,16 @@ def list_tensors(
             yield TensorPart(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)
     if model.moe is not None and model.moe.balance == "free" and "moe.bias" in names:
         for layer in filter(model.is_moe, range(model.layers + model.mtp_depth)):
+            if model.hashes_experts(layer):
+                continue
             number = layer // record.layers_per_block
             tensor_name = f"{str(names['blocks']).format(number)}.{names['moe.bias']}"
             shape = (1, model.moe.choices) if record.bias_is_row else (model.moe.choices,)
             yield TensorPart(tensor_name, shape, name_routing_bias(model, layer), dim=len(shape) - 1)
+    for layer in filter(model.hashes_experts, range(model.layers) if "moe.table" in names else ()):
+        assert model.moe is not None
+        tensor_name = f"{str(names['blocks']).format(layer)}.{names['moe.table']}"
+        yield TensorPart(tensor_name, (model.vocab, model.moe.topk), name_expert_table(model, layer))
 
 
 def list_constants(model: Model, *, family: str) -> dict[str, float | tuple[float, ...]]:
@@ -143,6 +149,11 @@ def list_constants(model: Model, *, family: str) -> dict[str, float | tuple[floa
 def name_routing_bias(model: Model, layer: int) -> str:
     """Return our name of the routing bias of ``layer``, which is not a listed weight; MTP layers come last."""
     return f"{name_block(model, layer)}.moe.bias"
+
+
+def name_expert_table(model: Model, layer: int) -> str:
+    """Return our name of the table of token ids that names the experts of ``layer``."""
+    return f"{name_block(model, layer)}.moe.table"
 
 
 def _list_parts(

@@ -2,7 +2,8 @@
 
 Every rank calls ``save`` and ``load``. Names of the tensors:
 
-    weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step  …  bias/LAYER  rng/RANK  scaler
+    weights/NAME   moments/NAME/exp_avg   moments/NAME/exp_avg_sq   moments/NAME/step  …
+    bias/LAYER   table/LAYER   rng/RANK   scaler
 
 torch.distributed.checkpoint (DCP) reshards: each rank declares which boxes of the full tensors its shards are.
 ``checkpoint_folder.py`` makes a folder appear atomically, ``async_saver.py`` saves while the training goes on.
@@ -246,7 +247,7 @@ def _check_tensors(path: Path, names: Collection[str]) -> None:
 
 
 def _list_tensors(built: Built) -> State:
-    """Return weights, moments, step counts and routing biases by name, sharing memory; no count without rows.
+    """Return weights, moments, step counts and the tensors of routers by name, sharing memory; no count without rows.
 
     Parts that the job freezes are among the weights, the base under adapters is not.
     """
@@ -258,6 +259,8 @@ def _list_tensors(built: Built) -> State:
             tensors[f"moments/{shard.name}/{kind}"] = moment if part is None else _wrap_boxes(part, moment)
     for layer, moe in built.moe_layers.items():
         tensors[f"bias/{layer}"] = moe.bias  # routing bias [E]
+        if moe.table is not None:
+            tensors[f"table/{layer}"] = moe.table  # experts by token ids [V, k]
     return tensors
 
 

@@ -22,7 +22,7 @@ from fivefold.trainer.parallel.shard import WeightShard
 
 
 def gather_full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
-    """Gather the full weights by name: fp32 on CPU, cast from the optimizer's copy, with the routing biases of experts.
+    """Gather the full weights by name: fp32 on CPU, cast from the optimizer's copy, with the tensors of routers.
 
     Adapters are merged into the weights that they change.
     Every rank calls it (gather_object to rank 0); other ranks get an empty dictionary.
@@ -53,11 +53,16 @@ def gather_full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
                 scale=scale,
                 magnitude=None,
             )
-    local_biases = {f"{name_block(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.moe_layers.items()}
-    biases_of_ranks: list[Any] | None = [local_biases] * built.ranks.world if built.ranks.rank == 0 else None
+    local_tensors = {f"{name_block(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.moe_layers.items()}
+    local_tensors |= {
+        f"{name_block(model, layer)}.moe.table": moe.table.cpu()
+        for layer, moe in built.moe_layers.items()
+        if moe.table is not None
+    }
+    tensors_of_ranks: list[Any] | None = [local_tensors] * built.ranks.world if built.ranks.rank == 0 else None
     if built.ranks.world > 1:  # on a single rank, gather_object would pickle and unpickle every weight
-        dist.gather_object(local_biases, biases_of_ranks)
-    return tensors | {name: bias for biases in biases_of_ranks or () for name, bias in biases.items()}
+        dist.gather_object(local_tensors, tensors_of_ranks)
+    return tensors | {name: tensor for local in tensors_of_ranks or () for name, tensor in local.items()}
 
 
 def gather_full(built: Built, rows: list[Tensor]) -> dict[str, Tensor]:

@@ -27,7 +27,13 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from fivefold.model.huggingface.tensors import TensorPart, list_constants, list_tensors, name_routing_bias
+from fivefold.model.huggingface.tensors import (
+    TensorPart,
+    list_constants,
+    list_tensors,
+    name_expert_table,
+    name_routing_bias,
+)
 from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
 from fivefold.model.weights import get_layer, list_weights
@@ -41,7 +47,7 @@ from fivefold.trainer.parallel.shard import Box
 from fivefold.units import show_bytes
 
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-BIAS = ".moe.bias"
+BIAS, TABLE = ".moe.bias", ".moe.table"
 Report = Callable[[str, int, int], None]
 Read = Callable[[dict[str, Tensor]], None]  # fills tensors by their names in a checkpoint
 Fused = list[TensorPart]  # the parts that are stored in one tensor of the folder
@@ -191,6 +197,8 @@ def _create_folder(folder: Path, *, checkpoint: Path, total: int) -> Iterator[Pa
 
 
 def _choose_dtype(part: TensorPart, dtype: torch.dtype) -> torch.dtype:
+    if part.ours.endswith(TABLE):
+        return torch.int64
     return torch.float32 if part.ours.endswith(BIAS) else dtype
 
 
@@ -268,6 +276,8 @@ def _load(read: Read, file: list[Fused], *, model: Model, dtype: torch.dtype) ->
         copies |= {(part.name, ours): rows for part in further_copies}
         if ours.endswith(BIAS):
             targets[f"bias/{get_layer(model, ours)}"] = rows
+        elif ours.endswith(TABLE):
+            targets[f"table/{get_layer(model, ours)}"] = rows
         else:
             targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _list_boxes(stored, shape), rows)
     read(targets)
@@ -283,15 +293,19 @@ def _read_checkpoint(checkpoint: Path, targets: dict[str, Tensor]) -> None:
 
 
 def _fill_from_merged(merged: MergedFolder, targets: dict[str, Tensor]) -> None:
-    """Fill ``targets`` from a base with adapters. Routing biases are the base's: next to adapters they are frozen."""
+    """Fill ``targets`` from a base with adapters.
+
+    Routing biases and tables of experts are the base's: next to adapters they are frozen.
+    """
     for name, target in targets.items():
         if isinstance(target, BoxTensor):
             for box, part in zip(target.boxes, target.parts, strict=True):
                 part.copy_(merged.read(name.removeprefix("weights/"), offsets=box.offsets, sizes=box.sizes))
             continue
-        ours = name_routing_bias(merged.base.model, int(name.removeprefix("bias/")))
+        kind, _, layer = name.partition("/")
+        ours = (name_routing_bias if kind == "bias" else name_expert_table)(merged.base.model, int(layer))
         if ours in merged.base.parts:
-            target.copy_(merged.base.read(ours, offsets=(0,), sizes=tuple(target.shape)))
+            target.copy_(merged.base.read(ours, offsets=(0,) * target.dim(), sizes=tuple(target.shape)))
         else:
             target.zero_()
 

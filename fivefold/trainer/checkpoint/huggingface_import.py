@@ -27,6 +27,7 @@ from fivefold.model.huggingface.tensors import (
     TensorPart,
     list_constants,
     list_tensors,
+    name_expert_table,
     name_routing_bias,
 )
 from fivefold.model.huggingface.write import find_difference
@@ -63,6 +64,7 @@ OTHER_SENSES = (
     "model.multi_modal_projector.",
     "model.embed_tokens_extend.",
 )
+TABLE, INDEX_DTYPES = ".moe.table", ("I64", "I32")  # of experts by token ids
 DTYPES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, **PUBLISHED_DTYPES}  # bytes per element, with scales
 
 
@@ -116,6 +118,8 @@ class HuggingFaceFolder:
         """Count the elements stored in each dtype."""
         counts: dict[str, int] = {}
         for part in {part.name: part for several in self.parts.values() for part in several}.values():
+            if part.ours.endswith(TABLE):  # of token ids, not of weights
+                continue
             dtype = self.tensors[part.name].get_dtype()
             counts[dtype] = counts.get(dtype, 0) + part.numel
         return counts
@@ -229,6 +233,8 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
     for layer, moe in built.moe_layers.items():
         if (name := name_routing_bias(model, layer)) in folder.parts:
             moe.bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(moe.bias.shape)))
+        if moe.table is not None and (name := name_expert_table(model, layer)) in folder.parts:
+            moe.table.copy_(folder.read(name, offsets=(0, 0), sizes=tuple(moe.table.shape)))
 
 
 # Reading and checking the folder
@@ -342,7 +348,7 @@ def _check(
         dtype = tensors[part.name].get_dtype()
         if shape != part.shape:
             raise UserError(f"{path}: {part.name} has shape {list(shape)}, but its {CONFIG} implies {list(part.shape)}")
-        if dtype not in DTYPES:
+        if dtype not in (INDEX_DTYPES if part.ours.endswith(TABLE) else DTYPES):
             raise UserError(f"{path}: {part.name} is stored as {dtype}; convert it to bf16 first")
     spare = tuple(name for name in sorted(tensors) if name not in names)
     if unknown := [

@@ -144,8 +144,9 @@ def open_reader(module: Transformer, *, tokens: int) -> Iterator[CachedDecoder |
     """Give ``module`` KV caches of ``tokens`` within the context, if its layers have them; restore it afterwards."""
     model = module.model
     has_indexer = model.mla is not None and model.mla.indexer is not None
+    hashes = model.moe is not None and model.moe.hashed_layers > 0
     shares_keys = bool(model.shared_kv_layers or model.per_layer_inputs is not None)
-    if not (model.non_attention_mixers or shares_keys or has_indexer or model.dynamic_mask is not None):
+    if not (model.non_attention_mixers or shares_keys or has_indexer or hashes or model.dynamic_mask is not None):
         with enable_kv_cache(module, tokens=tokens) as reader:
             yield reader
         return

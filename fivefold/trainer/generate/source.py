@@ -20,7 +20,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from fivefold.model.huggingface.tensors import name_routing_bias
+from fivefold.model.huggingface.tensors import name_expert_table, name_routing_bias
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights, name_block
 from fivefold.record import RunFailure, UserError, read_file
@@ -108,19 +108,25 @@ class WeightSource:
         return build_decoder(self.weights(dtype=weight_dtype), model=self.model).to(device)
 
     def weights(self, *, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return name → full weight on CPU in ``dtype``, and the routing biases of experts in fp32."""
+        """Return name → full weight on CPU in ``dtype``, the routing biases of experts in fp32 and their tables."""
         tensors = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in list_weights(self.model)}
         biases = {
             layer: torch.zeros(self.model.moe.choices)
             for layer in range(self.model.layers + self.model.mtp_depth)
             if self.model.moe is not None and self.model.is_moe(layer)
         }
+        tables = {
+            layer: torch.zeros(self.model.vocab, self.model.moe.topk, dtype=torch.int32)
+            for layer in biases
+            if self.model.moe is not None and self.model.hashes_experts(layer)
+        }
         if self.adapted is not None:
-            _read_folder(self.adapted.base, self.adapted, tensors, biases)
+            _read_folder(self.adapted.base, self.adapted, tensors, biases, tables)
         elif self.folder is not None:
-            _read_folder(self.folder, self.folder, tensors, biases)
+            _read_folder(self.folder, self.folder, tensors, biases, tables)
         else:
-            _read_checkpoint(self.path, tensors, biases)
+            _read_checkpoint(self.path, tensors, biases, tables)
+        tensors |= {name_expert_table(self.model, layer): table for layer, table in tables.items()}
         return tensors | {f"{name_block(self.model, layer)}.moe.bias": bias for layer, bias in biases.items()}
 
 
@@ -130,14 +136,17 @@ def _read_folder(
     source: HuggingFaceFolder | MergedFolder,
     tensors: dict[str, Tensor],
     biases: dict[int, Tensor],
+    tables: dict[int, Tensor],
 ) -> None:
-    """Fill weights by name from ``source``, and routing biases by layer from the Hugging Face ``folder``."""
+    """Fill weights by name from ``source``, and what routers have by layer from the Hugging Face ``folder``."""
     for name, weight in tensors.items():
         for box in _list_boxes(tuple(weight.shape), separate=folder.parts[name][0].expert is not None):
             weight[box.rows] = source.read(name, offsets=box.offsets, sizes=box.sizes)
     for layer, bias in biases.items():
         if (name := name_routing_bias(folder.model, layer)) in folder.parts:
             bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(bias.shape)))
+    for layer, table in tables.items():
+        table.copy_(folder.read(name_expert_table(folder.model, layer), offsets=(0, 0), sizes=tuple(table.shape)))
 
 
 def _list_boxes(shape: tuple[int, ...], *, separate: bool) -> Iterator[Box]:
@@ -148,8 +157,10 @@ def _list_boxes(shape: tuple[int, ...], *, separate: bool) -> Iterator[Box]:
         yield Box((start, *(0 for _ in shape[1:])), size, (slice(start, start + size[0]),))
 
 
-def _read_checkpoint(path: Path, tensors: dict[str, Tensor], biases: dict[int, Tensor]) -> None:
-    """Fill weights by name and routing biases by layer from a checkpoint; raises ``RunFailure`` if unreadable."""
+def _read_checkpoint(
+    path: Path, tensors: dict[str, Tensor], biases: dict[int, Tensor], tables: dict[int, Tensor]
+) -> None:
+    """Fill weights by name and what routers have by layer from a checkpoint; raises ``RunFailure`` if unreadable."""
     checkpoint_folder.verify(path, checkpoint_folder.read(path).files)
     targets: dict[str, Tensor] = {
         f"weights/{name}": BoxTensor(tuple(weight.shape), _list_boxes(tuple(weight.shape), separate=False), weight)
@@ -159,7 +170,9 @@ def _read_checkpoint(path: Path, tensors: dict[str, Tensor], biases: dict[int, T
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that no process group is initialised
             load_tensors(
-                targets | {f"bias/{layer}": bias for layer, bias in biases.items()},
+                targets
+                | {f"bias/{layer}": bias for layer, bias in biases.items()}
+                | {f"table/{layer}": table for layer, table in tables.items()},
                 storage_reader=FileSystemReader(path),
                 no_dist=True,
             )

@@ -32,7 +32,7 @@ class MeasuredStep:
 
 def list_live_tensors(built: Built) -> list[Tensor]:
     """List every persistent tensor: weights, moments, rotary tables, biases and loads of routing."""
-    return [*built.weights(), *built.moments(), *built.module.tables, *built.module.buffers()]
+    return [*built.weights(), *built.moments(), *built.module.tables, *built.buffers()]
 
 
 def measure(meter: Meter, *, built: Built, kept_bytes: int) -> MeasuredStep:

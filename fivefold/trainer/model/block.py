@@ -165,9 +165,9 @@ class Block(nn.Module):
             assert self.mlp is not None
             assert self.moe is not None
             d_RD: Tensor = self.mlp(entry_RD, rows.keys)
-            lent.append(self.moe(entry_RD, rows.keys))
+            lent.append(self.moe(entry_RD, rows.keys, ids_BT=rows.ids))
         else:
-            d_RD = self._join_experts(entry_RD, y_RD, rows) if joins else self.feed_forward(entry_RD, rows.keys)
+            d_RD = self._join_experts(entry_RD, y_RD, rows) if joins else self._feed_forward(entry_RD, rows)
         del entry_RD
         z_RD = self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
         if not self.adds_lent_experts:
@@ -194,14 +194,21 @@ class Block(nn.Module):
             entry_RD, numbers = self.hyper2(x_RnD)
             entry_RD = self.run("norm2", self.norm2, entry_RD)
             joins = self.moe is not None and self.mlp is not None
-            d_RD: Tensor = (
-                self._join_experts(entry_RD, entry_RD, rows) if joins else self.feed_forward(entry_RD, rows.keys)
-            )
+            d_RD = self._join_experts(entry_RD, entry_RD, rows) if joins else self._feed_forward(entry_RD, rows)
             del entry_RD
             if self.norm2_post is not None:  # of experts alone
                 d_RD = self.run("norm2_post", self.norm2_post, d_RD)
             x_RnD = self.hyper2.mix(x_RnD, d_RD, numbers)
         return x_RnD
+
+    def _feed_forward(self, entry_RD: Tensor, rows: RowInputs) -> Tensor:
+        """Return the output of the experts or of the MLP, of which the layer has one."""
+        if self.moe is None:
+            assert self.mlp is not None
+            mlp_RD: Tensor = self.mlp(entry_RD, rows.keys)
+            return mlp_RD
+        experts_RD: Tensor = self.moe(entry_RD, rows.keys, ids_BT=rows.ids)
+        return experts_RD
 
     def _join_experts(self, entry_RD: Tensor, stream_RD: Tensor, rows: RowInputs) -> Tensor:
         """Return the MLP's output plus that of the experts next to it.
@@ -212,11 +219,13 @@ class Block(nn.Module):
         assert self.mlp is not None
         d_RD: Tensor = self.mlp(entry_RD, rows.keys)
         if self.moe.input_norm is None:
-            e_RD: Tensor = self.moe(entry_RD, rows.keys)
+            e_RD: Tensor = self.moe(entry_RD, rows.keys, ids_BT=rows.ids)
         else:
             d_RD = self.run("moe.mlp_norm", self.moe.mlp_norm, d_RD)
             router_RD = self.run("moe.router.norm", self.moe.router.norm, stream_RD)
-            e_RD = self.moe(self.run("moe.input_norm", self.moe.input_norm, stream_RD), rows.keys, router_RD)
+            input_RD = self.run("moe.input_norm", self.moe.input_norm, stream_RD)
+            e_RD = self.moe(input_RD, rows.keys, router_RD, ids_BT=rows.ids)
+            del input_RD
             del router_RD
             e_RD = self.run("moe.output_norm", self.moe.output_norm, e_RD)
         joined_RD: Tensor = self.run("moe.join", torch.add, d_RD, e_RD)

@@ -113,11 +113,14 @@ class Moe(nn.Module):
     """Routed and shared experts. Parallelisms replace ``run``, ``dispatcher`` and ``sequences``.
 
     ``load`` [E]: how often each expert was chosen on this rank since it was last cleared. ``bias`` [E]: added to the
-    scores when experts are chosen, updated from the load under balance "free".
+    scores when experts are chosen, updated from the load under balance "free". ``table`` [V, k]: the experts of each
+    token id, if they do not depend on the scores (Hash layers, arXiv:2106.04426); ``own_rows``: selects this rank's
+    rows under sp.
     """
 
     bias: Tensor
     load: Tensor
+    table: Tensor | None
 
     def __init__(self, model: Model, *, layer: int = 0) -> None:
         super().__init__()
@@ -141,15 +144,26 @@ class Moe(nn.Module):
         )
         self.register_buffer("bias", torch.zeros(model.moe.choices, dtype=torch.float32))
         self.register_buffer("load", torch.zeros(model.moe.choices, dtype=torch.int64), persistent=False)
+        self.own_rows: Callable[[Tensor], Tensor] = _take_all_rows
+        shape, is_hashed = (model.vocab, model.moe.topk), model.hashes_experts(layer)
+        self.register_buffer("table", torch.zeros(shape, dtype=torch.int32) if is_hashed else None)
 
-    def forward(self, x_RD: Tensor, keys_B: Tensor | None = None, routed_by_RD: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x_RD: Tensor,
+        keys_B: Tensor | None = None,
+        routed_by_RD: Tensor | None = None,
+        *,
+        ids_BT: Tensor | None = None,
+    ) -> Tensor:
         """Apply the mixture of experts: [R, D] → [R, D].
 
-        ``keys_B``: random keys of the sequences, as in ``Mlp``; ``routed_by_RD``: what the router reads; None: ``x``.
+        ``keys_B``: random keys of the sequences, as in ``Mlp``; ``routed_by_RD``: what the router reads; None: ``x``;
+        ``ids_BT``: token ids of all rows, for ``table``.
         """
         logits = self.run("moe.router", self.router, x_RD if routed_by_RD is None else routed_by_RD)
         del routed_by_RD
-        weights, chosen = self.run("moe.topk", self._choose_experts, logits, keys_B)
+        weights, chosen = self.run("moe.topk", self._choose_experts, logits, keys_B, ids_BT)
         permutation, plan = self._plan_dispatch(chosen)
         routed, share = self.run("moe.dispatch", _copy_rows, x_RD, weights, permutation, self.kernels)
         # reusing the names frees the copies once the operation on them has run
@@ -201,12 +215,15 @@ class Moe(nn.Module):
         self.bias[: self.moe.experts] = bias[: self.moe.experts]
 
     def _choose_experts(
-        self, logits: Tensor, keys_B: Tensor | None, chosen: Tensor | None = None
+        self, logits: Tensor, keys_B: Tensor | None, ids_BT: Tensor | None = None, chosen: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
         """Compute routing weights and expert indices [R, k] from logits [R, E].
 
-        ``keys_B``: as in ``forward``. ``chosen``: use these experts instead of the layer's own choice.
+        ``keys_B`` and ``ids_BT``: as in ``forward``. ``chosen``: use these experts instead of the layer's own choice.
         """
+        if self.table is not None and chosen is None:
+            assert ids_BT is not None
+            chosen = self.own_rows(self.table[ids_BT].flatten(0, 1)).long()
         if self.noise is not None:
             weights, chosen = _mix_sparsely(logits, keys_B, self, self.noise, chosen)
         else:
@@ -291,6 +308,10 @@ def _accumulate_router_grads(router: Router, x: Tensor, gradient: Tensor) -> Non
     if router.bias is not None:
         accumulate_grad(router.bias, gradient.sum(0).to(router.bias.dtype))
     accumulate_grad(router.weight, (gradient.t() @ x.float()).to(router.weight.dtype))
+
+
+def _take_all_rows(rows: Tensor) -> Tensor:
+    return rows
 
 
 class _SqrtSoftplus(torch.autograd.Function):

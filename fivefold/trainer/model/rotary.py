@@ -28,7 +28,8 @@ class RowInputs(NamedTuple):
     dropout; None: no dropout. ``layer_input`` [B · T, P]: what the ids make for this layer (``per_layer_inputs.py``).
     ``keys_values``: keys and values of an earlier layer, to which this one attends. ``chosen`` [B · T, K]: the indices
     of keys that an earlier layer chose (``indexer.py``). ``experts`` [B · T, D]: the output of the experts of the layer
-    before, which this one adds.
+    before, which this one adds. ``ids`` [B, T]: the token ids, by which a table names the
+    experts of this layer.
     """
 
     tokens: int
@@ -39,6 +40,7 @@ class RowInputs(NamedTuple):
     keys_values: tuple[Tensor, Tensor] | None = None
     chosen: Tensor | None = None
     experts: Tensor | None = None
+    ids: Tensor | None = None
 
     def rotary(self, *, sliding: bool) -> tuple[Tensor, Tensor]:
         """Return cos and sin; ``sliding``: return those of sliding layers, if they have their own."""

@@ -62,6 +62,11 @@ def choose_experts(scores: Tensor, bias: Tensor | None, *, moe: MoE) -> Tensor:
     return biased_scores.topk(moe.topk, dim=-1).indices
 
 
+def draw_expert_table(vocab: int, *, moe: MoE, generator: torch.Generator) -> Tensor:
+    """Draw the table [V, k] of the experts of each token id: distinct ones, all equally likely."""
+    return torch.rand(vocab, moe.experts, generator=generator).topk(moe.topk, dim=-1).indices.to(torch.int32)
+
+
 def routing_weights(scores: Tensor, chosen: Tensor, *, moe: MoE) -> Tensor:
     """Return the weight [R, k] of each chosen expert: its score [R, E], normalized and scaled as ``moe`` says."""
     weights = scores.gather(1, chosen)

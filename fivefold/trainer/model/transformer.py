@@ -252,6 +252,7 @@ class Transformer(nn.Module):
                 keys_values=lent[slides] if model.shares_kv(layer) else None,
                 chosen=None if model.has_indexer(layer) else chosen,
                 experts=experts,
+                ids=tokens_BT if model.hashes_experts(layer) else None,
             )
             experts = None
             x_RD = self.blocks[layer](x_RD, row_inputs)

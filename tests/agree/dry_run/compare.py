@@ -25,7 +25,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.memory.stages import count_input_bytes, scale_index_bytes
+from fivefold.planner.counts.memory.stages import count_expert_table_bytes, count_input_bytes, scale_index_bytes
 from fivefold.planner.predict import Planner
 from fivefold.step import StageMemory, count_sent_bytes
 from tests.agree.said import Compared, Said, add_up, count_planned
@@ -150,6 +150,7 @@ def _inputs(tape: Tape, case: ComparedOnMachine, counts: Counts, *, stages: tupl
     if planned_scales != recorded_scales:
         return f"fp8 scales: {recorded_scales} dry-run, {planned_scales} planned"
     planned_bytes = count_input_bytes(model, job, layout=layout)
+    planned_bytes += count_expert_table_bytes(model, layout, stages=stages)
     more = count_initial_bytes(tape, INPUTS) - planned_bytes
     sequences = layout.micro_batches(job) * layout.mbs
     small = SCALARS + 32 * sequences + 20 * (model.moe.experts if model.moe else 0) * (model.layers + model.mtp_depth)

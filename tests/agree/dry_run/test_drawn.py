@@ -476,6 +476,36 @@ def test_counts_of_attention_to_compressed_keys_equal_the_dry_run(number: int, t
     assert list_miscounts(Drawn(number, COMPRESSED_KEYS, Layout.parse(text), job)) == []
 
 
+HASHED = MIXTURE.replace(
+    name="hashed experts", layers=4, moe=SHARED.replace(hashed_layers=3, dense_layers=1, balance="free")
+)
+COMPRESSED_AND_HASHED = COMPRESSED_KEYS.replace(
+    name="compressed keys, streams and hashed experts",
+    mixers=COMPRESSED_KEYS.mixers[:3],
+    hyper_connections=HyperConnections(streams=2, iterations=3),
+    moe=SHARED.replace(hashed_layers=2, clamp=0.5, score="sqrtsoftplus", balance="free"),
+    mlp_clamp=0.5,
+)
+
+
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
+@pytest.mark.parametrize(
+    ("model", "text"),
+    mark_share(
+        4,
+        [
+            (COMPRESSED_AND_HASHED, "pp2 zb1p mbs1"),  # each rank has the tables of its own layers
+            (HASHED, "tp2 mbs2"),
+            (HASHED, "tp2 cp2 mbs2 ac=moe"),
+            (HASHED, "dp2 ep2 mbs1 ac=router"),
+            (COMPRESSED_AND_HASHED, "dp2 ep2 zero3 mbs1 ac=full"),
+        ],
+    ),
+)
+def test_counts_of_hashed_experts_equal_the_dry_run(number: int, model: Model, text: str) -> None:
+    assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32)) == []
+
+
 STREAMS = DENSE.replace(name="streams", layers=4, hyper_connections=HyperConnections(streams=3, iterations=4))
 INDEPENDENT = CHOSEN_BY_EXPERTS.replace(
     name="independent streams, indexers and clamped experts",

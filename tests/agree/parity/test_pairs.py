@@ -57,6 +57,17 @@ COMPRESSED_KEYS = SMALL.replace(
         rate=2, overlaps=True, rope_theta=500.0, indexer=Indexer(heads=2, head_dim=4, topk=3)
     ),
 )
+HASHED = SMALL.replace(
+    name="hashed experts",
+    layers=4,
+    moe=MoE(experts=4, topk=2, ffn=14, hashed_layers=3, dense_layers=1, score="sqrtsoftplus", balance="free"),
+)
+COMPRESSED_AND_HASHED = COMPRESSED_KEYS.replace(
+    name="compressed keys, streams and hashed experts",
+    hyper_connections=HyperConnections(streams=2, iterations=3),
+    moe=MoE(experts=4, topk=2, ffn=14, hashed_layers=2, clamp=0.02, score="sqrtsoftplus", balance="free"),
+    mlp_clamp=0.02,
+)
 STREAMS = SMALL.replace(name="streams", hyper_connections=HyperConnections(streams=3, iterations=4))
 INDEPENDENT = CHOSEN.replace(
     name="independent streams, clamped experts",
@@ -82,6 +93,8 @@ SCALED_DRAWS = SMALL.replace(
 )
 CASES = (
     (CHOSEN, "tp2 mbs1 nosp"),
+    (HASHED, "tp2 pp2 ep2 mbs2 ac=router"),
+    (HASHED, "dp2 cp2 ep2 zero3 mbs1"),
     (COMPRESSED_KEYS, "pp2 zb1p mbs1 ac=core+rope+norm"),
     (COMPRESSED_KEYS, "dp2 zero3 mbs1 ac=full"),
     (CHOSEN, "tp2 mbs2 ac=full"),
@@ -171,6 +184,7 @@ def test_a_pair_of_features_equals_one_process(model: Model, text: str) -> None:
             (INDEPENDENT, "dp2 ep2 zero3 mbs1"),
             (STREAMS, "dp2 cp2 zero3 mbs1"),
             (INDEPENDENT, "tp2 mbs1 ac=norm+act"),
+            (COMPRESSED_AND_HASHED, "dp2 pp2 ep2 zero1 mbs1"),
         ],
     ),
     ids=str,

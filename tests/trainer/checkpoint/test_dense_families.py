@@ -97,6 +97,16 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
         | {"ssm_multipliers": [0.5, 1.0, 1.5, 2.0, 0.8], "mlp_multipliers": [0.7, 1.3], "lm_head_multiplier": 0.5}
         | {"embedding_multiplier": 3.0, "pad_token_id": 0},
     ),
+    "deepseek v4": ("deepseek_v4", {}),
+    "deepseek v4, all keys": (
+        "deepseek_v4",
+        {
+            "index_topk": 50,
+            "num_hash_layers": 2,
+            "hc_mult": 2,
+            "rope_parameters": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16},
+        },
+    ),
     "deepseek v3.2": ("deepseek_v32", {"pad_token_id": 0}),  # a query attends to 5 of 24 keys
     "deepseek v3.2, all keys": ("deepseek_v32", {"index_topk": 50, "attention_bias": True, "pad_token_id": 0}),
     "glm 5": ("glm_moe_dsa", {"pad_token_id": 0}),
@@ -139,6 +149,7 @@ RENAMED = {
 STACKED = (
     "bailing_hybrid",
     "deepseek_v32",
+    "deepseek_v4",
     "glm_moe_dsa",
     "hy_v4",
     "kimi_linear",
@@ -273,6 +284,31 @@ def test_the_published_files_of_gpt2_are_read(tmp_path: Path) -> None:
     folder = HuggingFaceFolder.open(tmp_path)
     assert folder.ignored == ("transformer.h.0.attn.bias",)
     assert all(torch.equal(tensor, wanted[name]) for name, tensor in read_full(folder).items())
+
+
+@pytest.mark.parametrize("as_in_memory", [False, True])
+def test_files_of_deepseek_v4_are_read_as_published_and_as_in_memory(tmp_path: Path, as_in_memory: bool) -> None:
+    """DeepSeek's names begin with no ``model.``; those that transformers saves by default do."""
+    with silence_transformers():
+        theirs = reference("deepseek_v4", copy.deepcopy(FAMILIES["deepseek_v4"]))
+        theirs.save_pretrained(tmp_path)
+        wanted = read_full(HuggingFaceFolder.open(tmp_path))
+        assert torch.equal(wanted["blocks.0.moe.table"], theirs.model.layers[0].mlp.gate.tid2eid)
+        if as_in_memory:
+            theirs.save_pretrained(tmp_path, save_original_format=False)
+    if not as_in_memory:
+        file = tmp_path / "model.safetensors"
+        published = {"embed_tokens.": "embed.", "hc_head.hc_": "hc_head_"}
+        tensors = {}
+        for name, tensor in load_file(file).items():
+            for here, there in published.items():
+                name = name.replace(here, there)
+            tensors[name.removeprefix("model.")] = tensor
+        assert {"embed.weight", "head.weight", "hc_head_fn", "layers.1.attn.indexer.wq_b.weight"} <= tensors.keys()
+        save_file(tensors, file)
+    result = read_full(HuggingFaceFolder.open(tmp_path))
+    assert result.keys() == wanted.keys()
+    assert all(torch.equal(result[name], tensor) for name, tensor in wanted.items())
 
 
 def test_weights_with_a_layer_factor_other_than_one_are_rejected(tmp_path: Path) -> None:

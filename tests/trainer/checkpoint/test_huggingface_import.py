@@ -146,7 +146,9 @@ def read_full(folder: HuggingFaceFolder) -> dict[str, Tensor]:
             boxes = [((expert, 0, 0), (1, *weight.shape[1:])) for expert in range(weight.shape[0])]
         result[weight.name] = torch.cat([folder.read(weight.name, offsets=at, sizes=size) for at, size in boxes])
     for name in folder.parts.keys() - result.keys():
-        result[name] = folder.read(name, offsets=(0,), sizes=(folder.parts[name][0].numel,))
+        part = folder.parts[name][0]
+        sizes = part.shape if name.endswith(".moe.table") else (part.numel,)
+        result[name] = folder.read(name, offsets=(0,) * len(sizes), sizes=sizes)
     return result
 
 

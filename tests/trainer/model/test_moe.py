@@ -24,7 +24,7 @@ from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.experts import Experts, multiply_by_group, sum_by_group
 from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.moe import Moe
-from fivefold.trainer.model.routing import Sequences
+from fivefold.trainer.model.routing import Sequences, draw_expert_table
 
 D, FFN, E, K, B, T = 16, 24, 8, 3, 2, 12
 
@@ -129,6 +129,25 @@ def _deepseek_v4() -> tuple[Model, Any]:
     block = deepseek_v4.DeepseekV4SparseMoeBlock(config, layer_idx=0)
     block.gate.e_score_correction_bias.copy_(draw_inputs(E, seed=5) * 0.5)
     return ours.replace(mlp_clamp=0.7), block
+
+
+def test_hashed_experts_are_those_that_the_table_of_transformers_names() -> None:
+    config = deepseek_v4.DeepseekV4Config(
+        vocab_size=131, hidden_size=D, n_routed_experts=E, num_experts_per_tok=K, num_hidden_layers=1, num_hash_layers=1
+    )
+    of = model(score="sqrtsoftplus", scaling=1.5, balance="free", hashed_layers=1).replace(vocab=131)
+    ours, theirs = build_part(of), deepseek_v4.DeepseekV4HashRouter(config)
+    ids = torch.arange(B * T).view(B, T) % 7
+    with torch.no_grad():
+        theirs.weight.copy_(ours.router.weight)
+        theirs.tid2eid.copy_(draw_expert_table(131, moe=of.moe, generator=torch.Generator().manual_seed(0)))
+        ours.table.copy_(theirs.tid2eid)
+        ours.bias.fill_(torch.nan)  # is not read
+    x = rows()
+    weights, chosen = ours._choose_experts(ours.router(x), None, ids)
+    _, expected, indices = theirs(x.view(B, T, D), ids)
+    assert torch.equal(chosen, indices)
+    close(weights, expected)
 
 
 @pytest.mark.parametrize("family", [_mixtral, _qwen3, _deepseek_v2, _deepseek_v3, _deepseek_v4])

@@ -196,6 +196,37 @@ HYPER_TENSORS = {
     for ours, theirs in (("weight", "fn"), ("bias", "base"), ("scale", "scale"))
 }
 
+# names of published files, which transformers saves too; its own names in memory are those of stacked experts
+PUBLISHED_COMPRESSOR = {"kv": "wkv", "gate": "wgate", "position_bias": "ape", "norm": "norm"}
+PUBLISHED_MIXER = {
+    "q_down": "wq_a",
+    "q_norm": "q_norm",
+    "q_up": "wq_b",
+    "kv": "wkv",
+    "kv_norm": "norm",
+    "sinks": "attn_sink",
+    "out_down": "wo_a",
+    "out": "wo_b",
+    "indexer.q": "indexer.wq_b",
+    "indexer.w": "indexer.weights_proj",
+    **{f"compress.{ours}": f"compressor.{theirs}" for ours, theirs in PUBLISHED_COMPRESSOR.items()},
+    **{f"indexer.compress.{ours}": f"indexer.compressor.{theirs}" for ours, theirs in PUBLISHED_COMPRESSOR.items()},
+}
+PUBLISHED_TENSORS = (
+    {"norm1": "attn_norm", "norm2": "ffn_norm", "head.out": "head"}
+    | {"moe.router": "ffn.gate", "moe.bias": "ffn.gate.bias", "moe.table": "ffn.gate.tid2eid"}
+    | {
+        f"moe.{kind}.{ours}": f"ffn.{place}.{theirs}"
+        for kind, place, end in (("experts", "experts.{}", ".weight"), ("shared", "shared_experts", ""))
+        for ours, theirs in (("gate", f"w1{end}"), ("up", f"w3{end}"), ("down", f"w2{end}"))
+    }
+    | {f"mixer.{ours}": f"attn.{theirs}" for ours, theirs in PUBLISHED_MIXER.items()}
+    | {
+        name: tensor.replace("attn_hc.", "hc_attn_").replace("ffn_hc.", "hc_ffn_")
+        for name, tensor in HYPER_TENSORS.items()
+    }
+)
+
 DEEPSEEK_V4 = Family(
     model_type="deepseek_v4",
     architecture="DeepseekV4ForCausalLM",
@@ -244,9 +275,17 @@ DEEPSEEK_V4 = Family(
     supported={"attention_dropout": Supported((0.0,), "dropout of attention to compressed keys")},
     to_model=_build,
     write=_write,
-    tensors=decoder.BIASED_EXPERT_TENSORS
+    tensors=decoder.TENSORS | PUBLISHED_TENSORS,
+    stacked_tensors={"head.out": "lm_head", "norm1": "input_layernorm", "norm2": "post_attention_layernorm"}
+    | decoder.SHARED_EXPERT_TENSORS
+    | {"moe.bias": "mlp.gate.e_score_correction_bias", "moe.table": "mlp.gate.tid2eid"}
     | {f"mixer.{ours}": f"self_attn.{theirs}" for ours, theirs in MIXER.items()}
-    | HYPER_TENSORS,
-    stacked_tensors=decoder.name_stacked_experts(),
-    is_trained=False,
+    | HYPER_TENSORS
+    | decoder.name_stacked_experts(),
+    base_prefix="model.",
+    renamed={
+        "model.head.weight": "head.weight",
+        "model.embed.weight": "model.embed_tokens.weight",
+        "model.hc_head_": "model.hc_head.hc_",
+    },
 )

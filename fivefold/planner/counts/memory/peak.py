@@ -34,6 +34,7 @@ from fivefold.planner.counts.memory.passes import (
 from fivefold.planner.counts.memory.stages import (
     ModelChunk,
     build_stages,
+    count_expert_table_bytes,
     count_gathered_head_bytes,
     count_gathered_stage_bytes,
     count_input_bytes,
@@ -316,6 +317,7 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
     totals = count_distinct(lambda held: _sum_states(rules, held))
     scratch = count_distinct(lambda held: count_scratch_bytes(counts, layout, chunks=held))
     inputs = count_input_bytes(counts.model, job, layout=layout)
+    table_bytes = [count_expert_table_bytes(counts.model, layout, stages=held) for held in stages]
     index_bytes = count_distinct(lambda held: scale_index_bytes(counts, layout, stages=held))
     spare_bytes = count_distinct(
         lambda held: count_spare_gradient_bytes(job, [chunks[stage] for stage in held], layout=layout)
@@ -331,10 +333,13 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
             _count_parameters(rules, total)
             + total.moments
             + inputs
+            + tables
             + scales
             + spare_gradients
             + (_count_gradients(rules, total) if reductions.is_persistent else 0)
-            for total, scales, spare_gradients in zip(totals, index_bytes, spare_bytes, strict=True)
+            for total, tables, scales, spare_gradients in zip(
+                totals, table_bytes, index_bytes, spare_bytes, strict=True
+            )
         ],
         recv_buffer_bytes=[_count_receive_buffers(rules, held) for held in stages],
         update_bytes=[

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from fivefold.job import Job
 from fivefold.layout.sharding import get_policy, is_gemm_weight, shard_numel
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import find_first_backward_stage
+from fivefold.layout.stages import find_first_backward_stage, list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.ddp_buckets import coalesces_gathers
@@ -288,6 +288,16 @@ def count_input_bytes(model: Model, job: Job, *, layout: Layout) -> int:
     sequences = layout.micro_batches(job) * layout.mbs
     log_probs = 4 * sequences if job.objective == "dpo" else 0  # of the reference
     return 8 * sequences * job.row_tokens(model.mtp_depth) + tables_bytes + log_probs
+
+
+def count_expert_table_bytes(model: Model, layout: Layout, *, stages: Collection[int]) -> int:
+    """Return the bytes of the tables of token ids (int32) that name the experts of layers in ``stages``."""
+    moe = model.moe
+    if moe is None or not moe.hashed_layers:
+        return 0
+    layers = list_stage_layers(model.layers, layout)
+    hashed = sum(model.hashes_experts(layer) for stage in stages for layer in layers[stage])
+    return 4 * hashed * model.vocab * moe.topk
 
 
 def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]) -> int:
