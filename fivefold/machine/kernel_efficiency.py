@@ -21,7 +21,7 @@ MAMF = "best matmul: stas00/ml-engineering@744d01e, maximum achievable matmul FL
 TORCH = "best matmul: zzc0721/torch-performence-test-data:database.md"  # (spelled as there)
 RECALLED = "multiprocessors from memory"
 FLASH3 = "attention: cuDNN, FlashAttention-3 and -2 in figures 5 and 6 of arXiv:2407.08608"
-SIMUMAX = "attention: MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json"
+CUDNN = "attention: cuDNN 9.18 to 9.22, NVIDIA/cudnn-frontend@df73764:benchmark/sdpa_benchmark_training/results"
 AITER = "attention: ROCm/aiter@0403bcd:op_tests/cpp/mha/README.md"
 FP8_ATTENTION = "attention in fp8: NVIDIA/cudnn-frontend@3929da2:benchmark/sdpa_benchmark_training/results/llama3.1"
 FLASH2_ON_B200 = "FlashAttention-2: meta-pytorch/tritonbench pull request 171, Dao-AILab/flash-attention issue 1589"
@@ -54,8 +54,10 @@ class KernelEfficiency(NamedTuple):
 # fit 0.94, those of others 0.85 to 0.9. Ampere: the larger of Llama-2-7B's matmuls hold 230 TFLOP/s of 400 W in a loop,
 # 0.575 (microsoft/vidur@bee57da:data/profiling/compute/a100); a layer of Korthikanti 2022 fits 0.60 (arXiv:2205.05198,
 # table 4: 7.7 and 11.9 ms), its runs of 175B and 1T fit 0.62, all other runs on A100 0.54 to 0.57.
-# Blackwell in bf16: a B200 holds 1070 to 1100 TFLOP/s in loops of large matmuls
-# (MooreThreads/SimuMax@e691807:configs/system/b200_bf16_ceperm.json, 0.475 to 0.49 of 2250).
+# Blackwell in bf16: in loops of large matmuls a B200 holds 1388 TFLOP/s of 1000 W in fp16 (tmoreau89/triton@aabd14f:
+# python/triton_cublas_bench/RESULTS.md), a B300 1463 to 1503 of 1100 W in bf16 (NVIDIA/TransformerEngine@8f2e635:docs/
+# examples/gemm_profiling/gemm_profiling.rst): 1.33 to 1.39 per joule. An H100 holds 0.97 to 1.06 in loops and 0.91 in
+# steps; 0.9 of 1.35 is 1.2. The B200 of SimuMax holds less, 1070 to 1100 (its reader).
 # Held against loops that no constant was set on, of random values after 10,000 warm-up runs: products of 4096 and more
 # hold 2579 to 2973 TFLOP/s in fp8 on a GB200 (1200 W), 2.15 to 2.48 per joule, by driver and version of one page, and
 # those of 16384 and more 5262 to 7628 in fp4, 4.4 to 6.4 (Azure_Results/ND_GB200_v6_results.md of
@@ -64,7 +66,7 @@ class KernelEfficiency(NamedTuple):
 # (samuel-bohman/AI-benchmarking-guide@26d18e9:Azure_Results/ND_H100_v5_results.md).
 AMPERE_JOULE: dict[Dtype, float] = {"bf16": 0.575e12}
 HOPPER_JOULE: dict[Dtype, float] = {"bf16": 0.91e12, "fp8": 1.63e12}
-BLACKWELL_JOULE: dict[Dtype, float] = {"bf16": 1.1e12, "fp8": 2.37e12, "fp4": 4.5e12}
+BLACKWELL_JOULE: dict[Dtype, float] = {"bf16": 1.2e12, "fp8": 2.37e12, "fp4": 4.5e12}
 # AMD's acceptance tests run a matmul of hipBLASLt for 15 s on all cards of a node, on operands that are sines, whose
 # bits switch as often as those of real data: an MI300X (750 W) must hold 552 TFLOP/s in bf16 and 981 in fp8 (on random
 # integers 581 and 1,215), an MI350X (1,000 W) 956 and 2,061 (ROCm/ROCmValidationSuite@21584e1:
@@ -87,18 +89,22 @@ H100 = KernelEfficiency(
     flash2_share=0.66,
     flops_per_joule=HOPPER_JOULE,
 )
+# cuDNN 9.18 and 9.19 on GB200, causal, in bf16, 64 heads of 128 with 8 of keys: 1300 to 1335 TFLOP/s forward at 4,096
+# tokens, 1560 to 1600 at 8,192, 1650 to 1690 at 16,384; backward 1105 to 1130, 1280 to 1310 and 1370 to 1400. Without
+# the diagonal and the tail that is 0.94 to 1.04 and 0.80 to 0.89 of a matmul in as short a run (0.93 of the best). In
+# loops on B200 it holds 980 to 1311 forward and 821 to 981 backward (MooreThreads/SimuMax@e691807).
 B200 = KernelEfficiency(
     148,
     {"bf16": 1745, "fp8": 3432.5},
-    f"{MAMF}; {SIMUMAX}; {FLASH2_ON_B200}; {FP8_ATTENTION}",
+    f"{MAMF}; {CUDNN}; {FLASH2_ON_B200}; {FP8_ATTENTION}",
     bandwidth_share=0.85,
-    attention_share=0.85,
-    attention_backward_share=0.75,
+    attention_share=1.0,
+    attention_backward_share=0.84,
     # cuDNN 9.22 on GB200, causal, 64 heads of 128 with 8 of keys: forward 1.26 to 1.35 at 4,096 to 32,768 tokens,
     # backward 1.03, 1.09, 1.23 and 1.38
     fp8_attention_share=1.3,
     fp8_attention_backward_share=1.1,
-    flash2_share=0.38,  # of 935 TFLOP/s; it holds 315 to 362 forward, 334 backward
+    flash2_share=0.3,  # of 1200 TFLOP/s; it holds 315 to 362 forward, 334 backward
     flops_per_joule=BLACKWELL_JOULE,
 )
 GB200 = B200._replace(multiprocessors=152, best={"bf16": 1822, "fp8": 3615.6}, source=f"{B200.source}; {RECALLED}")
@@ -113,8 +119,15 @@ H20 = H100._replace(multiprocessors=78, best={}, source=f"{UNKNOWN}; {RECALLED}"
 H200 = H100._replace(best={"bf16": 790.3, "fp8": 1453.4}, source=f"fp8 {MAMF}; bf16 {TORCH}; {FLASH3}")
 GH200 = H100._replace(best={"bf16": 828.6, "fp8": 1535})
 # Blackwell Ultra has twice the units for exponentials: on GB300 forward 1.49 to 1.59, backward 1.12, 1.24, 1.35, 1.43
-B300 = B200._replace(best={"bf16": 1769, "fp8": 3353.3}, fp8_attention_share=1.55, fp8_attention_backward_share=1.25)
-GB300 = GB200._replace(fp8_attention_share=1.55, fp8_attention_backward_share=1.25)
+# in 16 bits forward 1.12 to 1.21 and backward 1.08 to 1.13 times as fast as GB200 (cuDNN 9.22)
+B300 = B200._replace(
+    best={"bf16": 1769, "fp8": 3353.3},
+    attention_share=1.19,
+    attention_backward_share=0.92,
+    fp8_attention_share=1.55,
+    fp8_attention_backward_share=1.25,
+)
+GB300 = B300._replace(multiprocessors=GB200.multiprocessors, best=GB200.best, source=GB200.source)
 MI250X = KernelEfficiency(110, {}, UNKNOWN)
 MI300X = KernelEfficiency(
     304, {"bf16": 668.4}, f"{MAMF}; {AITER}; {BABELSTREAM}", bandwidth_share=0.81, flops_per_joule=CDNA3_JOULE

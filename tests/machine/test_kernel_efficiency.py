@@ -30,6 +30,22 @@ def test_cards_of_amd_hold_what_its_acceptance_tests_ask_of_them(name, dtype, tf
     assert chip(name).sustained_flops(dtype) == pytest.approx(tflops * 1e12, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("name", "dtype", "loops"),
+    [
+        ("h100", "bf16", [681, 743]),  # microsoft/vidur@683364e
+        ("h100", "fp8", [1217, 1382]),  # Azure/AI-benchmarking-guide
+        ("b200", "bf16", [1388]),  # tmoreau89/triton@aabd14f, in fp16
+        ("b300", "bf16", [1463, 1503]),  # NVIDIA/TransformerEngine@8f2e635
+        ("gb200", "fp8", [2579, 2973]),  # Azure/AI-benchmarking-guide
+    ],
+)
+def test_steps_hold_a_little_less_than_loops_of_large_matmuls(name, dtype, loops):
+    shares = [chip(name).sustained_flops(dtype) / (1e12 * tflops) for tflops in loops]
+    assert 0.81 < min(shares) <= max(shares) < 1.11
+    assert 0.85 < sum(shares) / len(shares) < 1.03
+
+
 def test_an_h800_computes_as_an_h100() -> None:
     """They differ in their links; the power limit of both is 700 W."""
     assert [chip("h800").sustained_flops(dtype) for dtype in ("bf16", "fp8")] == [

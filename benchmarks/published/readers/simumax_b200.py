@@ -2,7 +2,9 @@
 
 Facts of MooreThreads/SimuMax@1b8ca90:docs/b200/b200_real_repro_guide.md and simu_tools/megatron_scripts: peaks are
 max_memory_allocated over all ranks, nothing overlaps, fused cross entropy, context parallelism by all-to-all.
-DeepSeek pads every expert to an even share (capacity 1). Its "405B" has 16 key/value heads.
+DeepSeek pads every expert to an even share (capacity 1). Its "405B" has 16 key/value heads. In loops its B200 hold 1070
+to 1100 TFLOP/s of large matmuls in bf16 (@e691807:configs/system/b200_bf16_ceperm.json, 0.475 to 0.49 of 2250), where
+others of 1000 W hold 1390.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from benchmarks.published.cells import (
     sharding,
 )
 from benchmarks.published.convert import batch, case_of, layout_of_row, read
+from fivefold.machine.spec import Machine
 from fivefold.model import catalog
 from fivefold.model.spec import Model
 from fivefold.record import make_unknown_name_error
@@ -28,6 +31,7 @@ from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 
 SOURCE = "simumax_b200"
+FLOPS_PER_JOULE = 1.085e12
 NAMES = {
     "llama3-8b": "llama3-8b",
     "llama3-70b": "llama3-70b",
@@ -55,6 +59,12 @@ def _model(row: Row) -> Model:
     return model.replace(moe=model.moe.replace(experts=experts, capacity=1.0))
 
 
+def _machine(row: Row) -> Machine:
+    where = read_machine(row)
+    joules = {**where.chip.flops_per_joule, "bf16": FLOPS_PER_JOULE}
+    return where.replace(chip=where.chip.replace(flops_per_joule=joules))
+
+
 def _case(row: Row) -> list[Case]:
     model, cp = _model(row), degree(row, "cp")
     layout = layout_of_row(
@@ -71,7 +81,7 @@ def _case(row: Row) -> list[Case]:
         row,
         stack=stack,
         model=model,
-        machine=read_machine(row),
+        machine=_machine(row),
         layout=layout,
         seconds=number(row, "iteration_ms") / 1e3,
         memory_bytes=number(row, "peak_allocated_gib") * GIB,

@@ -88,6 +88,8 @@ class Prices:
         # of attention, head and router
         self.high_precision_dtype: Dtype = "bf16" if job.precision.is_low_precision else self.dtype
         self.measured = MeasuredKernels(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
+        shares = {"rowwise": constants.rowwise_matmul_share, "blocks": constants.block_scales_share}
+        self._scaled_matmul_share = shares.get(job.precision.scaling, 1.0)
         self.step_factors = find_factors(machine.calibration, ranks=ranks, dtype=self.dtype)
         self.plain = job.stack.kernels == "plain" and not job.stack.is_compiled and machine.has_gpus
         self.eager = job.stack.kernels == "eager" and self.measured is None and machine.has_gpus
@@ -432,8 +434,8 @@ class Prices:
             seconds = roofline.estimate_matmul(
                 self.chip, m=m, n=n, k=k, dtype=dtype, batch=batch, aligned=aligned, constants=self.constants
             )
-            if dtype == "fp8" and self.job.precision.scaling == "rowwise":
-                seconds /= self.constants.rowwise_matmul_share
+            if dtype == "fp8":
+                seconds /= self._scaled_matmul_share
             self._matmuls[key] = seconds
         return self._matmuls[key]
 

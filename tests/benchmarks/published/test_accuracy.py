@@ -35,7 +35,7 @@ BOUNDS = {
     ("korthikanti2022", "activations"): 1.0,
     ("vtrain", "time"): 10.5,  # of those that ran
     ("vtrain", "composed"): 10.5,
-    ("simumax_b200", "time"): 3.5,
+    ("simumax_b200", "time"): 3.7,
     ("simumax_b200", "peak"): 0.5,
     ("simumax_b200", "reserved"): 1.5,
     ("zero_bubble", "time"): 3.5,
@@ -141,7 +141,7 @@ def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> No
     """By constants set without the source, all of its runs together; the mean over sources."""
     means, biases = summarize_left_out(report.scores)
     assert fmean(means.values()) <= 0.092  # 0.097 without the four sources that were read last
-    assert abs(fmean(biases.values())) <= 0.03
+    assert abs(fmean(biases.values())) <= 0.035  # 0.03 while Blackwell in bf16 was too slow: decision 057
     assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
 
 
@@ -151,7 +151,7 @@ def test_the_error_of_left_out_sources_without_the_unsteady_network_is_within_it
     means, biases = summarize_left_out(score for score in report.scores if (score.source, score.row) not in unsteady)
     assert len(unsteady) == 9
     assert fmean(means.values()) <= 0.088  # 0.092 without the four sources that were read last
-    assert abs(fmean(biases.values())) <= 0.03
+    assert abs(fmean(biases.values())) <= 0.035  # 0.03 while Blackwell in bf16 was too slow: decision 057
     assert max(means.values()) <= 0.25  # lumen, on MI325X; 0.18 without it
 
 
