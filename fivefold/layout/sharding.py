@@ -77,12 +77,39 @@ POLICIES = {0: Policy(True, True), 1: Policy(True, True), 2: Policy(True, False)
 
 
 def get_policy(layout: Layout, job: Job) -> Policy:
-    """Return the policy of the layout's ZeRO stage; that of stage 0 if there is only one shard.
+    """Return the policy of the layout's ZeRO stage; that of stage 0 if there is only one shard, which nothing offloads.
 
     Stage 2 has the policy of stage 3 where the stack keeps only shards from step to step.
     """
+    if layout.shards == 1 and not runs_zero_alone(layout, job):
+        return POLICIES[0]
+    if offloads_buckets(layout, job):  # stage 1 too, unless it sums gradients of several micro-batches on the device
+        return POLICIES[2 if layout.micro_batches(job) == 1 else layout.zero]
     frees_weights = layout.zero == 2 and layout.pp == 1 and job.stack.zero2_shards == "separate"
-    return POLICIES[(3 if frees_weights else layout.zero) if layout.shards > 1 else 0]
+    return POLICIES[3 if frees_weights else layout.zero]
+
+
+def runs_zero_alone(layout: Layout, job: Job) -> bool:
+    """Tell whether the layout's only data-parallel rank runs ZeRO: it is the one shard of what its software offloads.
+
+    DeepSpeed's engine does under every stage (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/engine.py,
+    _configure_zero_optimizer), FSDP2 copies weights from host memory one by one
+    (pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, wait_for_unshard).
+    """
+    if layout.dp * layout.cp > 1 or layout.zero == 0:
+        return False
+    if job.stack.offloads_with_parameters:
+        return layout.zero == 3 and "parameters" in layout.list_offloaded(job)
+    return True
+
+
+def offloads_buckets(layout: Layout, job: Job) -> bool:
+    """Tell whether a gradient leaves for host memory once its bucket is reduced: DeepSpeed's ZeRO-1 and -2 do.
+
+    Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, copy_grads_in_partition.
+    """
+    is_bucketed = job.stack.reduce_bucket > 0 and not job.stack.offloads_with_parameters and layout.zero in (1, 2)
+    return is_bucketed and "optimizer" in layout.list_offloaded(job)
 
 
 def reduces_every_micro_batch(layout: Layout, job: Job) -> bool:

@@ -883,7 +883,7 @@ def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str 
         return None
     is_zero3 = zero == 3 and shards > 1
     adapter = job.adapter
-    if is_zero3 and job.stack.zero3_gather == "weights" and (what := _find_ungathered(job)):
+    if zero == 3 and job.stack.zero3_gather == "weights" and (what := _find_ungathered(job)):
         feature = f"ZeRO-3 of the stack {job.stack.name}, which gathers weight by weight"
         return f"{what} not modelled with {feature}; use zero2, or another stack"
     if adapter is None or adapter.base not in QUANTIZED_BASES or adapter.base == "nf4":
@@ -929,19 +929,18 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
     yield from filter(None, (schedule, base, cut, cut_experts))
 
 
-def explain_unsharded_offload(offloaded: Iterable[Offloaded], *, zero: int, shards: int) -> str | None:
+def explain_unsharded_offload(offloaded: Iterable[Offloaded], *, zero: int) -> str | None:
     """Return why what is in host memory cannot be sharded like this, in one line; None if it can be."""
-    if "parameters" not in offloaded or (zero == 3 and shards > 1):
+    if "parameters" not in offloaded or zero == 3:
         return None
-    feature = f"zero{zero}" if zero < 3 else "zero3 on one rank"
-    return f"offload=parameters is not modelled with {feature}; use zero3 on 2 ranks or more, or offload=optimizer"
+    return f"offload=parameters is not modelled with zero{zero}; use zero3, on one rank too, or offload=optimizer"
 
 
 def _check_offload(layout: Layout, job: Job) -> Iterator[str]:
     """Yield the reasons why parameters in host memory are not modelled with this layout or job."""
     if "parameters" not in layout.list_offloaded(job):
         return
-    if (reason := explain_unsharded_offload(("parameters",), zero=layout.zero, shards=layout.shards)) is not None:
+    if (reason := explain_unsharded_offload(("parameters",), zero=layout.zero)) is not None:
         yield reason
     yield from _list_present(
         "offload=parameters is not modelled with",

@@ -34,8 +34,9 @@ from fivefold.planner.search.layout_changes import (
     RANKED,
     change,
     list_changed_keywords,
+    list_offloadings,
+    list_offloads,
     rank_moves,
-    with_optimizer_offloaded,
     with_virtual_stages,
     with_zero,
 )
@@ -166,10 +167,11 @@ def _describe_full_remedy(model: Model, machine: Machine, job: Job, layout: Layo
         planner = Planner(model=model, machine=candidate, job=job, risk=risk)
         return is_legal(tried, model=model, job=job, machine=candidate) and planner.fits(tried)
 
-    offloaded = smallest.replace(offload=("optimizer",))
-    if fits(machine, offloaded):
-        host = show_bytes(count_host_bytes(Counts(model, job), offloaded, machine))
-        yield f"full fits as {str(offloaded)!r}, with {host} in the memory of each host"
+    for _, offloaded in list_offloadings(smallest, job):
+        if fits(machine, offloaded):
+            host = show_bytes(count_host_bytes(Counts(model, job), offloaded, machine))
+            yield f"full fits as {str(offloaded)!r}, with {host} in the memory of each host"
+            break
     for ranks in (machine.ranks * 2**power for power in range(1, 8)):
         larger = smallest.replace(dp=ranks, zero=3)
         if fits(with_ranks(machine, ranks), larger):
@@ -299,8 +301,10 @@ def _describe_too_few(
         advice += f" (weights and optimizer states already fill {least:,})"
     if machine.ranks < MAX_TRIED_GPUS:
         advice += f", or name {machine.name} without a number, which tries up to {MAX_TRIED_GPUS:,}"
-    if "optimizer" not in job.offload and _fits_offloaded(model, machine, job, budget=budget, risk=risk):
-        advice += ", or use --set offload=optimizer"
+    for offload in list_offloads(job):
+        if _fits_offloaded(model, machine, job.replace(offload=offload), budget=budget, risk=risk):
+            advice += f", or use --set offload={','.join(offload)}"
+            break
     if job.global_batch < machine.ranks:
         advice += ", or raise --gbs, so that more ranks can share the step"
     if undecided:
@@ -312,11 +316,11 @@ def _describe_too_few(
 
 
 def _fits_offloaded(model: Model, machine: Machine, job: Job, *, budget: WorkBudget, risk: float) -> bool:
-    """Return whether a layout over all ranks was found to fit with optimizer states in host memory."""
-    offloaded, work = job.replace(offload=("optimizer",)), budget.allot(GPUS_UNITS)
-    if _bound_ranks(model, machine, offloaded) > machine.ranks:
+    """Return whether a layout over all ranks was found to fit with what the job has in host memory."""
+    work = budget.allot(GPUS_UNITS)
+    if _bound_ranks(model, machine, job) > machine.ranks:
         return False
-    return find_fitting_layout(ANY, model=model, machine=machine, job=offloaded, risk=risk, work=work) is not None
+    return find_fitting_layout(ANY, model=model, machine=machine, job=job, risk=risk, work=work) is not None
 
 
 def _bound_ranks(model: Model, machine: Machine, job: Job) -> float:
@@ -325,14 +329,18 @@ def _bound_ranks(model: Model, machine: Machine, job: Job) -> float:
 
 
 def count_least_state_bytes(model: Model, job: Job) -> float:
-    """Return the bytes that weights and optimizer states take at least, over all ranks together."""
+    """Return the bytes that weights and optimizer states take at least on the devices of all ranks together."""
     precision = job.precision
-    held: float = precision.weights_bytes  # of a parameter, over all ranks at least
+    offloads_weights = "parameters" in job.offload
+    if offloads_weights and job.stack.offloads_with_parameters:
+        return 0
+    held: float = 0 if offloads_weights else precision.weights_bytes  # of a parameter, over all ranks at least
     if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
         held += precision.master_bytes + sum(precision.moments_bytes)
     if job.freezes_text:  # frozen weights have no states, and in four bits half a byte
         base = job.adapter.base if job.adapter else None
         held = {"nf4": 0.5, "mxfp4": 0.5, "int8": 1.0, "fp8": 1.0}.get(base or "", job.activation_bytes)
+        held *= not offloads_weights
     return model.parameters * held
 
 
@@ -646,8 +654,8 @@ def _list_single_changes(model: Model, job: Job, layout: Layout) -> Iterator[tup
         if other := with_virtual_stages(layout, 2 * layout.v):
             yield "interleaved, twice the stages", job, other
         yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
-    if "optimizer" not in layout.list_offloaded(job):
-        yield "offload=optimizer", job, with_optimizer_offloaded(layout)
+    for offloading in list_offloadings(layout, job):
+        yield offloading.words, job, offloading.layout
     for job_change in list_job_changes(model, job, layout):
         if job_change.goal != "memory":
             yield job_change.words, job_change.job, layout
@@ -729,11 +737,11 @@ def _describe_shortage(planner: Planner, layout: Layout, *, smallest: str = "") 
     is_full_legal = is_legal(recomputed, model=planner.model, job=planner.job, machine=planner.machine)
     if recomputed != layout and is_full_legal and planner.fits(recomputed):
         mend += f", or use ac=full, which needs {show_bytes(planner.peak_bytes(recomputed))}"
-    if "optimizer" not in layout.list_offloaded(planner.job) and planner.fits(
-        other := with_optimizer_offloaded(layout)
-    ):
-        host = count_host_bytes(planner.counts, other, planner.machine)
-        mend += f", or add offload=optimizer, which takes {show_bytes(host)} of host memory per node"
+    for words, other in list_offloadings(layout, planner.job):
+        if is_legal(other, model=planner.model, job=planner.job, machine=planner.machine) and planner.fits(other):
+            host = count_host_bytes(planner.counts, other, planner.machine)
+            mend += f", or add {words}, which takes {show_bytes(host)} of host memory per node"
+            break
     if risk <= TIGHT_RISK:
         mend += f", or accept the risk with --risk {show_risk_option(risk)}"
     need, have = show_bytes(planner.peak_bytes(layout)), show_bytes(planner.machine.chip.memory_bytes)

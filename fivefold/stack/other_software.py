@@ -8,6 +8,7 @@ from fivefold.stack.pytorch import TRAINER_OPTIMIZERS
 ENGINE = "deepspeedai/DeepSpeed@03f6f75:deepspeed/runtime/pipe/engine.py"
 ZERO_CONFIG = "deepspeedai/DeepSpeed@1b88ac3:deepspeed/runtime/zero/config.py"
 ZERO_3 = "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/partitioned_param_coordinator.py"
+STAGE_3 = "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage3.py"
 ZERO_1_2 = "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py"
 NANOTRON_REPOSITORY = "huggingface/nanotron"
 INTERNEVO_REPOSITORY = "InternLM/InternEvo@c628a8c"
@@ -33,6 +34,9 @@ DEEPSPEED = StackEntry(
             500_000_000, f"{ZERO_CONFIG}: reduce_bucket_size; {ZERO_1_2}, average_tensor: all-reduced; measured"
         ),
         "zero3_gather": Fact("weights", f"{ZERO_3}, fetch_sub_module; measured"),
+        "update_group_size": Fact(
+            1_000_000_000, f"{ZERO_CONFIG}: sub_group_size; {STAGE_3}, _create_fp16_sub_groups; measured"
+        ),
         "param_all_gather": Fact("before_forward", f"{ZERO_CONFIG}: allgather_partitions, at the end of each step"),
         "scatter_gather_tensors": Fact(True, f"{ENGINE}: is_pipe_partitioned"),
     },

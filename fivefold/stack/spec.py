@@ -234,6 +234,9 @@ class Stack(Record):
     param_persistence_threshold: Elements = 100_000  # DeepSpeed's stage3_param_persistence_threshold
     max_reuse_distance: Elements = 1_000_000_000  # DeepSpeed's stage3_max_reuse_distance
     max_live_parameters: Elements = 1_000_000_000  # DeepSpeed's stage3_max_live_parameters
+    # elements of a rank's shards that ZeRO-3 updates at once, of whose gradients there is a copy meanwhile (DeepSpeed's
+    # sub_group_size); 0: all
+    update_group_size: Elements = 0
     # elements of gradients that are reduced at once, unsharded under ZeRO-1 and -2, in an additional buffer
     # (DeepSpeed); 0: unit by unit, or as ``wgrad_accumulation`` says
     reduce_bucket: Elements = 0

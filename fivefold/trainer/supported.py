@@ -26,7 +26,7 @@ ENGINE_BEHAVIOUR = {
     "deferred_wgrad": "operands", "dispatcher": "all_to_all", "scatter_gather_tensors": False,
     "token_permutation": "fused", "transposes_attention": False,
     "rope": "fused", "low_precision_saved": (), "fp8_attention": False, "extra_kernels": (0, 0),
-    "update_kernels": 0, "flat_shards": False,
+    "update_kernels": 0, "flat_shards": False, "update_group_size": 0,
 }  # fmt: skip
 
 KERNELS = ("fused", "triton", "compiled", "eager")

@@ -327,9 +327,10 @@ def test_a_recipe_may_name_the_deepspeed_configs_that_llama_factory_ships(tmp_pa
         ({"offload_param": {"device": "cpu"}}, 4, ("parameters",), []),
         ({"cpu_offload_param": True, "cpu_offload": True}, 4, ("optimizer", "parameters"), []),
         ({"offload_optimizer": {"device": "cpu"}, "sub_group_size": 0}, 4, ("optimizer",), []),
-        ({"offload_param": {"device": "cpu"}, "sub_group_size": 0}, 4, ("parameters",), ["sub_group_size"]),
+        ({"offload_param": {"device": "cpu"}, "sub_group_size": 0}, 4, ("parameters",), []),
         ({"offload_param": {"device": "nvme"}}, 4, ("parameters",), ["offload_param.device"]),
-        ({"offload_param": {"device": "cpu"}}, 1, (), ["offload_param.device"]),
+        ({"offload_param": {"device": "cpu"}}, 1, ("parameters",), []),
+        ({"stage": 2, "offload_optimizer": {"device": "cpu"}}, 1, ("optimizer",), []),
         ({"stage": 2, "offload_param": {"device": "cpu"}}, 4, (), []),
     ],
 )
@@ -342,10 +343,13 @@ def test_offloading_of_deepspeed_is_read(
     result = read(words, Overrides(ranks=ranks, model=build_model("llama3-8b")))
     assert result.job is not None
     assert result.job.offload == offload
+    assert result.job.stack.update_group_size == max(1, zero.get("sub_group_size", 1_000_000_000))
+    assert result.layout is not None
+    assert result.layout.zero == zero.get("stage", 3)
     prefix = "zero_optimization."
     assert [key.key.rpartition(prefix)[2] for key in result.not_understood] == not_modelled
     approximated = [key.key.rpartition(prefix)[2] for key in result.approximated]
-    assert ("offload_param.device" in approximated) is (zero.get("stage") == 2)
+    assert ("offload_param.device" in approximated) is (zero.get("stage") == 2 and "offload_param" in zero)
 
 
 def test_activation_checkpointing_of_deepspeed_is_not_that_of_transformers(tmp_path: Path) -> None:

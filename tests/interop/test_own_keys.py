@@ -61,7 +61,7 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "deepspeed.zero_optimization.offload_param.device": "nvme", "deepspeed.amp.enabled": True,
         "deepspeed.zero_optimization.allgather_bucket_size": 1000, "deepspeed.curriculum_learning.enabled": True,
         "deepspeed.zero_optimization.zero_quantized_weights": True, "deepspeed.compile.deepcompile": True,
-        "deepspeed.zero_optimization.sub_group_size": 0, "deepspeed.torch_autocast.enabled": True,
+        "deepspeed.torch_autocast.enabled": True,
         "deepspeed.zero_optimization.zenflow.topk_ratio": 0.1, "deepspeed.progressive_layer_drop.enabled": True,
         "deepspeed.data_types.param_dtype": "fp32", "deepspeed.zero_optimization.reduce_scatter": False,
     },

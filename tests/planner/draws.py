@@ -248,6 +248,7 @@ STACK: dict[str, Draw] = {
     "param_persistence_threshold": choose(0, 100, 100_000),
     "max_reuse_distance": choose(0, 10_000, 1_000_000_000),
     "max_live_parameters": choose(0, 100_000, 1_000_000_000),
+    "update_group_size": choose(0, 1, 10_000, 1_000_000_000),
     "reduce_bucket": choose(0, 0, 0, 1, 3000, 500_000_000),
     "replicated_grad_reduce": choose_option(Stack, "replicated_grad_reduce"),
     "stage_outputs": choose_option(Stack, "stage_outputs"),

@@ -21,7 +21,7 @@ def _set_launcher_variables(**more: str) -> None:
     os.environ |= {
         "RANK": rank,
         "LOCAL_RANK": rank,
-        "WORLD_SIZE": "2",
+        "WORLD_SIZE": str(dist.get_world_size()),
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "29500",
         "ACCELERATE_USE_CPU": "true",
@@ -92,8 +92,17 @@ OFFLOAD = {"optimizer": "offload_optimizer", "parameters": "offload_param"}
 
 
 def list_host_tensors(engine: Any) -> list[torch.Tensor]:
-    """The tensors that ZeRO-3's engine keeps in host memory, without the optimizer's moments."""
+    """The tensors that ZeRO's engine keeps in host memory, without the optimizer's moments."""
     zero = engine.optimizer
+    if engine.zero_optimization_stage() < 3:
+        masters = zero.single_partition_of_fp32_groups
+        return [
+            *masters,
+            *(master.grad for master in masters),
+            *zero.param_buffer_of_bit16_for_cpu_offload_groups,
+            zero.temp_grad_buffer_for_cpu_offload,
+            *zero.accumulated_grads_in_cpu.values(),
+        ]
     tensors: list[torch.Tensor] = []
     if zero.offload_param:
         frozen = [weight.ds_tensor for weight in engine.module.parameters() if not weight.requires_grad]
@@ -108,7 +117,18 @@ def count_host_bytes(engine: Any) -> int:
     """Their bytes, with the optimizer's states if they are there."""
     zero = engine.optimizer
     states = [state for states in zero.optimizer.state.values() for state in states.values()]
-    return sum(tensor.nbytes for tensor in (*list_host_tensors(engine), *states * zero.offload_optimizer))
+    is_there = zero.offload_optimizer if engine.zero_optimization_stage() == 3 else zero.cpu_offload
+    return sum(tensor.nbytes for tensor in (*list_host_tensors(engine), *states * is_there))
+
+
+def _list_unseen_tensors(engine: Any, *, half: bool) -> list[torch.Tensor]:
+    """The tensors that watch would not see, as they are neither parameters nor moments, and there before the steps."""
+    zero = engine.optimizer
+    if engine.zero_optimization_stage() == 3:
+        return [*zero.fp32_partitioned_groups_flat]
+    if engine.zero_optimization_stage() and zero.cpu_offload:
+        return [*list_host_tensors(engine), zero.temp_grad_buffer_for_gpu_offload]
+    return [*zero.single_partition_of_fp32_groups] if engine.zero_optimization_stage() and half else []
 
 
 def _separate_host_memory(engine: Any) -> None:
@@ -126,6 +146,17 @@ def _separate_host_memory(engine: Any) -> None:
 
     torch.Tensor.to = copy  # type: ignore[method-assign,assignment]
     get_accelerator().on_accelerator = lambda tensor: tensor.untyped_storage().data_ptr() not in hosts
+
+
+class _WholeStep(torch.optim.Optimizer):
+    """The engine's step, as one: it calls the optimizer once for each sub-group."""
+
+    def __init__(self, engine: Any, optimizer: torch.optim.Optimizer) -> None:
+        super().__init__([torch.zeros(0)], {})
+        self.engine, self.state = engine, optimizer.state
+
+    def step(self, closure: Any = None) -> None:
+        self.engine.step()
 
 
 BUCKET = 300_000  # elements: DeepSpeed's default of 5e8 would be 2 GB here
@@ -150,7 +181,7 @@ def deepspeed(
     ``keys``: of its ``zero_optimization``.
     """
     os.environ["DS_ACCELERATOR"] = "cpu"
-    os.environ |= {"RANK": str(dist.get_rank()), "LOCAL_RANK": str(dist.get_rank()), "WORLD_SIZE": "2"}
+    _set_launcher_variables()
     import deepspeed as package
 
     package.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # all messages by gloo, without compiling an extension
@@ -178,14 +209,18 @@ def deepspeed(
     optimizer = getattr(wrapped, "optimizer", wrapped)
     if offload:
         _separate_host_memory(engine)
-    for place, master in enumerate(getattr(wrapped, "fp32_partitioned_groups_flat", ())):
-        engine.register_buffer(f"master{place}", master.detach(), persistent=False)  # which watch does not see else
+    for place, tensor in enumerate(_list_unseen_tensors(engine, half=half)):
+        engine.register_buffer(f"unseen{place}", tensor.detach(), persistent=False)
+
+    if "sub_group_size" in keys:
+        optimizer = _WholeStep(engine, optimizer)
 
     def step(micro: list[Batch]) -> None:
-        for ids, targets in micro:
+        for place, (ids, targets) in enumerate(micro):
             logits = engine(ids)
             engine.backward(loss(logits, targets))
             del logits
-            engine.step()
+            is_whole = place == len(micro) - 1 and isinstance(optimizer, _WholeStep)
+            (optimizer if is_whole else engine).step()
 
     return engine, optimizer, step, None, 0

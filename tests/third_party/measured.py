@@ -50,7 +50,8 @@ class Case(NamedTuple):
     micro_batches: int
     changed: dict[str, object] = {}  # facts of this loop that are choices in that stack
     precision: str | Recipe = "fp32"
-    norm: int = 0  # bytes of an all-reduce of the stack's own, as little counted as the trainer's
+    norm: int = 0  # bytes of all-reduces of the stack's own, as little counted as the trainer's
+    norm_messages: int = 1  # their number
     open: float = 0.0  # that a peak is known to be off, for a reason that the page states
     work: bool = True  # whether FLOPs are; if not likewise
     flat: bool = False  # parameters are views of other tensors, or but shards once a step has ended
@@ -171,6 +172,7 @@ def deepspeed(
     zero: int,
     micro_batches: int = 1,
     *,
+    ranks: int = 2,
     adapts: bool = False,
     quantized: bool = False,
     recompute: bool = False,
@@ -179,30 +181,34 @@ def deepspeed(
     offload: tuple[str, ...] = (),
     **facts: int,
 ) -> Case:
-    """``adapts``, ``quantized``: with PEFT's adapters, over a base in nf4; ``facts``: limits of ZeRO-3's gathers.
+    """``adapts``, ``quantized``: with PEFT's adapters, over a base in nf4; ``facts``: limits of ZeRO-3.
 
     ``targets``: layers with an adapter, if not all. ``half``: in bf16. ``offload``: what is in host memory.
     """
-    keys: dict[str, int] = {f"stage3_{KEYS[name]}": value for name, value in facts.items()}
+    keys: dict[str, int] = {KEYS[name]: value for name, value in facts.items()}
     keys |= {"adapts": adapts, "quantized": quantized, "recompute": recompute}
     how = {"half": half, "offload": offload}
     loop = partial(engines.deepspeed, zero=zero, micro_batches=micro_batches, targets=targets, **how, **keys)
     changed = {"loss": "low_precision", "reduce_bucket": engines.BUCKET, **facts}
     changed |= {} if zero == 3 else {"overlap": ()}  # overlap_comm is on by itself under stage 3
     norm = 8 if zero == 3 and "optimizer" not in offload else 4
+    checks = half and 0 < zero < 3  # a byte, whether a gradient is infinite
     adapter: dict[str, object] | None = {"rank": adapters.RANK} if adapts else None
     if adapter:
         adapter |= ({"base": "nf4"} if quantized else {}) | ({"targets": targets} if targets else {})
-    layout = f"dp2 zero{zero}{' ac=full' if recompute else ''}"
-    case = Case(loop, "deepspeed", layout, 2, micro_batches, changed, norm=norm, flat=zero == 3, adapter=adapter)
+    layout = f"dp{ranks} zero{zero}{' ac=full' if recompute else ''}"
+    case = Case(loop, "deepspeed", layout, 2, micro_batches, changed, flat=zero == 3, adapter=adapter)
+    if ranks > 1:
+        case = case._replace(norm=norm + checks, norm_messages=1 + checks)
     return case._replace(work=not quantized, precision="bf16-grad16" if half else "fp32", offload=offload)
 
 
 KEYS = {
-    "prefetch_bucket_size": "prefetch_bucket_size",
-    "param_persistence_threshold": "param_persistence_threshold",
-    "max_reuse_distance": "max_reuse_distance",
-    "max_live_parameters": "max_live_parameters",
+    "prefetch_bucket_size": "stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "stage3_param_persistence_threshold",
+    "max_reuse_distance": "stage3_max_reuse_distance",
+    "max_live_parameters": "stage3_max_live_parameters",
+    "update_group_size": "sub_group_size",
 }
 USED = 4 * 39  # which parameters were used: Trainer has DistributedDataParallel find those that were not
 if importlib.util.find_spec("deepspeed") is not None:  # by ``make interop``, as accelerate is
@@ -243,6 +249,31 @@ if importlib.util.find_spec("deepspeed") is not None:  # by ``make interop``, as
             max_reuse_distance=0,
         )
     )
+    OPTIMIZER = ("optimizer",)
+    CASES["DeepSpeed, ZeRO-1, offload_optimizer, 2 micro-batches"] = deepspeed(1, 2, offload=OPTIMIZER)
+    CASES["DeepSpeed, ZeRO-2, bf16, offload_optimizer, 2 micro-batches"] = deepspeed(2, 2, half=True, offload=OPTIMIZER)
+    CASES["DeepSpeed, one rank, ZeRO-1, bf16, offload_optimizer"] = deepspeed(1, ranks=1, half=True, offload=OPTIMIZER)
+    CASES["DeepSpeed, one rank, ZeRO-2, bf16, offload_optimizer, 2 micro-batches"] = deepspeed(
+        2, 2, ranks=1, half=True, offload=OPTIMIZER
+    )
+    CASES["DeepSpeed, one rank, ZeRO-3, bf16"] = deepspeed(3, ranks=1, half=True)
+    CASES["DeepSpeed, one rank, ZeRO-3, bf16, offload_optimizer, 2 micro-batches"] = deepspeed(
+        3, 2, ranks=1, half=True, offload=OPTIMIZER
+    )
+    CASES["DeepSpeed, one rank, ZeRO-3, bf16, offload_param and _optimizer, 2 micro-batches"] = deepspeed(
+        3, 2, ranks=1, half=True, offload=BOTH
+    )
+    CASES["DeepSpeed, one rank, ZeRO-3, bf16, offload_param, a little ahead"] = deepspeed(
+        3,
+        ranks=1,
+        half=True,
+        offload=("parameters",),
+        prefetch_bucket_size=100_000,
+        param_persistence_threshold=0,
+        max_reuse_distance=0,
+    )
+    IN_GROUPS = deepspeed(3, half=True, update_group_size=100_000)
+    CASES["DeepSpeed, ZeRO-3, bf16, in groups"] = IN_GROUPS._replace(norm=4 * 8, norm_messages=4)  # a norm of each
     CASES["DeepSpeed, ZeRO-3, a little ahead"] = deepspeed(
         3, 2, prefetch_bucket_size=100_000, param_persistence_threshold=0, max_reuse_distance=0
     )
@@ -514,7 +545,7 @@ class Beside(NamedTuple):
         )
         if self.case.norm:
             messages, sent = second["dp all_reduce"]
-            second["dp all_reduce"] = messages - 1, sent - self.case.norm
+            second["dp all_reduce"] = messages - self.case.norm_messages, sent - self.case.norm
         return first, {name: item for name, item in second.items() if item[1]}  # a group of one rank sends nothing
 
     @property

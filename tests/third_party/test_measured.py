@@ -54,6 +54,13 @@ OFFLOADED = (
     "DeepSpeed, ZeRO-3, bf16", "DeepSpeed, ZeRO-3, offload_optimizer, 2 micro-batches",
     "DeepSpeed, ZeRO-3, offload_param and _optimizer", "DeepSpeed, ZeRO-3, bf16, offload_param",
     "DeepSpeed, ZeRO-3, bf16, offload_param and _optimizer, recomputed, a little ahead, 2 micro-batches",
+    "DeepSpeed, ZeRO-1, offload_optimizer, 2 micro-batches",
+    "DeepSpeed, ZeRO-2, bf16, offload_optimizer, 2 micro-batches",
+    "DeepSpeed, one rank, ZeRO-1, bf16, offload_optimizer",
+    "DeepSpeed, one rank, ZeRO-2, bf16, offload_optimizer, 2 micro-batches",
+    "DeepSpeed, one rank, ZeRO-3, bf16", "DeepSpeed, one rank, ZeRO-3, bf16, offload_optimizer, 2 micro-batches",
+    "DeepSpeed, one rank, ZeRO-3, bf16, offload_param and _optimizer, 2 micro-batches",
+    "DeepSpeed, one rank, ZeRO-3, bf16, offload_param, a little ahead", "DeepSpeed, ZeRO-3, bf16, in groups",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.huggingface.adapters import write_adapter
 from fivefold.interop.huggingface.data import DATASET_INFO, describe_dataset, write_data
 from fivefold.interop.huggingface.dialects import AXOLOTL, LLAMAFACTORY, Dialect
-from fivefold.interop.huggingface.keys import ACCELERATE, ARGUMENTS, FSDP, PARALLEL, STAGE_3
+from fivefold.interop.huggingface.keys import ACCELERATE, ALL_ELEMENTS, ARGUMENTS, FSDP, PARALLEL, STAGE_3
 from fivefold.interop.keys import Table, part, write_values
 from fivefold.interop.render import render_yaml
 from fivefold.job import Job, get_recipe
@@ -285,6 +285,7 @@ def make_bucket_keys(stack: Stack, *, zero: int) -> dict[str, int]:
     bucket_sizes = {"reduce_bucket_size": stack.reduce_bucket} if zero and stack.reduce_bucket else {}
     if zero == 3 and stack.zero3_gather == "weights":
         bucket_sizes |= {name: getattr(stack, ours) for name, ours in STAGE_3.items()}
+        bucket_sizes["sub_group_size"] = stack.update_group_size or ALL_ELEMENTS
     return bucket_sizes
 
 

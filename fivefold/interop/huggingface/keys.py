@@ -152,7 +152,7 @@ DEEPSPEED: Table = {
     f"{DS}zero_optimization.stage3_param_persistence_threshold": part("job.stack.param_persistence_threshold", 100_000),
     f"{DS}zero_optimization.stage3_max_live_parameters": part("job.stack.max_live_parameters", 1_000_000_000),
     f"{DS}zero_optimization.stage3_max_reuse_distance": part("job.stack.max_reuse_distance", 1_000_000_000),
-    f"{DS}zero_optimization.sub_group_size": part("elements that are updated at once", 1_000_000_000),
+    f"{DS}zero_optimization.sub_group_size": part("job.stack.update_group_size", 1_000_000_000),
     f"{DS}optimizer.type": part("job.optimizer.kind; default: the trainer's", None),
     f"{DS}optimizer.params.lr": part("job.learning_rate.peak", None),
     f"{DS}optimizer.params.betas": part("job.optimizer.betas", None),
@@ -206,3 +206,4 @@ STAGE_3 = {
     "stage3_max_live_parameters": "max_live_parameters",
     "stage3_max_reuse_distance": "max_reuse_distance",
 }
+ALL_ELEMENTS = 10**12  # more than any group has

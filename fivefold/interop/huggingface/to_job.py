@@ -32,6 +32,7 @@ from fivefold.interop.huggingface.data import read_data, read_preferences
 from fivefold.interop.huggingface.dialects import DIALECTS
 from fivefold.interop.huggingface.freeze import read_freeze
 from fivefold.interop.huggingface.keys import (
+    ALL_ELEMENTS,
     DERIVED_FROM_WIDTH,
     FSDP,
     PARALLEL,
@@ -71,6 +72,7 @@ OPTIMIZERS = {
 PYTORCH_ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_hf", "adamw", "adam")
 
 MAX_SIZE = 2**48
+BUCKETS = {"reduce_bucket_size": "reduce_bucket", "sub_group_size": "update_group_size"}
 
 
 def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
@@ -228,9 +230,6 @@ def check_strategy(values: Values) -> None:
         if values[name] == "nvme":
             what = "weights" if name in OFFLOAD_PARAM else "states"
             values.mark_not_modelled(name, f"{what} on disk: counted in host memory")
-    parts = f"{PREFIX}sub_group_size"  # changes no cost of an update on the host
-    if values[parts] != values.table[parts].default and not _has_offload(values, OFFLOAD_OPTIMIZER):
-        values.mark_not_modelled(parts, "the update in parts")
     for name in (f"liger_{kernel}" for kernel in LIGER_KERNELS):
         if values.is_set(name) and (values["use_liger_kernel"] or (name in LIGER_FUSED and _fuses_kernels(values))):
             if values[name]:
@@ -302,8 +301,9 @@ def _read_degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[
             if zero_stage and isinstance(shard_size, int) and 0 < shard_size < dp * cp
             else {}
         )
-        return fields | {"layout.zero": zero_stage if dp * cp > 1 or zero_stage == 0 else 0} | shard_fields
-    if kind == "ddp" or dp * cp == 1:
+        return fields | {"layout.zero": zero_stage} | shard_fields
+    is_alone = dp * cp == 1 and values[f"{FSDP}offload_params"] is not True
+    if kind == "ddp" or is_alone:
         return fields | {"layout.zero": 0}
     _check_shards(values, dp)
     return fields | _read_fsdp(values, dp * cp, per_node)
@@ -587,9 +587,7 @@ def _read_offload(values: Values, kind: str, fields: Mapping[str, Any]) -> tuple
     for key in OFFLOAD_PARAM:
         if not _has_offload(values, (key,)):
             continue
-        if fields["layout.dp"] * fields["layout.cp"] == 1:
-            values.mark_not_modelled(key, "weights in host memory of one rank: counted on the device")
-        elif fields["layout.zero"] < 3 and values[key] != "nvme":
+        if fields["layout.zero"] < 3 and values[key] != "nvme":
             values.approximate(key, "has no effect below stage 3 of ZeRO")
         elif fields["layout.zero"] == 3:
             return (*offloaded, "parameters")
@@ -653,11 +651,12 @@ def read_rate(values: Values) -> dict[str, Any]:
 def read_bucket_sizes(values: Values) -> dict[str, Any]:
     """Return the sizes of ZeRO's buckets and prefetches as fields of the stack by path."""
     fields = dict[str, Any]()
-    for name, ours in {"reduce_bucket_size": "reduce_bucket", **STAGE_3}.items():
+    for name, ours in {**BUCKETS, **STAGE_3}.items():
         value = values[PREFIX + name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MAX_SIZE:
             raise UserError(
                 f"{values.origin}: {name} is {value!r}; it must be a number of elements from 0 to {MAX_SIZE}"
             )
         fields[f"job.stack.{ours}"] = int(value)
-    return fields
+    group_size = fields["job.stack.update_group_size"]  # 0: every weight by itself
+    return fields | {"job.stack.update_group_size": 0 if group_size >= ALL_ELEMENTS else max(1, group_size)}

@@ -272,12 +272,25 @@ class Counts:
 
         Dense weights are counted once for all expert degrees, and experts once for all degrees of the dense weights.
         """
-        key = unit, shards, layout.zero, layout.shards > 1, layout.pp == 1, layout.offload
+        key = (
+            unit,
+            shards,
+            layout.zero,
+            layout.shards > 1,
+            layout.pp == 1,
+            layout.offload,
+            *self._make_offload_key(layout),
+        )
         part_states_bytes = self._parts.get(key)
         if part_states_bytes is None:
             part_states_bytes = count_part_states(unit, unsharded=weights, shards=shards, layout=layout, job=self.job)
             self._parts[key] = part_states_bytes
         return part_states_bytes
+
+    def _make_offload_key(self, layout: Layout) -> tuple[bool, bool]:
+        """Return the values of a layout that decide what remains on the device where something is offloaded."""
+        is_alone = layout.dp * layout.cp == 1
+        return is_alone, bool(layout.offload or self.job.offload) and layout.micro_batches(self.job) == 1
 
     def adds_table_gradient(self, layout: Layout) -> bool:
         """Return True if the head adds its gradient of a tied table directly to the embedding's, on the same rank."""
@@ -310,6 +323,7 @@ class Counts:
             self.model.shares_table and ends_on_different_ranks(layout),
             self.job.stack.zero2_shards == "separate" and layout.pp == 1,
             layout.offload,
+            *self._make_offload_key(layout),
         )
 
     def make_stage_key(self, layout: Layout) -> tuple[object, ...]:

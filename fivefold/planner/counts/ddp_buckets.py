@@ -85,6 +85,25 @@ def list_gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> lis
     ]
 
 
+def count_largest_gradient(counts: Counts, layout: Layout, chunks: Iterable[int]) -> int:
+    """Return the elements of the largest gradient of the stages."""
+    return max((gradient.numel for gradient in list_gradients(counts, layout, chunks)), default=0)
+
+
+def list_update_groups(counts: Counts, layout: Layout, chunks: Iterable[int]) -> list[int]:
+    """Return the elements of this rank's shards that ZeRO-3 updates one after another, each joined to one tensor.
+
+    DeepSpeed ends a group with the weight that fills it (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage3.py,
+    _create_fp16_sub_groups).
+    """
+    groups = [0]
+    for gradient in list_gradients(counts, layout, chunks):
+        if groups[-1] >= counts.job.stack.update_group_size:
+            groups.append(0)
+        groups[-1] += gradient.numel // gradient.shards
+    return groups
+
+
 def divide_into_buckets(sizes: Iterable[int], *, most: int) -> Iterator[int]:
     """Yield the elements of DeepSpeed's buckets: a bucket is reduced before a gradient that would not fit into it."""
     bucket = 0

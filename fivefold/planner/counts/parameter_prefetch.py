@@ -77,6 +77,8 @@ def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -
     """Yield the all-gathers of a step."""
     element_bytes = counts.job.precision.high_precision_bytes
     ranks = layout.shards
+    if ranks == 1:  # it computes with its shard, or with a copy of it from host memory
+        return
     micro_batches = layout.micro_batches(counts.job)
     for chunk in chunks:
         stage_gathers = list_fetches(counts, layout, chunk=chunk)
@@ -115,7 +117,7 @@ def list_fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | Non
             unit_index += 1
     starts = _list_starts(counts, units) if chunk == 0 and not any(recomputed) else frozenset()
     calls = tuple(_list_calls(units, recomputed, starts, frozenset(frozen)))
-    copies = "parameters" in layout.list_offloaded(counts.job)
+    copies = layout.shards > 1 and "parameters" in layout.list_offloaded(counts.job)
     return _simulate_fetches(calls, tuple(sizes), len(units), layout.shards, get_limits(stack), copies=copies)
 
 

@@ -318,7 +318,7 @@ class Bounds:
         backward of each unit.
         """
         reduces_often = self.estimates.reduces_often(candidates)[:, None]
-        gathers = ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
+        gathers = (candidates.zero == 3)[:, None]
         gather = np.where(gathers, parallel[:, 0], 0.0)
         has_backward = self.planner.counts.has_backward
         gathers_again = np.array([has_backward(run.name) for run in self.estimates.runs], float)
@@ -359,7 +359,7 @@ class Bounds:
         ``unit_seconds_are_exact``, the seconds of units may be too long for a bound where passes are paired or wait for
         gathers. There, the messages are assumed to overlap with all compute.
         """
-        gathers_after_update = ((candidates.zero < 3) | (candidates.shards == 1))[:, None]
+        gathers_after_update = (candidates.zero < 3)[:, None]
         if self.planner.job.stack.zero2_shards == "separate":  # ZeRO-2 without a pipeline gathers as ZeRO-3 does
             gathers_after_update &= ((candidates.zero != 2) | (self.partials.take(candidates.partial).pp > 1))[:, None]
         gather = np.where(gathers_after_update, parallel[:, 0], 0.0)
@@ -389,7 +389,7 @@ class Bounds:
         forward_overlap = sum_units(units.first_stage_units, unit_seconds[:, 0])
         backward_overlap = sum_units(units.first_stage_units, unit_seconds[:, 1] + unit_seconds[:, 2])
         if not unit_seconds_are_exact:
-            is_unbounded = PAIRED[units.schedule] | ((candidates.zero == 3) & (candidates.shards > 1))[:, None]
+            is_unbounded = PAIRED[units.schedule] | (candidates.zero == 3)[:, None]
             forward_overlap = np.where(is_unbounded, np.inf, forward_overlap)
             backward_overlap = np.where(is_unbounded, np.inf, backward_overlap)
         exposed_reduce = last_reduce + np.maximum(
@@ -455,7 +455,7 @@ def _update_slope(planner: Planner) -> float:
     """Return the seconds per updated element, as the update is linear in them; 0 (no bound) on a calibrated machine."""
     if planner.machine.calibration is not None:
         return 0.0
-    sizes, empty = (10**6, 10**9), RankMemory(0, 0, 0, 0, 0, "", 0)
+    sizes, empty = (10**6, 10**9), RankMemory(0, 0, 0, 0, 0, "", 0, 0)
     small, large = (
         estimate_elementwise_seconds(planner.units, Layout(), empty._replace(updated_numel=size), ()) for size in sizes
     )

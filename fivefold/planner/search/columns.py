@@ -72,7 +72,8 @@ class CandidateLayouts(NamedTuple):
     """Columns of equal length.
 
     ``partial``, ``shape`` and ``order`` are indices into the space's ``partials``, ``shapes`` and ``orders``;
-    ``shards`` is 1 under zero0. ``equal``: layouts that a row stands for, which differ in their order alone.
+    ``shards`` is 1 under zero0, and on the only rank of what is offloaded. ``equal``: layouts that a row stands for,
+    which differ in their order alone.
     """
 
     partial: Ints
@@ -85,7 +86,7 @@ class CandidateLayouts(NamedTuple):
     @property
     def keeps_unsharded(self) -> NDArray[np.bool_]:
         """Return whether a rank keeps the gradients of all of its weights, not a shard of them."""
-        return np.asarray((self.zero < 2) | (self.shards == 1))
+        return np.asarray(self.zero < 2)
 
     def take(self, index: NDArray[np.integer] | NDArray[np.bool_]) -> Self:
         """Return some of the rows."""

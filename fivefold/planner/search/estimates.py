@@ -23,7 +23,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, PartialLayouts, encode_rows
 from fivefold.planner.search.optimistic_times import bound_adjacent_figures, bound_kernels, list_figures
 from fivefold.planner.search.placements import count_expert_shards
-from fivefold.planner.search.space import Space
+from fivefold.planner.search.space import Space, list_zeros_alone
 from fivefold.planner.search.tables import LARGE_MICRO_BATCH, ROUNDED, Tables
 from fivefold.planner.search.work import UNITS_PER_PASS, UNITS_PER_PLACE, UNITS_PER_STATE, SearchWork
 from fivefold.planner.time.stage_time import estimate_stage_message
@@ -90,6 +90,7 @@ class Estimates(Tables):
         by_pp = np.lexsort([self._ends_on_different_ranks, space.shape_pp])
         # of each shape, one with as many ranks, whose ends are on the same rank if a schedule has them there
         self._shape_with_near_ends = by_pp[np.searchsorted(space.shape_pp, space.shape_pp)]
+        self._zero_alone = max((0, *list_zeros_alone(self.counts.job)))
         self._overlaps_p2p = np.array(
             [self.counts.job.stack.overlaps_p2p(shape.schedule) for shape in space.shapes], np.int64
         )
@@ -103,7 +104,7 @@ class Estimates(Tables):
         )
         several = job.global_batch // (dp * mbs) > 1
         every_micro_batch = {"step": False, "micro_batch": True}.get(job.stack.reduce, pp == 1)
-        return np.asarray((candidates.zero >= 2) & (candidates.shards > 1) & several & every_micro_batch)
+        return np.asarray((candidates.zero >= 2) & several & every_micro_batch)
 
     def profiles(
         self, candidates: CandidateLayouts, *, scaled: bool = False, any_recomputation: bool = False
@@ -237,7 +238,8 @@ class Estimates(Tables):
         partials = self.partials.take(candidates.partial)
         replicas = partials.dp * partials.cp
         unsharded = self.states(candidates._replace(zero=np.zeros_like(replicas), shards=np.ones_like(replicas)))
-        fully_sharded = self.states(candidates._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas))
+        zero = np.where(replicas > 1, 3, self._zero_alone)
+        fully_sharded = self.states(candidates._replace(zero=zero, shards=replicas))
         smallest = np.minimum(unsharded, fully_sharded)
         for figure in (
             StateFigure.GATHERED,
@@ -259,7 +261,7 @@ class Estimates(Tables):
         replicas = partials.dp * partials.cp
         shapes = self._shape_with_near_ends[candidates.shape]
         unsharded = candidates._replace(shape=shapes, zero=np.zeros_like(replicas), shards=np.ones_like(replicas))
-        fully_sharded = unsharded._replace(zero=np.where(replicas > 1, 3, 0), shards=replicas)
+        fully_sharded = unsharded._replace(zero=np.where(replicas > 1, 3, self._zero_alone), shards=replicas)
         smallest = np.minimum(self._count_resting_bytes(unsharded), self._count_resting_bytes(fully_sharded))
         resident_bytes, gradient_bytes = smallest[:, 0], smallest[:, 1]
         freed = gradient_bytes[:, 0] + gradient_bytes[:, 2:].max(axis=1)
@@ -310,7 +312,11 @@ class Estimates(Tables):
     def _list_sharding_columns(self, candidates: CandidateLayouts) -> list[Ints]:
         """Return the columns that, with dp·cp, say how states are sharded and how often gradients are reduced."""
         ends = self._ends_on_different_ranks[candidates.shape]
-        return [candidates.shards, ends, self.reduces_often(candidates).astype(np.int64)]
+        columns = [candidates.shards, ends, self.reduces_often(candidates).astype(np.int64)]
+        if self.counts.job.offload:  # ZeRO-1 may keep no gradients of a single micro-batch
+            dp, mbs = (column[candidates.partial] for column in self.partials.select("dp mbs"))
+            columns.append(np.equal(dp * mbs, self.counts.job.global_batch).astype(np.int64))
+        return columns
 
     def _count_resting_states(self, layout: Layout, *, experts: bool) -> Floats:
         """Return the bytes [units, 2] at rest and of gradients at the update, of experts or of dense weights."""

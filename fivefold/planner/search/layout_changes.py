@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import permutations
-from typing import Any
+from typing import Any, NamedTuple, get_args
 
+from fivefold.job import Job, Offloaded
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, get_1f1b_name
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import can_express, is_legal
@@ -55,9 +56,48 @@ def with_virtual_stages(layout: Layout, v: int) -> Layout | None:
     return change(layout, schedule=get_1f1b_name(v), v=v, stages=())
 
 
-def with_optimizer_offloaded(layout: Layout) -> Layout:
-    """Return the layout with the optimizer's states in host memory."""
-    return layout.replace(offload=tuple(dict.fromkeys(("optimizer", *layout.offload))))
+class Offloading(NamedTuple):
+    """The keywords that a layout gets so that less of its states is on the device, and the layout with them."""
+
+    words: str
+    layout: Layout
+
+
+def list_offloads(job: Job) -> Iterator[tuple[Offloaded, ...]]:
+    """Yield what a job can offload in addition: optimizer states, and weights too."""
+    for added in (
+        ("optimizer",),
+        ("parameters",) if job.stack.offloads_with_parameters else ("optimizer", "parameters"),
+    ):
+        if not {*added} <= {*job.offload}:
+            yield tuple(word for word in get_args(Offloaded) if word in {*job.offload, *added})
+
+
+def list_offloadings(layout: Layout, job: Job) -> Iterator[Offloading]:
+    """Yield the layout with optimizer states in host memory, and with weights there too, unless the job has them there.
+
+    Its ZeRO stage is raised to the one from which the software frees on the device what it offloads.
+    """
+    offloaded = layout.list_offloaded(job)
+    is_separate = not job.stack.offloads_with_parameters
+    if "optimizer" not in offloaded:
+        stage = 2 if is_separate and layout.dp * layout.cp == 1 else 0
+        yield from _make_offloading(layout, job, ("optimizer",), stage=stage)
+    if "parameters" not in offloaded:
+        yield from _make_offloading(
+            layout, job, ("optimizer", "parameters") if is_separate else ("parameters",), stage=3
+        )
+
+
+def _make_offloading(layout: Layout, job: Job, added: tuple[Offloaded, ...], *, stage: int) -> Iterator[Offloading]:
+    """Yield the layout that offloads ``added`` under ZeRO ``stage`` or a later one, if its software has that stage."""
+    words = {*layout.offload, *added}
+    offload = tuple(word for word in get_args(Offloaded) if word in words)
+    zero = max(layout.zero, stage)
+    if zero not in job.stack.runs.zero_with(layout.pp):
+        return
+    changed = f"zero{zero} " if zero != layout.zero else ""
+    yield Offloading(f"{changed}offload={'+'.join(added)}", layout.replace(zero=zero, offload=offload))
 
 
 def _list_forced_changes(before: Layout, layout: Layout) -> dict[str, Any]:

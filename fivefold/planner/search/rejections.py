@@ -18,7 +18,7 @@ from fivefold.planner.predict import Estimate, Planner, find_max_peak_bytes
 from fivefold.planner.search.bounds import TIME_PARTS
 from fivefold.planner.search.columns import Ints
 from fivefold.planner.search.job_changes import list_job_changes, list_smaller_precisions
-from fivefold.planner.search.layout_changes import with_optimizer_offloaded
+from fivefold.planner.search.layout_changes import list_offloadings
 from fivefold.results.search_result import NearMiss, Reason
 from fivefold.units import show_bytes, show_risk, show_seconds
 
@@ -153,11 +153,11 @@ def find_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
 def find_job_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
     """Yield changes of the job that its software has and that make a layout fit: the nearest precision and length."""
     model, machine, job = planner.model, planner.machine, planner.job
-    if "optimizer" not in layout.list_offloaded(job):
-        offloading = with_optimizer_offloaded(layout)
-        if size := _predict_fitting_peak(planner, job, offloading):
-            host_memory = show_bytes(count_host_bytes(Counts(model, job), offloading, machine))
-            yield Fix("offload=optimizer", f"{show_bytes(size)}, and {host_memory} of host memory per node")
+    for offloading in list_offloadings(layout, job):
+        if size := _predict_fitting_peak(planner, job, offloading.layout):
+            host_memory = show_bytes(count_host_bytes(Counts(model, job), offloading.layout, machine))
+            yield Fix(offloading.words, f"{show_bytes(size)}, and {host_memory} of host memory per node")
+            break
     for recipe in list_smaller_precisions(model, job):
         recipe_job = job.replace(precision=recipe)
         has_units = machine.chip.format_of(recipe.compute) == recipe.compute

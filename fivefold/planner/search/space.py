@@ -86,6 +86,13 @@ class PipelineShape(NamedTuple):
         return PIPELINE_SCHEDULES[self.schedule]
 
 
+def list_zeros_alone(job: Job) -> tuple[int, ...]:
+    """Return the ZeRO stages by which one rank has less on the device if the job offloads (``runs_zero_alone``)."""
+    if "parameters" in job.offload:
+        return (3,)
+    return (2, 3) if "optimizer" in job.offload and not job.stack.offloads_with_parameters else ()
+
+
 class Space:
     """The layouts of ``world`` ranks that the job's stack can run; the arguments narrow what is varied."""
 
@@ -308,7 +315,7 @@ class Space:
         ``cp`` ranks share sequences.
         """
         if replicas == 1:
-            pairs = [(0, 1)]
+            pairs = [(zero, 1) for zero in (0, *list_zeros_alone(self.job)) if zero in (0, *self.stack.zero_with(pp))]
         else:
             sizes = list_divisors(replicas)[1:] if self.shard_groups else [replicas]
             sizes = [size for size in sizes if self.stack.can_express_shards(size, cp)]
@@ -320,7 +327,7 @@ class Space:
             if self.where.is_allowed("zero", zero)
             and self.where.is_allowed("shards", size)
             and explain_unsharded_base(self.job, tp=1, zero=zero, shards=size) is None
-            and explain_unsharded_offload(self.job.offload, zero=zero, shards=size) is None
+            and explain_unsharded_offload(self.job.offload, zero=zero) is None
         ]
 
     def _encode_zeros(self, partials: PartialLayouts) -> Ints:

@@ -80,9 +80,10 @@ def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory,
 def count_update_link_bytes(layout: Layout, job: Job, numel: int) -> int:
     """Return the bytes of ``numel`` updated elements that cross the link to the host with the update.
 
-    DeepSpeed's ZeRO-3 copies fp32 gradients to an optimizer in host memory, and back what the update makes of weights
-    on the device; updated weights to host memory if only they are there (stage3.py, _offload_grad_partition_at_boundary
-    and _reassign_or_swap_out_partitioned_parameters). FSDP2 has sent all with the gathers and reductions of each pass.
+    DeepSpeed copies fp32 gradients to an optimizer in host memory, and back what the update makes of weights on the
+    device; its ZeRO-3 updated weights to host memory if only they are there (stage3.py,
+    _offload_grad_partition_at_boundary and _reassign_or_swap_out_partitioned_parameters; stage_1_and_2.py,
+    async_inplace_copy_grad_to_fp32_buffer_from_gpu). FSDP2 has sent all with the gathers and reductions of each pass.
     """
     offloaded, recipe = layout.list_offloaded(job), job.precision
     if "parameters" in offloaded and job.stack.offloads_with_parameters:

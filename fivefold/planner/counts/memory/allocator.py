@@ -178,10 +178,10 @@ def _count_concatenated(
     (for the norm) and all gradients of this rank twice (as summed and as cast); and all weights.
     """
     recipe, joined = counts.job.precision, counts.job.stack.flat_copies
-    sizes = []
+    sizes, numel = [], rank.joined_numel
     if "gradients" in joined and not offloads_gradients(layout, counts.job):
         norm_copies = [8 * min(rank.updated_numel, max(_list_numels(counts, layout, runs)))]
-        gradient_copies = [rank.updated_numel * recipe.summed_bytes, rank.updated_numel * recipe.updated_bytes]
+        gradient_copies = [numel * recipe.summed_bytes, numel * recipe.updated_bytes]
         sizes += max(norm_copies, gradient_copies, key=sum) + [constants.bucket_elements * recipe.summed_bytes] * (
             layout.dp > 1 and not counts.job.stack.reduce_bucket
         )

@@ -9,12 +9,23 @@ activations   those that the rank with the highest peak would keep on the device
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
+from itertools import accumulate
+
 from fivefold.job import Job
+from fivefold.layout.sharding import offloads_buckets
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.ddp_buckets import list_gradients
 from fivefold.planner.counts.memory.peak import count_rank_memory
-from fivefold.planner.counts.memory.states import count_reduced_width, offloads_gradients
+from fivefold.planner.counts.memory.states import (
+    accumulates_on_host,
+    count_reduced_width,
+    offloads_partitions,
+)
+from fivefold.planner.counts.update import list_stages
+from fivefold.units import ceil_div
 
 
 def count_host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
@@ -33,11 +44,16 @@ def count_host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
         count_rank_memory(counts_without_offload, layout.replace(offload=())),
         strict=True,
     )
+    bucket_bytes = [
+        _count_bucket_buffers(counts, layout, held) if offloads_buckets(layout, job) else 0
+        for held in list_stages(layout)
+    ]
     rank_bytes = max(
         rank.offloaded_bytes
         + (on_device.optimizer_bytes + on_device.updated_numel * width if "optimizer" in offloaded else 0)
         + (on_device.activations_bytes if "activations" in offloaded else 0)
-        for rank, on_device in ranks
+        + buffers
+        for (rank, on_device), buffers in zip(ranks, bucket_bytes, strict=True)
     )
     return rank_bytes * min(machine.ranks_per_node, layout.world)
 
@@ -47,10 +63,35 @@ def _count_updated_width(layout: Layout, job: Job) -> int:
 
     They are gradients and, unless the shards themselves are updated, master weights. DeepSpeed's ZeRO-3 has gradients
     twice: as they are reduced, and as the optimizer reads them (deepspeedai/DeepSpeed@0.19.8:
-    deepspeed/runtime/zero/stage3.py, grad_partitions_flat_buffer and initialize_optimizer_states).
+    deepspeed/runtime/zero/stage3.py, grad_partitions_flat_buffer and initialize_optimizer_states). Its ZeRO-1 and -2
+    have updated weights once more, in the dtype in which they are sent to the device (stage_1_and_2.py,
+    param_buffer_of_bit16_for_cpu_offload_groups).
     """
     recipe = job.precision
+    if offloads_buckets(layout, job):
+        return 2 * recipe.updated_bytes + recipe.high_precision_bytes
     width = count_reduced_width(layout, job)
     if "parameters" in layout.list_offloaded(job) and job.stack.offloads_with_parameters:
         return width
-    return width + recipe.updated_bytes * (2 if offloads_gradients(layout, job) else 1)
+    return width + recipe.updated_bytes * (2 if offloads_partitions(layout, job) else 1)
+
+
+def _count_bucket_buffers(counts: Counts, layout: Layout, held: tuple[int, ...]) -> int:
+    """Return the bytes of buffers for gradients of DeepSpeed's ZeRO-1 and -2 on a rank that holds the stages ``held``.
+
+    They are a largest weight's gradient and, where micro-batches are summed, every gradient of which the rank has a
+    part, in full (stage_1_and_2.py, temp_grad_buffer_for_cpu_offload and accumulated_grads_in_cpu).
+    """
+    sizes = [gradient.numel for gradient in list_gradients(counts, layout, held)]
+    numel = max(sizes, default=0)
+    if accumulates_on_host(layout, counts.job):
+        numel += _count_touched_numel(sizes, shards=layout.shards)
+    return numel * counts.job.precision.high_precision_bytes
+
+
+def _count_touched_numel(sizes: list[int], *, shards: int) -> int:
+    """Return the elements of all weights of which the fullest of ``shards`` equal parts of a flat tensor has some."""
+    total, starts = sum(sizes), [0, *accumulate(sizes)]
+    part = ceil_div(total, shards)
+    ends = ((shard * part, min((shard + 1) * part, total)) for shard in range(shards) if shard * part < total)
+    return max(starts[bisect_left(starts, end)] - starts[bisect_right(starts, start) - 1] for start, end in ends)

@@ -14,6 +14,7 @@ from itertools import accumulate
 from operator import itemgetter
 from typing import NamedTuple
 
+from fivefold.bounded_types import COUNTED_BYTES
 from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.sharding import (
     gathers_for_backward,
@@ -22,7 +23,9 @@ from fivefold.layout.sharding import (
     is_trained,
     joins_ends,
     needs_backward_gather,
+    offloads_buckets,
     regathers_vision,
+    runs_zero_alone,
     shard_weight,
 )
 from fivefold.layout.spec import Layout
@@ -40,7 +43,7 @@ from fivefold.planner.counts.memory.stages import (
     count_gathered_stage_bytes,
     count_stage_buffers,
 )
-from fivefold.planner.counts.memory.states import count_reduced_width, offloads_gradients
+from fivefold.planner.counts.memory.states import computes_with_shard, count_reduced_width, offloads_gradients
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.parameter_prefetch import Fetches, list_fetches
 from fivefold.units import ceil_div
@@ -137,7 +140,9 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
         and holds_embedding(job)
         and not joins_ends(layout, job)
         and not reductions.table.is_local,
-        prefetches="dp" in stack.overlap and stack.param_all_gather == "overlapped" and not retains_gather_output,
+        prefetches="dp" in stack.overlap
+        and stack.param_all_gather == "overlapped"
+        and not (retains_gather_output or runs_zero_alone(layout, job)),
         retains_gather_output=retains_gather_output,
         joins_ends=joins_ends(layout, job),
         regathers_embedding=needs_backward_gather("embed", layout, job)
@@ -859,39 +864,47 @@ def _make_w_moment(group_index: int, unit_index: int, gradients: int, kept_bytes
 # and allreduce_bucket; deepspeed/runtime/comm/coalesced_collectives.py, reduce_scatter_coalesced.
 
 
+FP64_BYTES = 8
+NORM_ELEMENTS = 250_000_000  # of a gradient whose norm ZeRO-3 computes at once
 RECOMPUTATION = "recomputation"  # the cause of a peak in a backward while its unit is recomputed, with ZeRO-3's gathers
 
 
 def _find_coalesced(counts: Counts, layout: Layout) -> CoalescedMessages:
     """Return the messages that the job's software joins under a layout."""
     stack, keeps = counts.job.stack, get_policy(layout, counts.job)
-    bucket = stack.reduce_bucket * counts.job.precision.summed_bytes if layout.shards > 1 else 0
+    has_buckets = layout.shards > 1 or runs_zero_alone(layout, counts.job)
+    bucket = stack.reduce_bucket * counts.job.precision.summed_bytes if has_buckets else 0
     by_weights = stack.zero3_gather == "weights" and not keeps.weights_stay
     allocates_shards = bucket > 0 and keeps.weights_stay and not keeps.gradients_stay
-    returned_bytes = _count_returned_bytes(counts, layout) if offloads_gradients(layout, counts.job) else {}
+    is_offloaded = offloads_gradients(layout, counts.job)
+    returned_bytes = _count_returned_bytes(counts, layout) if is_offloaded else {}
+    allocates_shards &= not is_offloaded
     return CoalescedMessages(bucket, by_weights, allocates_shards, {}, returned_bytes)
 
 
 def _count_returned_bytes(counts: Counts, layout: Layout) -> dict[Name, int]:
-    """Return for each unit the bytes on the device while its largest gradient's shard is summed or copied to fp32.
+    """Return for each unit the bytes on the device while the norm of its largest gradient's shard is computed.
 
-    The shard was copied to host memory before (deepspeed/runtime/zero/stage3.py, partition_grads).
+    It is that of a copy in fp64, larger than the copy in fp32 that leaves then. ZeRO-3 has the shard once more, as it
+    came back from host memory, and copies part after part (deepspeed/runtime/zero/stage3.py, partition_grads and
+    _constant_buffered_norm2; stage_1_and_2.py, set_norm_for_param_grad_in_gpu).
     """
-    recipe, width = counts.job.precision, count_reduced_width(layout, counts.job)
-    width += recipe.updated_bytes if recipe.updated_bytes != width else 0
+    returns = not offloads_buckets(layout, counts.job)
+    width = count_reduced_width(layout, counts.job) if returns else 0
+    most = NORM_ELEMENTS if returns else COUNTED_BYTES
     vocab = pad_vocab(counts.model, counts.job, tp=layout.tp)
     names = dict.fromkeys(run.name for stage in counts.list_stage_groups(layout) for run in stage)
-    local_weights = {
+    shard_numels = {
         name: [
-            shard_weight(weight, model=counts.model, layout=layout, vocab=vocab)
+            ceil_div(shard_weight(weight, model=counts.model, layout=layout, vocab=vocab).numel, layout.shards)
             for weight in counts.weights(layout, name)
             if is_trained(weight, counts.job)
         ]
         for name in names
     }
     return {
-        name: width * max((ceil_div(weight.numel, layout.shards) for weight in weights), default=0)
-        for name, weights in local_weights.items()
+        name: max((width * numel + FP64_BYTES * min(numel, most) for numel in numels), default=0)
+        for name, numels in shard_numels.items()
     }
 
 
@@ -902,7 +915,8 @@ def _with_coalesced(
     coalesced = rules.coalesced
     first_units = [0, *accumulate(unit.group.times for unit in units)]
     gathers = _list_fetches(rules, stage)
-    element_bytes = rules.counts.job.precision.high_precision_bytes
+    job = rules.counts.job
+    element_bytes = 0 if computes_with_shard(rules.layout, job) else job.precision.high_precision_bytes
     for moment in moments:
         if len(moment.cause) > 2:
             group_index, unit_index, phase, *_ = moment.cause

@@ -19,8 +19,10 @@ from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.layout.schedule.table import Table
+from fivefold.layout.sharding import offloads_buckets
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.ddp_buckets import count_largest_gradient, list_update_groups
 from fivefold.planner.counts.memory.in_flight import GatheredHeads, LivePass, PassOptions, list_unpipelined_passes
 from fivefold.planner.counts.memory.passes import (
     PassRules,
@@ -82,6 +84,7 @@ class RankMemory(NamedTuple):
     peak_bytes: int
     peak_cause: str
     updated_numel: int  # elements that the optimizer updates here
+    joined_numel: int  # of these, those that are updated at once, if software joins them to one tensor
     passes_bytes: int = 0  # the peak of forwards and backwards, without the update
     offloaded_bytes: int = 0  # shards of weights in host memory
 
@@ -276,6 +279,7 @@ class RankBytes(NamedTuple):
     states: list[UnitStates]
     resident_bytes: list[int]  # allocated throughout a step
     recv_buffer_bytes: list[int]  # buffers of messages, also allocated throughout a step
+    joined_numels: list[int]  # elements that are updated at once
     update_bytes: list[int]  # copies of gradients and scratch of the update
     bytes_per_count: list[list[int]]  # bytes for each element of ``LivePass.counts``, by rank
     kept_bytes: list[int]  # by stage: activations of one micro-batch on the device, until its backward
@@ -315,6 +319,8 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
         for kind in rules.first_equal_stages
     ]
     totals = count_distinct(lambda held: _sum_states(rules, held))
+    joined_numels = count_distinct(lambda held: max(_list_update_groups(rules, held)))
+    staging_bytes = count_distinct(lambda held: _count_staging_bytes(rules, held))
     scratch = count_distinct(lambda held: count_scratch_bytes(counts, layout, chunks=held))
     inputs = count_input_bytes(counts.model, job, layout=layout)
     table_bytes = [count_expert_table_bytes(counts.model, layout, stages=held) for held in stages]
@@ -336,14 +342,16 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
             + tables
             + scales
             + spare_gradients
+            + staging
             + (_count_gradients(rules, total) if reductions.is_persistent else 0)
-            for total, tables, scales, spare_gradients in zip(
-                totals, table_bytes, index_bytes, spare_bytes, strict=True
+            for total, tables, scales, spare_gradients, staging in zip(
+                totals, table_bytes, index_bytes, spare_bytes, staging_bytes, strict=True
             )
         ],
         recv_buffer_bytes=[_count_receive_buffers(rules, held) for held in stages],
+        joined_numels=joined_numels,
         update_bytes=[
-            _count_update_bytes(job, layout, total, size) for total, size in zip(totals, scratch, strict=True)
+            _count_update_bytes(job, layout, numel, size) for numel, size in zip(joined_numels, scratch, strict=True)
         ],
         bytes_per_count=_check_sizes(weights, layout, times=max_count),
         kept_bytes=kept_bytes,
@@ -356,7 +364,10 @@ def _rank_memory(rank_bytes: RankBytes, rank: int, peak: PassesPeak) -> RankMemo
     base = rank_bytes.resident_bytes[rank] + rank_bytes.recv_buffer_bytes[rank]
     gradients = _count_gradients(rank_bytes.rules, total)
     passes_peak = base + peak.live_bytes
-    update = base + (0 if rank_bytes.rules.reductions.is_persistent else gradients) + rank_bytes.update_bytes[rank]
+    gradients_left = rank_bytes.rules.reductions.is_persistent or offloads_buckets(
+        rank_bytes.layout, rank_bytes.rules.counts.job
+    )
+    update = base + (0 if gradients_left else gradients) + rank_bytes.update_bytes[rank]
     return RankMemory(
         parameters_bytes=_count_parameters(rank_bytes.rules, total),
         gradients_bytes=gradients,
@@ -365,6 +376,7 @@ def _rank_memory(rank_bytes: RankBytes, rank: int, peak: PassesPeak) -> RankMemo
         peak_bytes=max(update, passes_peak),
         peak_cause="optimizer" if update > passes_peak else peak.cause,
         updated_numel=total.updated_numel,
+        joined_numel=rank_bytes.joined_numels[rank],
         passes_bytes=passes_peak,
         offloaded_bytes=total.offloaded,
     )
@@ -512,7 +524,29 @@ def _count_receive_buffers(rules: PassRules, rank_stages: Sequence[int]) -> int:
 def _sum_states(rules: PassRules, rank_stages: Sequence[int]) -> UnitStates:
     stage_states = [rules.stages.chunks[stage].states for stage in rank_stages]
     total = stage_states[0] if len(stage_states) == 1 else sum(stage_states, start=UnitStates())
-    return total._replace(moments=total.moments + 4) if updates_flat_tensor(rules.layout, rules.counts.job) else total
+    if not updates_flat_tensor(rules.layout, rules.counts.job):
+        return total
+    n_steps = len(_list_update_groups(rules, rank_stages))
+    return total._replace(moments=total.moments + 4 * n_steps)
+
+
+def _list_update_groups(rules: PassRules, rank_stages: Sequence[int]) -> list[int]:
+    """Return the elements that are updated at once, one group after another."""
+    numel = sum(rules.stages.chunks[stage].states.updated_numel for stage in rank_stages)
+    if rules.layout.zero < 3 or not 0 < rules.counts.job.stack.update_group_size < numel:
+        return [numel]
+    return list_update_groups(rules.counts, rules.layout, rank_stages)
+
+
+def _count_staging_bytes(rules: PassRules, rank_stages: Sequence[int]) -> int:
+    """Return the bytes through which gradients come back from host memory: DeepSpeed keeps a largest weight's.
+
+    Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, temp_grad_buffer_for_gpu_offload.
+    """
+    counts, layout = rules.counts, rules.layout
+    if not offloads_buckets(layout, counts.job):
+        return 0
+    return count_largest_gradient(counts, layout, rank_stages) * counts.job.precision.high_precision_bytes
 
 
 def _count_parameters(rules: PassRules, total: UnitStates) -> int:
@@ -529,8 +563,8 @@ def _count_kept_gradients(rules: PassRules, total: UnitStates) -> int:
     return total.reduced if rules.reductions.every_micro_batch or rules.reductions.is_bucketed else total.sums
 
 
-def _count_update_bytes(job: Job, layout: Layout, total: UnitStates, scratch_bytes: int) -> int:
-    """Return the bytes that the update holds on the device in addition to states and gradients.
+def _count_update_bytes(job: Job, layout: Layout, numel: int, scratch_bytes: int) -> int:
+    """Return the bytes that the update of ``numel`` elements holds on the device in addition to states and gradients.
 
     Updated weights are cast on the device before they are copied to shards in host memory.
     """
@@ -538,9 +572,9 @@ def _count_update_bytes(job: Job, layout: Layout, total: UnitStates, scratch_byt
     if "optimizer" in offloaded and ("parameters" in offloaded or offloads_gradients(layout, job)):
         return 0  # the CPU updates what lies in host memory
     if "parameters" in offloaded and not recipe.sends_masters:
-        scratch_bytes = max(scratch_bytes, total.updated_numel * recipe.high_precision_bytes)
+        scratch_bytes = max(scratch_bytes, numel * recipe.high_precision_bytes)
     if count_reduced_width(layout, job) != recipe.updated_bytes:  # a copy of the gradients in the update's dtype
         copied_bytes += recipe.updated_bytes
     if "gradients" in job.stack.flat_copies:
         copied_bytes += recipe.summed_bytes
-    return scratch_bytes + total.updated_numel * copied_bytes
+    return scratch_bytes + numel * copied_bytes

@@ -12,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from fivefold.layout.sharding import get_policy
+from fivefold.layout.sharding import get_policy, runs_zero_alone
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.in_flight import Kind, PendingReductions, PreviousPass
 from fivefold.planner.counts.memory.liveness import NO_SUMS, GradientSums, WaitingGradients
 from fivefold.planner.counts.memory.stages import UnitGroupMemory
-from fivefold.planner.counts.memory.states import UnitStates
+from fivefold.planner.counts.memory.states import UnitStates, count_reduced_width
 
 # Destination of a unit's gradients:
 #     allocated      to sums that the first backward allocates
@@ -67,6 +67,7 @@ class Reductions(NamedTuple):
     has_separate_biases: bool  # a separate operation adds the experts' biases, and its backward makes their gradients
     table: SharedTable
     element_bytes: tuple[int, int]  # bytes per element of a gradient, of its sum
+    result_bytes: int  # bytes per element of a reduction's result, with what it is cast from
 
     @property
     def is_bucketed(self) -> bool:
@@ -210,8 +211,9 @@ class Reductions(NamedTuple):
                 (freed * made_bytes // sum_bytes, sums_bytes - freed) if copies_made else (0, sums_bytes)
             )
             shard_after = shard_bytes if copies_made else shard_bytes - freed
+            leaving = sum(part.updated_numel for part in unit.parts if part.offloaded) * self.result_bytes
             return GradientChange(
-                sums_before + wait_bytes + freed + max(made_bytes_freed, shard_after),
+                sums_before + wait_bytes + freed + max(made_bytes_freed, shard_after, leaving),
                 sums_before + shard_after,
                 wait_bytes,
             )
@@ -279,19 +281,23 @@ def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
             release = "next_copy"
         elif "dp" in stack.overlap and (kernel_facts.overlaps_each_reduction or not reduces_every_backward):
             release = "next_reduction"
-    n_buckets = (2 if "dp" in stack.overlap else 1) if layout.shards > 1 and zero_policy.weights_stay else 0
+    has_buckets = zero_policy.weights_stay and (layout.shards > 1 or runs_zero_alone(layout, job))
+    n_buckets = (2 if "dp" in stack.overlap else 1) if has_buckets else 0
+    reduced_width = count_reduced_width(layout, job)
+    summed_width = job.precision.summed_bytes
     return Reductions(
         keeps_unsharded=gradients_stay,
         every_micro_batch=reduces_every_backward,
         destination=destination,
         release=release,
-        bucket_bytes=n_buckets * stack.reduce_bucket * job.precision.summed_bytes,
+        bucket_bytes=n_buckets * stack.reduce_bucket * summed_width,
         reduces_experts_midway=kernel_facts.reduces_experts_midway and not bucketed,
         has_separate_biases=kernel_facts.separate_biases
         and counts.model.moe is not None
         and counts.model.moe.expert_bias,
         table=_find_shared_table(counts, layout),
-        element_bytes=(job.precision.table_gradients_bytes, job.precision.summed_bytes),
+        element_bytes=(job.precision.table_gradients_bytes, summed_width),
+        result_bytes=reduced_width + (summed_width if reduced_width != summed_width else 0),
     )
 
 

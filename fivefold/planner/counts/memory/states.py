@@ -19,6 +19,8 @@ from fivefold.layout.sharding import (
     count_padded_numel,
     get_policy,
     is_gemm_weight,
+    offloads_buckets,
+    runs_zero_alone,
     select_trained,
     shard_numel,
     shard_weight,
@@ -79,8 +81,8 @@ def count_part_states(
 ) -> UnitStates:
     """Return the states of one part (dense, experts) of a unit on the rank with the largest shards.
 
-    ``unsharded``: the unit's unsharded weights. Of ``layout`` only the ZeRO stage matters, whether it shards, and
-    whether it has pipeline stages.
+    ``unsharded``: the unit's unsharded weights. Of ``layout`` only the ZeRO stage matters, whether it shards, whether
+    it has pipeline stages or several micro-batches, and what it offloads.
     """
     if trains_saved_modules(unit, job):
         job = job.replace(precision=job.saved_precision)
@@ -91,6 +93,7 @@ def count_part_states(
     # frozen weights are sharded where gathered weights are freed, and have no gradients or states
     keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
     shards_frozen = keeps_copy or not zero_policy.weights_stay
+    is_alone = runs_zero_alone(layout, job)
     frozen = count_frozen_bytes(
         all_weights,
         shards=shards if shards_frozen else 1,
@@ -101,7 +104,8 @@ def count_part_states(
     padded = count_padded_numel(unit, shards=shards)
     shard_numel_padded = padded // shards
     weights_bytes = count_kept_gathered_bytes(unit, shards=shards, recipe=recipe)
-    stays_gathered = shards == 1 and not zero_policy.weights_stay  # experts without replicas stay gathered
+    # experts without replicas stay gathered
+    stays_gathered = shards == 1 and not zero_policy.weights_stay and not is_alone
     gathers_fp8 = recipe.gathers == "fp8" and any(map(is_gemm_weight, unit.weights))
     has_own_shard = (
         gathers_fp8 or keeps_copy or not recipe.sends_masters or not (zero_policy.weights_stay or stays_gathered)
@@ -125,7 +129,7 @@ def count_part_states(
     offloads_optimizer = "optimizer" in layout.list_offloaded(job)
     offloads_parameters = "parameters" in layout.list_offloaded(job)
     shard_bytes = shard_numel_padded * count_reduced_width(layout, job)
-    reduced_bytes = padded * recipe.summed_bytes if shards == 1 else shard_bytes
+    reduced_bytes = padded * recipe.summed_bytes if shards == 1 and not is_alone else shard_bytes
     bytes_per_element = recipe.updated_bytes if has_own_shard else 0  # per element of this rank's shard
     gathers_copies = job.stack.zero3_gather == "weights" and not (zero_policy.weights_stay or recipe.sends_masters)
     if gathers_copies and not stays_gathered:  # DeepSpeed has 16-bit shards next to the masters
@@ -136,18 +140,25 @@ def count_part_states(
         bytes_per_element = 0 if offloads_optimizer else recipe.updated_bytes
     elif offloads_parameters:  # this rank's shards come to the device for each gather, and gradients leave it
         offloaded_bytes = frozen.shard + shard_numel_padded * recipe.updated_bytes
+        if is_alone:  # its weights come one after another, each is cast and copied
+            copied = max((weight.numel for weight in all_weights.weights), default=0)
+            is_cast = recipe.updated_bytes != recipe.high_precision_bytes
+            gather_buffers = copied * (recipe.updated_bytes + is_cast * recipe.high_precision_bytes)
+        else:
+            gather_buffers += offloaded_bytes
         return UnitStates(
             gathered=weights_bytes + frozen.gathered,
             separate=frozen.scales,
             sums=padded * recipe.summed_bytes,
-            gather_buffers=gather_buffers + offloaded_bytes,
+            gather_buffers=gather_buffers,
             updated_numel=shard_numel_padded,
             offloaded=offloaded_bytes,
         )
     frozen_bytes = weights_bytes + frozen.gathered if stays_gathered else frozen.shard * shards_frozen
     gradients_leave = zero_policy.gradients_stay or offloads_gradients(layout, job)
+    is_gathered = not (stays_gathered or computes_with_shard(layout, job))
     return UnitStates(
-        gathered=0 if stays_gathered else weights_bytes + frozen.gathered,
+        gathered=weights_bytes + frozen.gathered if is_gathered else 0,
         separate=shard_numel_padded * bytes_per_element
         + (0 if offloads_parameters else frozen_bytes)
         + frozen.scales
@@ -162,11 +173,26 @@ def count_part_states(
     )
 
 
-def offloads_gradients(layout: Layout, job: Job) -> bool:
-    """Tell whether reduced gradients are accumulated in host memory: under DeepSpeed's ZeRO-3 with the optimizer there.
+def computes_with_shard(layout: Layout, job: Job) -> bool:
+    """Tell whether the only rank of ZeRO-3 computes with its shards, which are the weights.
 
-    Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage3.py, grad_partitions_flat_buffer.
+    Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/partition_parameters.py, NoGatherCoalescedHandle.
     """
+    is_alone = runs_zero_alone(layout, job) and not get_policy(layout, job).weights_stay
+    return is_alone and "parameters" not in layout.list_offloaded(job)
+
+
+def offloads_gradients(layout: Layout, job: Job) -> bool:
+    """Tell whether the optimizer's gradients are in host memory, as under DeepSpeed's ZeRO with the optimizer there.
+
+    Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage3.py, grad_partitions_flat_buffer;
+    stage_1_and_2.py, single_partition_of_fp32_groups.
+    """
+    return offloads_partitions(layout, job) or offloads_buckets(layout, job)
+
+
+def offloads_partitions(layout: Layout, job: Job) -> bool:
+    """Tell whether reduced gradients are accumulated in host memory after each reduction: DeepSpeed's ZeRO-3 does."""
     by_weight = job.stack.zero3_gather == "weights" and not get_policy(layout, job).weights_stay
     return by_weight and "optimizer" in layout.list_offloaded(job)
 
@@ -175,12 +201,18 @@ def count_sent_gradient_width(layout: Layout, job: Job) -> int:
     """Return the bytes of an element of reduced gradients that cross the link to the host after each reduction.
 
     DeepSpeed copies a shard to the host and back: it is summed, and its norm computed, on the device (stage3.py,
-    partition_grads).
+    partition_grads). Its ZeRO-2 does so to sum gradients of several micro-batches (stage_1_and_2.py,
+    async_accumulate_grad_in_cpu_via_gpu); those of the last leave with the update (``count_update_link_bytes``).
     """
-    if offloads_gradients(layout, job):
+    if offloads_partitions(layout, job) or accumulates_on_host(layout, job):
         return 2 * count_reduced_width(layout, job)
     is_sent = "parameters" in layout.list_offloaded(job) and job.stack.offloads_with_parameters
     return count_reduced_width(layout, job) if is_sent else 0
+
+
+def accumulates_on_host(layout: Layout, job: Job) -> bool:
+    """Tell whether DeepSpeed's ZeRO-2 sums the gradients of several micro-batches in host memory."""
+    return offloads_buckets(layout, job) and layout.zero == 2 and layout.micro_batches(job) > 1
 
 
 def count_reduced_width(layout: Layout, job: Job) -> int:

@@ -16,6 +16,7 @@ from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.questions import search_longest_sequence
+from fivefold.planner.search import search
 from fivefold.planner.search.rejections import find_fixes
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.record import UserError
@@ -103,7 +104,7 @@ def test_offloaded_parameters_cross_the_link_to_the_host_with_every_gather() -> 
     ("text", "changes", "words"),
     [
         ("dp8 zero1 mbs1", {}, "offload=parameters is not modelled with zero1"),
-        ("dp1 zero3 mbs1", {"stack": "deepspeed"}, "offload=parameters is not modelled with zero3 on one rank"),
+        ("dp1 zero2 mbs1", {"stack": "deepspeed"}, "offload=parameters is not modelled with zero2; use zero3, on one"),
         ("dp8 zero3 mbs1", {"stack": "fsdp2", "objective": "dpo", "sequence": 512}, "objective=dpo without an adapter"),
     ],
 )
@@ -132,6 +133,90 @@ def test_host_memory_is_what_deepspeed_estimates_and_its_buffer_of_gradients(
     (rank,) = count_rank_memory(counts, layout)
     states = rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes
     assert states == pytest.approx(device * LLAMA.parameters / 8, rel=1e-3)
+
+
+ONE_GPU = resolve("h100:1", local=Path("/nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("text", "host", "device"),
+    [
+        ("zero1 mbs64 ac=full offload=optimizer", 16 + 2, 2),
+        ("zero2 mbs1 ac=full offload=optimizer", 16 + 2 + 2, 2),
+        ("zero3 mbs1 ac=full offload=optimizer", 16 + 2, 2),
+        ("zero3 mbs1 ac=full offload=optimizer+parameters", 18 + 2, 0),
+    ],
+)
+def test_one_gpu_keeps_what_deepspeed_estimates(text: str, host: int, device: int) -> None:
+    """``host`` and ``device``: bytes of a parameter, with buffers of gradients but those of a largest weight.
+
+    DeepSpeed estimates 16 bytes in host memory, or 18 with weights there, leaves half as much again for buffers, and 2
+    or none on the GPU (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py,
+    estimate_zero2_model_states_mem_needs; stage3.py, estimate_zero3_model_states_mem_needs). ZeRO-1 and -2 send updated
+    weights from a buffer in 16 bits, and sum gradients of several micro-batches in another.
+    """
+    counts, layout = Counts(LLAMA, JOB.replace(stack="deepspeed", precision="bf16-grad16")), Layout.parse(f"dp1 {text}")
+    staging = 2 * LLAMA.vocab * LLAMA.width if layout.zero < 3 else 0
+    result = count_host_bytes(counts, layout, ONE_GPU)
+    assert result == pytest.approx(host * LLAMA.parameters + staging, rel=1e-6)
+    assert result <= 1.5 * (16 if device else 18) * LLAMA.parameters
+    (rank,) = count_rank_memory(counts, layout)
+    states = rank.parameters_bytes + rank.gradients_bytes + rank.optimizer_bytes
+    assert states == device * LLAMA.parameters
+
+
+def test_gradients_of_one_gpu_leave_it_with_their_bucket() -> None:
+    """Llama 3 8B has 15 GiB in 16 bits; its gradients, masters and moments would be 105 GiB more."""
+    job = JOB.replace(stack="deepspeed", precision="bf16-grad16")
+    planner = Planner(model=LLAMA, machine=ONE_GPU, job=job)
+    texts = ("zero0", "zero2", "zero2 offload=optimizer", "zero3 offload=optimizer+parameters")
+    plain, whole, weights, least = (planner.peak_bytes(Layout.parse(f"dp1 mbs1 ac=full {text}")) for text in texts)
+    assert plain > 14 * LLAMA.parameters < whole
+    assert weights < 4 * LLAMA.parameters
+    assert least < weights - 1.9 * LLAMA.parameters + 2 * LLAMA.vocab * LLAMA.width
+
+
+def test_fsdp2_on_one_gpu_copies_each_weight_from_host_memory() -> None:
+    counts = Counts(LLAMA, JOB.replace(stack="fsdp2"))
+    layout = Layout.parse("dp1 zero3 mbs1 ac=full offload=parameters")
+    (rank,) = count_rank_memory(counts, layout)
+    assert (rank.parameters_bytes, rank.gradients_bytes, rank.optimizer_bytes) == (0, 0, 0)
+    assert count_host_bytes(counts, layout, ONE_GPU) == pytest.approx(16 * LLAMA.parameters, rel=1e-6)
+    table = LLAMA.vocab * LLAMA.width  # gathered in 16 bits, its gradient in 16 bits and copied twice in 32
+    assert (2 + 2 + 4) * table < rank.peak_bytes < (2 + 2 + 2 * 4 + 2) * table
+
+
+def test_zero3_updates_group_by_group() -> None:
+    """DeepSpeed's ``sub_group_size`` of 1e9: two copies of its gradients, in 16 and in 32 bits, and of no more."""
+    job = JOB.replace(stack="deepspeed", precision="bf16-grad16", sequence=512)
+    layout = Layout.parse("dp2 zero3 mbs1 ac=full")
+    peaks = {}
+    for size in (0, 1_000_000_000):
+        counts = Counts(LLAMA, job.replace(stack=job.stack.replace(update_group_size=size)))
+        (rank,) = count_rank_memory(counts, layout)
+        assert rank.updated_numel == LLAMA.parameters // 2
+        peaks[size] = rank.peak_bytes
+        joined = rank.joined_numel
+    assert 1_000_000_000 <= joined < 1_000_000_000 + LLAMA.vocab * LLAMA.width // 2
+    assert peaks[0] - peaks[1_000_000_000] > (4 + 2) * (LLAMA.parameters // 2 - joined) // 2
+
+
+@pytest.mark.parametrize(
+    ("stack", "offload", "proposal"),
+    [
+        ("deepspeed", ("optimizer", "parameters"), "zero3 offload=optimizer+parameters"),
+        ("fsdp2", ("parameters",), "zero3 offload=parameters"),
+    ],
+)
+def test_one_gpu_is_searched_and_advised_with_weights_in_host_memory(
+    stack: str, offload: tuple[str, ...], proposal: str
+) -> None:
+    machine, job = resolve("rtx4090:1", local=Path("/nowhere")), JOB.replace(stack=stack, global_batch=16)
+    layout = Layout.parse("dp1 mbs1 ac=full")
+    fixes = [fix.line for fix in find_fixes(Planner(model=LLAMA, machine=machine, job=job, risk=FITS_RISK), layout)]
+    assert fixes[0].startswith(f"{proposal}: ")
+    result = search(model=LLAMA, machine=machine, job=job.replace(offload=offload))
+    assert Layout.parse(result.best[0].step.layout).zero == 3
 
 
 def test_an_update_on_the_host_concatenates_nothing_on_the_device() -> None:
