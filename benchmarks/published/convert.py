@@ -54,7 +54,7 @@ def read(
             for entry in [outcomes] if isinstance(outcomes, Case) else outcomes:
                 seconds = entry.step_seconds or None
                 size = entry.memory_bytes or None
-                sizes = map(len, list_stage_layers(entry.model.layers, entry.layout))
+                sizes = map(len, list_stage_layers(entry.model, entry.layout))
                 kept_out = (halved and is_held_out(row["row_id"])) or 0 in sizes
                 measured = entry._replace(step_seconds=seconds, memory_bytes=size, held_out=entry.held_out or kept_out)
                 yield measured if seconds or size else Excluded(source, entry.row, NOTHING)

@@ -99,7 +99,7 @@ def pipeline(model: Model, job: Job, *, layout: Layout) -> Step:
     kind = SCHEDULES[layout.schedule]
     several = layout.v > 1 or layout.schedule == "zb1p"
     sharded_weights = layout if layout.schedule != "zb1p" else Layout(pp=layout.pp, v=2, schedule="interleaved")
-    layers = list_stage_layers(model.layers, sharded_weights)
+    layers = list_stage_layers(model, sharded_weights)
     held = sharded_weights.pipeline.stages_of_rank(rank, pp=layout.pp, v=sharded_weights.v)
     modules = nn.ModuleList(Decoder(model, seed=job.seed, layers=layers[at]) for at in held)
     stages = [PipelineStage(module, at, len(layers), device) for module, at in zip(modules, held, strict=True)]

@@ -235,7 +235,7 @@ def measure_unit_seconds(
 
     The weight-gradient seconds of a stage (W) are distributed over its units in proportion to the curves.
     """
-    stages = list_stage_layers(counts.model.layers, layout)
+    stages = list_stage_layers(counts.model, layout)
     last = layout.pp * layout.v - 1
     rows_by_run: dict[UnitGroup, list[UnitPasses]] = defaultdict(list)
     for stage, work in enumerate(counts.stage_work(layout)):
@@ -301,7 +301,7 @@ def find_unit(name: str, counts: Counts, layout: Layout) -> UnitGroup:
         return UnitGroup(name, 0, 1) if name == "embed" else counts.head(layout)
     layer = int(name.split()[1])
     kind = counts.kinds[layer]
-    return UnitGroup(kind, counts.example[kind], 1, list_recomputed_layers(counts.model.layers, layout)[layer])
+    return UnitGroup(kind, counts.example[kind], 1, list_recomputed_layers(counts.model, layout)[layer])
 
 
 def _average_points(points: list[UnitPoint]) -> UnitPoint:

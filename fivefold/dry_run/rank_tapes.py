@@ -98,7 +98,7 @@ def _record_rank(
     recorder = TapeRecorder(rank=rank, categories=CATEGORIES, skipped_files=SKIPPED_FILES)
     if table is None:
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
-    stage_layers = list_stage_layers(model.layers, layout)
+    stage_layers = list_stage_layers(model, layout)
     rank_stages = table.rank_stages[group(layout, "pp").place(rank)]
     # a router has counters on the device in every layer, those of other ranks too
     layers = None if model.moe else {layer for stage in rank_stages for layer in stage_layers[stage]}

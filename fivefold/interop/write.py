@@ -63,9 +63,7 @@ def drop_default_stages(layout: Layout, model: Model) -> Layout:
     if sum(layout.stages) != model.layers:
         return layout
     default_layout = layout.replace(stages=())
-    return (
-        default_layout if tuple(map(len, list_stage_layers(model.layers, default_layout))) == layout.stages else layout
-    )
+    return default_layout if tuple(map(len, list_stage_layers(model, default_layout))) == layout.stages else layout
 
 
 def _read_back(written: WrittenConfig, plan: ConfigPlan) -> Reading:

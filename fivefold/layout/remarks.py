@@ -173,6 +173,13 @@ def _describe_uncounted(model: Model, job: Job) -> Iterator[str]:
             f"model {model.name!r}: token ids name the experts of its first {model.moe.hashed_layers} layers, which "
             "count as chosen as evenly as others"
         )
+    if model.moe is not None and model.moe.identity_experts:
+        moe = model.moe
+        yield (
+            f"model {model.name!r}: {moe.computed_per_token} of the {moe.topk} experts of a token are counted as "
+            f"computed, as if chosen evenly among {moe.experts} and {moe.identity_experts} that give it back; "
+            "FLOPs and messages of a run depend on its router"
+        )
     if model.moe is not None and job.adapter is not None:
         yield from _describe_frozen_experts(model, job, job.adapter)
     sparse = model.compressed_sparse_attention

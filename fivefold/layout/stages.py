@@ -4,7 +4,8 @@
 
 Layers are split evenly. If the stages do not divide the layers, middle stages take one more each before the two ends
 do, which also hold embedding and head. With one or two stages more than layers, the last stage has only the head, and
-the first only the embedding, as in Llama 3 405B (arXiv:2407.21783 §3.3.2).
+the first only the embedding, as in Llama 3 405B (arXiv:2407.21783 §3.3.2). Where a layer adds what the one before it
+lends, both are in one stage: pairs of layers are split so (``Model.cut_interval``).
 
 A stage is on pipeline rank ``stage mod pp``; if the schedule is V-shaped, every second round of stages runs backwards
 over the ranks.
@@ -21,9 +22,9 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import resolve_freeze
 
 
-def list_stage_layers(layers: int, layout: Layout) -> tuple[range, ...]:
+def list_stage_layers(model: Model, layout: Layout) -> tuple[range, ...]:
     """Return the layers of each of the pp·v stages, in the order of the model."""
-    return _cut(layout.stages or distribute_evenly(layers, layout.pp * layout.v))
+    return _cut(layout.stages or distribute_evenly(model.layers, layout.pp * layout.v, interval=model.cut_interval))
 
 
 def find_first_backward_stage(model: Model, layout: Layout, job: Job) -> int:
@@ -37,14 +38,15 @@ def find_first_backward_stage(model: Model, layout: Layout, job: Job) -> int:
     if adapter.trains_embedding if adapter is not None else frozen.trains_embedding:
         return 0
     first_layer = 0 if adapter is not None else frozen.first_backward
-    return sum(layers.stop <= first_layer for layers in list_stage_layers(model.layers, layout))
+    return sum(layers.stop <= first_layer for layers in list_stage_layers(model, layout))
 
 
-def list_virtual_stages(layers: int, *, pp: int, most: int) -> list[int]:
+def list_virtual_stages(model: Model, *, pp: int, most: int) -> list[int]:
     """Return numbers above 1 of stages on each of ``pp`` pipeline ranks, for ``most`` stages or fewer.
 
     They are divisors of the layers per rank, rounded up or down, and those that leave an end without layers.
     """
+    layers = model.layers // model.cut_interval
     sizes = {*list_divisors(max(1, layers // pp)), *list_divisors(-(-layers // pp))}
     sizes |= {stages // pp for stages in range(layers + 1, most + 1) if stages % pp == 0}
     return sorted(v for v in sizes if v > 1 and pp * v <= most)
@@ -67,22 +69,22 @@ def list_recomputed_stages(layout: Layout) -> tuple[bool, ...]:
     return tuple(rank < layout.recompute_ranks for rank in ranks)
 
 
-def list_recomputed_layers(layers: int, layout: Layout) -> tuple[bool, ...]:
+def list_recomputed_layers(model: Model, layout: Layout) -> tuple[bool, ...]:
     """Tell for each layer whether it is recomputed: in recomputed stages, every n-th layer under ``ac=full/n``."""
     stages = list_recomputed_stages(layout)
     if not any(stages) or (all(stages) and layout.recompute_every == 1):
-        return (stages[0],) * layers
+        return (stages[0],) * model.layers
     return tuple(
         is_recomputed and layer % layout.recompute_every == 0
-        for stage, is_recomputed in zip(list_stage_layers(layers, layout), stages, strict=True)
+        for stage, is_recomputed in zip(list_stage_layers(model, layout), stages, strict=True)
         for layer in stage
     )
 
 
 @lru_cache(maxsize=1024)
-def distribute_evenly(layers: int, stages: int) -> tuple[int, ...]:
-    """Return the layers of each stage, of which the ends have the fewest."""
-    layers_per_stage, remainder = divmod(layers, stages)
+def distribute_evenly(layers: int, stages: int, *, interval: int = 1) -> tuple[int, ...]:
+    """Return the layers of each stage, multiples of ``interval``, of which the ends have the fewest."""
+    layers_per_stage, remainder = divmod(layers // interval, stages)
     stage_priority = [*range(1, stages - 1), 0, stages - 1] if stages > 2 else list(range(stages))
     larger_stages = set(stage_priority[:remainder])
-    return tuple(layers_per_stage + (stage in larger_stages) for stage in range(stages))
+    return tuple(interval * (layers_per_stage + (stage in larger_stages)) for stage in range(stages))

@@ -29,7 +29,7 @@ from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
 from fivefold.layout.quantized_base import explain_cut_block, explain_cut_experts
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
-from fivefold.layout.stages import find_first_backward_stage
+from fivefold.layout.stages import find_first_backward_stage, list_stage_layers
 from fivefold.layout.text import format_stages
 from fivefold.machine.spec import Machine
 from fivefold.model.mixers.compressed_attention import CompressedAttention
@@ -557,7 +557,7 @@ def _order(layout: Layout, model: Model, runs: SupportedLayouts) -> Iterator[str
 
 def count_max_stages(model: Model, job: Job) -> int:
     """Return the most stages; embedding and head may be stages of their own (Llama 3 405B, arXiv:2407.21783 §3.3.2)."""
-    return model.layers + 2 if job.stack.runs.uneven_stages else model.layers
+    return model.layers // model.cut_interval + 2 * job.stack.runs.uneven_stages
 
 
 def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
@@ -570,7 +570,8 @@ def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         fixes = [f"pp{n}" for n in fewer if layout.world % n == 0][:1]
         fixes += [f"v{n}" for n in range(min(v - 1, most // pp), 1, -1) if layout.pipeline.is_interleaved][:1]
         fix = f"try {' or '.join(fixes)}" if fixes else "lower pp or v"
-        limit = f"layers={layers}" + (", embedding and head" if most > layers else "")
+        limit = f"layers={layers}" + (f"/{model.cut_interval}" if model.cut_interval > 1 else "")
+        limit += ", embedding and head" if job.stack.runs.uneven_stages else ""
         yield f"pp·v={pp * v} stages are more than {limit}; {fix}"
     if pp > 1 and not can_simulate(layout.schedule, pp=pp, v=v, micro_batches=layout.micro_batches(job)):
         micro = layout.micro_batches(job)
@@ -578,6 +579,11 @@ def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         yield f"{micro} micro-batches of pp·v={pp * v} stages are too many to simulate; {fix}"
     if layout.stages and sum(layout.stages) != layers:
         yield f"{format_stages(layout.stages)} hold {sum(layout.stages)} layers, not layers={layers}"
+    elif parted := [stage.start for stage in list_stage_layers(model, layout) if stage.start % model.cut_interval]:
+        yield (
+            f"{format_stages(layout.stages)}: a stage begins with layer {parted[0]} of {model.name}, which adds what "
+            f"the experts of layer {parted[0] - 1} return; use even numbers of layers, or leave stages= out"
+        )
     micro, needed = layout.micro_batches(job), layout.pipeline.min_rounds * pp
     multiple = 2 if layout.pipeline.enters_both_ends else 1
     chunk = layout.dp * layout.mbs

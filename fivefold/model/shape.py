@@ -938,6 +938,11 @@ class ModelShape(Record):
         """Tell whether the output of the experts of the layer before ``layer`` is added at its end."""
         return self.moe is not None and self.moe.shortcut and not self.is_moe(layer)
 
+    @property
+    def cut_interval(self) -> int:
+        """Return the layers between places where a pipeline may be cut: two if the second adds what the first lends."""
+        return 2 if self.moe is not None and self.moe.shortcut else 1
+
     def _has_plain_pairs(self) -> bool:
         """Tell whether the layers are pairs with nothing but a stream from one to the next."""
         is_plain = self.block == "pre" and not (self.mixers or self.feed_forwards or self.layers % 2)

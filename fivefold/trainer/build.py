@@ -174,7 +174,8 @@ def _place_expert_tables(
     module: Transformer, *, job: Job, layout: Layout, stages: Iterable[int], device: torch.device, draws: bool
 ) -> None:
     """Give the tables of token ids that name experts storage on this rank's ``stages``; ``draws``: draw them."""
-    model, layers = module.model, list_stage_layers(len(module.blocks), layout)
+    model = module.model
+    layers = list_stage_layers(model, layout)
     for layer in [layer for stage in stages for layer in layers[stage] if model.hashes_experts(layer)]:
         moe = module.get_submodule(f"{name_block(model, layer)}.moe")
         assert isinstance(moe, Moe)
@@ -320,7 +321,7 @@ def _list_stage_tensors(
     module: Transformer, layout: Layout, stages: Iterable[int]
 ) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield name and tensor of each parameter and buffer of the embedding, blocks and head in ``stages``."""
-    layers = list_stage_layers(len(module.blocks), layout)
+    layers = list_stage_layers(module.model, layout)
     for stage in stages:
         parts = [(f"blocks.{layer}", module.blocks[layer]) for layer in layers[stage]]
         parts += [("embed", module.embed)] * (stage == 0) + [("head", module.head)] * (stage == len(layers) - 1)

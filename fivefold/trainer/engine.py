@@ -85,7 +85,7 @@ class Engine:
         if job.objective == "dpo":
             self.reference_log_probs = self.reference_log_probs.new_zeros(layout.micro_batches(job), layout.mbs)
         self._runs_reference = False
-        self.layers = list_stage_layers(model.layers, layout)
+        self.layers = list_stage_layers(model, layout)
         self.sequences = job.global_batch  # of this step, over all ranks
         self.mtp_depth = model.mtp_depth
         self.scale = 1.0  # factor of each token's loss, so that gradients are of the mean loss

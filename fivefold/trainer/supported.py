@@ -95,7 +95,6 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     _check_moments(job)
     _check_model(model)
     _check_chosen_keys(layout, job, model=model)
-    _check_shortcut(layout, model=model)
 
 
 FROZEN_RECOMPUTES = frozenset({"layer", "core", "norm", "act"})  # what may be recomputed with frozen weights
@@ -229,24 +228,13 @@ def _check_chosen_keys(layout: Layout, job: Job, *, model: Model) -> None:
             f"model {model.name!r}: the trainer does not support mla.indexer.pattern with mtp yet; leave one out; "
             "`predict` estimates both"
         )
-    for layers in list_stage_layers(model.layers, layout):
+    for layers in list_stage_layers(model, layout):
         attending = [layer for layer in layers if model.has_attention(layer) and not model.has_window(layer)]
         if attending and not model.has_indexer(attending[0]):
             raise UserError(
                 f"layout {str(layout)!r}: a pipeline stage begins with layer {attending[0]} of {model.name}, which "
                 "attends to the keys that an earlier stage chose, and the trainer does not send these; use pp1, or "
                 "stages=... that begin with layers that choose keys; `predict` estimates it"
-            )
-
-
-def _check_shortcut(layout: Layout, *, model: Model) -> None:
-    """Raise a ``UserError`` if a pipeline stage begins with a layer that adds the output of experts before it."""
-    for layers in list_stage_layers(model.layers, layout):
-        if layers and model.adds_lent_experts(layers[0]):
-            raise UserError(
-                f"layout {str(layout)!r}: a pipeline stage begins with layer {layers[0]} of {model.name}, at whose end "
-                "the output of the experts of the layer before is added, and the trainer does not send it; use pp1, or "
-                "stages=... with even numbers of layers; `predict` estimates it"
             )
 
 

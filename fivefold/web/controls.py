@@ -8,7 +8,7 @@ values that divide.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from math import log2
 from typing import Any, NamedTuple, get_args
@@ -25,6 +25,7 @@ from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
 from fivefold.layout.stages import distribute_evenly
 from fivefold.layout.text import format_stages
 from fivefold.layout.validity import count_max_stages, list_inexpressible, list_reasons, list_unwritten
+from fivefold.model.spec import Model
 from fivefold.planner.compare import with_precision, with_stack
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS, WRAPPED_STACKS
@@ -199,21 +200,23 @@ def _list_values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[
     if field == "v":
         return _select_buttons(range(1, 9), most=max(1, most_stages // layout.pp), now=current) if layout.pp > 1 else []
     if field == "stages":
-        return _list_stage_sizes(model.layers, layout)
+        return _list_stage_sizes(model, layout)
     if field == "ep":
         return _select_buttons(list_divisors(model.moe.experts), most=ranks, now=current) if model.moe else []
     most = {"tp": min(ranks, 64), "cp": min(ranks, 64), "pp": min(ranks, most_stages), "dp": ranks}[field]
     return _select_buttons(list_divisors(ranks), most=most, now=current)
 
 
-def _list_stage_sizes(layers: int, layout: Layout) -> list[tuple[int, ...]]:
+def _list_stage_sizes(model: Model, layout: Layout) -> list[tuple[int, ...]]:
     """Return the layers per stage that are offered: even, one less or none at the ends, the current ones."""
-    stages = layout.pp * layout.v
-    if layout.pp == 1 or stages > layers + 2:
+    stages, interval = layout.pp * layout.v, model.cut_interval
+    if layout.pp == 1 or stages > model.layers // interval + 2:
         return []
-    first, *middle, last = distribute_evenly(layers + 2, stages)
-    offered = [(first - 1, *middle, last - 1), (0, *distribute_evenly(layers, stages - 2), 0)] if stages > 2 else []
-    even = distribute_evenly(layers, stages)
+    distribute = partial(distribute_evenly, interval=interval)
+    first, *middle, last = distribute(model.layers + 2 * interval, stages)
+    without_layers = (0, *distribute(model.layers, stages - 2), 0) if stages > 2 else ()
+    offered = [(first - interval, *middle, last - interval), without_layers] if stages > 2 else []
+    even = distribute(model.layers, stages)
     return [*dict.fromkeys([(), *(sizes for sizes in offered if sizes != even), layout.stages])]
 
 

@@ -115,6 +115,9 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "clamped experts": lambda model: model.activation == "clamped_swiglu",
     "weighed inputs": lambda model: model.moe is not None and model.moe.router_weight_on == "inputs",
     "drawn experts": lambda model: model.draws_experts,
+    "identity experts": lambda model: model.moe is not None and model.moe.identity_experts > 0,
+    "shortcut": lambda model: model.moe is not None and model.moe.shortcut,
+    "scaled latents": lambda model: model.mla is not None and model.mla.scaled != "none",
     "experts next to an mlp": lambda model: model.moe is not None and model.moe.joins_mlp,
     "masks from values": lambda model: model.dynamic_mask is not None,
     "factors of the stream": lambda model: model.residual_weights,
@@ -263,10 +266,13 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = _add_pairs_of_heads(random.Random(f"{number} pairs"), model, layout=layout, job=job)
         model = _add_drawn_experts(random.Random(f"{number} routers"), model, layout=layout, job=job)
         model = _add_joined_experts(random.Random(f"{number} joined experts"), model, layout=layout, job=job)
+        model, layout = _add_shortcut(random.Random(f"{number} shortcut"), model, layout=layout, job=job)
         model, job = _add_indexer(random.Random(f"{number} indexer"), model, layout=layout, job=job)
         model = _add_streams(random.Random(f"{number} streams"), model, layout=layout, job=job)
         model = _add_limits(random.Random(f"{number} limits"), model, layout=layout, job=job)
         model = _add_masks_from_values(random.Random(f"{number} masks"), model, layout=layout, job=job)
+    model = _add_identity_experts(random.Random(f"{number} identity"), model, layout=layout, job=job)
+    model = _add_scaled_latents(random.Random(f"{number} latents"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
 
@@ -339,6 +345,45 @@ def _add_joined_experts(chance: random.Random, model: Model, *, layout: Layout, 
     return next(filter(None, fitting), model)
 
 
+def _add_identity_experts(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some of the models with experts that give tokens back, without what that excludes, where that is legal."""
+    if model.moe is None or chance.random() > 0.3:
+        return model
+    moe = model.moe.replace(groups=1, topk_groups=1, capacity=None, expert_bias=False)
+    moe = _replace_if_valid(moe, {"identity_experts": chance.choice((1, 2, 5))})
+    return model if moe is None else _replace_if_legal(model, {"moe": moe}, layout=layout, job=job) or model
+
+
+def _add_shortcut(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> tuple[Model, Layout]:
+    """Return some models whose experts' output is added a layer later, with twice the layers, where that is legal."""
+    if model.moe is None or chance.random() > 0.35:
+        return model, layout
+    moe = model.moe.replace(joined_norms=False, dense_layers=0, joins_mlp=True, pattern=(True, False))
+    excluded: dict[str, Any] = {
+        "block": "pre",
+        **dict.fromkeys(("mtp", "hyper_connections", "per_layer_inputs", "altup", "laurel_rank", "shared_kv_ffn")),
+        **dict.fromkeys(("mixers", "feed_forwards", "gate_sparsity"), ()),
+        **dict.fromkeys(("short_conv", "gated_delta_net", "kimi_delta", "lightning", "rg_lru", "mamba", "mamba2")),
+        **dict.fromkeys(("pre_norm_mixers", "joins_mamba2"), False),
+        "multipliers": None,
+        "shared_kv_layers": 0,
+    }
+    layout = layout.replace(stages=tuple(2 * size for size in layout.stages))
+    fields = {**excluded, "layers": 2 * model.layers, "moe": moe.replace(shortcut=True)}
+    changed = _replace_if_legal(model, fields, layout=layout, job=job)
+    return (model, layout) if changed is None else (changed, layout)
+
+
+def _add_scaled_latents(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some latent models with factors on their latents or queries, where that is legal."""
+    if model.mla is None or chance.random() < 0.5:
+        return model
+    mla = model.mla.replace(q_rank=model.mla.q_rank or 22, scaled="latents")
+    if mla.indexer is None:
+        mla = mla.replace(scaled=chance.choice(("latents", "queries")))
+    return _replace_if_legal(model, {"mla": mla}, layout=layout, job=job) or model
+
+
 def _add_indexer(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> tuple[Model, Job]:
     """Return some latent models with an indexer of keys in some layers, without what that excludes, where legal."""
     if model.mla is None or chance.random() > 0.35:
@@ -404,6 +449,13 @@ def _add_limits(chance: random.Random, model: Model, *, layout: Layout, job: Job
         moe = moe.replace(clamp=0.02)
         moe = moe.replace(score="sqrtsoftplus") if moe.score == "sigmoid" else moe
     return _replace_if_legal(model, {"mlp_clamp": 0.02, "moe": moe}, layout=layout, job=job) or model
+
+
+def _replace_if_valid(moe: MoE, fields: dict[str, Any]) -> MoE | None:
+    try:
+        return moe.replace(**fields)
+    except ValueError:
+        return None
 
 
 def _replace_if_legal(model: Model, fields: dict[str, Any], *, layout: Layout, job: Job) -> Model | None:
@@ -521,7 +573,7 @@ def _add_preferences(case: Drawn, chance: random.Random) -> Drawn:
 def _empty_ends(case: Drawn, chance: random.Random) -> Drawn:
     """Return a pipeline whose first or last stage, or both, have no layers, as the next ones take them, if legal."""
     layout, ends = case.layout, chance.choice(((), (), (0,), (-1,), (0, -1)))
-    sizes = [len(stage) for stage in list_stage_layers(case.model.layers, layout)]
+    sizes = [len(stage) for stage in list_stage_layers(case.model, layout)]
     if len(sizes) < 3 or not ends:
         return case
     for end in ends:

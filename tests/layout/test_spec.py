@@ -374,15 +374,29 @@ def cause(refusal: str) -> str:
     return "tp" if re.match(r"(heads|ffn|kv_heads)=", text) else text
 
 
+def test_a_pipeline_does_not_cut_a_pair_of_layers() -> None:
+    """The second layer of a pair adds what the experts of the first return (LongCat-Flash)."""
+    moe = MoE(experts=4, topk=1, ffn=16, joins_mlp=True, shortcut=True, pattern=(True, False))
+    model, job = MODEL.replace(layers=12, moe=moe), JOB.replace(global_batch=64)
+    layout = Layout.parse("pp4 stages=2-4x2-2")
+    refuse(layout, model=model, job=job)
+    assert list_stage_layers(model, Layout.parse("pp4")) == list_stage_layers(model, layout)
+    assert [len(stage) for stage in list_stage_layers(model, Layout.parse("pp8"))] == [0, *[2] * 6, 0]
+    with pytest.raises(UserError, match=r"stages=3x4: a stage begins with layer 3 .*; use even numbers of layers"):
+        refuse(Layout.parse("pp4 stages=3x4"), model=model, job=job)
+    with pytest.raises(UserError, match="pp·v=12 stages are more than layers=12/2, embedding and head; try pp2 or v2"):
+        refuse(Layout.parse("pp4 v3"), model=model, job=job)
+
+
 def test_embedding_and_head_may_be_stages_of_their_own() -> None:
     """As in Llama 3 405B, arXiv:2407.21783 §3.3.2; with one stage less, the embedding's has a layer."""
     model, job = MODEL.replace(layers=126), JOB.replace(global_batch=2048)
     layout = Layout.parse("dp16 pp16 v8 interleaved")
     refuse(layout, model=model, job=job, machine=with_ranks(MACHINE, 256))
-    sizes = [len(stage) for stage in list_stage_layers(126, layout)]
+    sizes = [len(stage) for stage in list_stage_layers(model, layout)]
     assert sizes == [0, *[1] * 126, 0]
     assert Layout.parse("dp16 pp16 v8 stages=0-1x126-0").stages == tuple(sizes)
-    assert [len(stage) for stage in list_stage_layers(127, layout)] == [*[1] * 127, 0]
+    assert [len(stage) for stage in list_stage_layers(model.replace(layers=127), layout)] == [*[1] * 127, 0]
     job = job.replace(stack=Stack(name="mine", runs=SupportedLayouts(uneven_stages=False)))
     with pytest.raises(UserError, match="pp·v=128 stages are more than layers=126; try pp8 or v7"):
         refuse(layout, model=model, job=job, machine=with_ranks(MACHINE, 256))

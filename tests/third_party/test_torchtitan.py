@@ -89,4 +89,4 @@ def test_torchtitan_distributes_layers_over_stages_as_we_do(tmp_path: Path, monk
         config = parse_plan(ConfigPlan(model, layout, Job(sequence=2048, global_batch=16)), tmp_path, monkeypatch)
         parts = config.parallelism.module_fqns_per_model_part or generate(layout.pp * layout.v, model.layers, 1, 1)
         sizes = [sum(name.startswith("layers.") for name in part) for part in parts]
-        assert sizes == [len(item) for item in list_stage_layers(model.layers, layout)]
+        assert sizes == [len(item) for item in list_stage_layers(model, layout)]

@@ -111,11 +111,3 @@ def test_lightning_attention_has_no_activation_with_weights() -> None:
     check_supported(Layout(), Job(), model=model)
     with pytest.raises(UserError, match="xielu within lightning attention"):
         check_supported(Layout(), Job(), model=model.replace(activation="xielu"))
-
-
-def test_a_stage_that_begins_within_a_pair_of_layers_is_rejected() -> None:
-    moe = MoE(experts=4, topk=1, ffn=16, joins_mlp=True, shortcut=True, pattern=(True, False))
-    model = build_model("nano").replace(layers=4, moe=moe)
-    check_supported(Layout.parse("pp2"), Job(), model=model)
-    with pytest.raises(UserError, match="a pipeline stage begins with layer 1 of nano"):
-        check_supported(Layout.parse("pp4"), Job(), model=model)

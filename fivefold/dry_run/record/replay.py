@@ -55,7 +55,7 @@ def replay_equal_blocks(built: Built, *, model: Model, layout: Layout, job: Job,
     """
     split = any(action.kind in ("B", "W") for row in built.table.rows for action in row)
     known_recordings: dict[Hashable, dict[bool, BlockRecording] | None] = {}
-    is_recomputed = list_recomputed_layers(model.layers, layout)
+    is_recomputed = list_recomputed_layers(model, layout)
     kinds = list_kinds(model, job)
     # blocks that hand on more than the stream, or read more, are run
     is_replayable = (

@@ -140,13 +140,13 @@ def emit_parallelism(plan: ConfigPlan) -> dict[str, Any]:
         else None,
         "use_tp_pp_dp_mapping": layout.order != DEFAULT_ORDER,
         "cp_comm_type": None if layout.cp == 1 else "a2a" if layout.context_parallelism.exchanges_heads else "p2p",
-        **(emit_stages(layout, model.layers) if layout.pp > 1 else {}),
+        **(emit_stages(layout, model) if layout.pp > 1 else {}),
     }
 
 
-def emit_stages(layout: Layout, layers: int) -> dict[str, Any]:
+def emit_stages(layout: Layout, model: Model) -> dict[str, Any]:
     """Return the arguments of virtual stages, and of the layers of each stage unless they are evenly divided."""
-    sizes = [len(stage) for stage in list_stage_layers(layers, layout)]
+    sizes = [len(stage) for stage in list_stage_layers(model, layout)]
     if len(set(sizes)) == 1:
         return {"num_virtual_stages_per_pipeline_rank": layout.v} if layout.v > 1 else {}
     first, *middle, last = ("t" * size for size in sizes)

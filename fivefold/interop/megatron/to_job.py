@@ -344,7 +344,7 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
     """Return virtual stages, and the layers of each stage unless they are evenly divided."""
     if pp == 1:
         return {}
-    v, sizes = _read_stages(values, model.layers, pp)
+    v, sizes = _read_stages(values, model, pp)
     if sum(sizes) != model.layers or min(sizes) < 0 or 0 in sizes[1:-1]:
         raise UserError(
             f"{values.origin}: stages of {'-'.join(map(str, sizes))} layers must have {model.layers} in all, and one "
@@ -352,12 +352,13 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
         )
     fields: dict[str, Any] = {"layout.v": v, "layout.schedule": get_1f1b_name(v)}
     even_layout = Layout.read({"pp": pp, "v": v, "schedule": fields["layout.schedule"]}, origin=values.origin)
-    even_sizes = tuple(map(len, list_stage_layers(model.layers, even_layout)))
+    even_sizes = tuple(map(len, list_stage_layers(model, even_layout)))
     return fields if sizes == even_sizes else fields | {"layout.stages": sizes}
 
 
-def _read_stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, ...]]:
+def _read_stages(values: Values, model: Model, pp: int) -> tuple[int, tuple[int, ...]]:
     """Return the virtual stages of each rank, and the layers of each stage if they are not equal."""
+    layers = model.layers
     text = values["pipeline_model_parallel_layout"]
     if text:
         if other := next((key for key in STAGE_KEYS if values[key]), None):  # TransformerConfig.__post_init__
@@ -375,7 +376,7 @@ def _read_stages(values: Values, layers: int, pp: int) -> tuple[int, tuple[int, 
             )
             v = len(sizes) // pp
             even_layout = Layout(pp=pp, v=v, schedule=get_1f1b_name(v))
-            sizes = tuple(map(len, list_stage_layers(layers, even_layout)))
+            sizes = tuple(map(len, list_stage_layers(model, even_layout)))
         return len(sizes) // pp, sizes
     per_stage = values["num_layers_per_virtual_pipeline_stage"]
     v = values["num_virtual_stages_per_pipeline_rank"] or 1

@@ -185,7 +185,7 @@ def emit_sharding(plan: ConfigPlan) -> tuple[int, int]:
 def emit_stages(plan: ConfigPlan, *, head: str) -> list[list[str]] | None:
     """Return the modules of each stage, or None if torchtitan's default division gives the same."""
     layout, layers = plan.layout, plan.model.layers
-    stage_indices = list_stage_layers(layers, layout)
+    stage_indices = list_stage_layers(plan.model, layout)
     sizes = tuple(map(len, stage_indices))
     usual_stages = layout.pp * (1 if layout.pipeline.stages_per_rank == 1 else 2)
     if (

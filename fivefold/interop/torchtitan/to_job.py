@@ -217,7 +217,7 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
         raise UserError(f"{values.origin}: {name} does not run {v} stages per rank; use {alternative}")
     fields: dict[str, Any] = {"layout.schedule": SCHEDULES[name], "layout.v": v}
     even_layout = Layout.read({"pp": pp, "v": v, "schedule": SCHEDULES[name]}, origin=values.origin)
-    even_sizes = tuple(map(len, list_stage_layers(model.layers, even_layout)))
+    even_sizes = tuple(map(len, list_stage_layers(model, even_layout)))
     return fields if sizes == even_sizes else fields | {"layout.stages": sizes}
 
 

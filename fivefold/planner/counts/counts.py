@@ -366,8 +366,8 @@ class Counts:
         """Return the units of each of the pp·v stages, in model order, as groups of units equal in memory."""
         key = self.make_stage_key(layout)
         if key not in self._groups:
-            stages = list_stage_layers(self.model.layers, layout)
-            recomputed_flags = list_recomputed_layers(self.model.layers, layout)
+            stages = list_stage_layers(self.model, layout)
+            recomputed_flags = list_recomputed_layers(self.model, layout)
             self._groups[key] = tuple(
                 self._stage(layers, layout, recomputed_flags, first=index == 0, last=index == len(stages) - 1)
                 for index, layers in enumerate(stages)
@@ -378,8 +378,8 @@ class Counts:
         """Return the distinct units of each stage and their number; layers with and without a window are distinct."""
         key = self.make_stage_key(layout)
         if key not in self._work:
-            stages = list_stage_layers(self.model.layers, layout)
-            recomputed_flags = list_recomputed_layers(self.model.layers, layout)
+            stages = list_stage_layers(self.model, layout)
+            recomputed_flags = list_recomputed_layers(self.model, layout)
             stage_units = []
             for index, layers in enumerate(stages):
                 tally = Counter((self.kinds[layer], recomputed_flags[layer]) for layer in layers)

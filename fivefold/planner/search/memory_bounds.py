@@ -125,13 +125,12 @@ def _list_stage_blocks(
     counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
 ) -> list[list[int]]:
     """Return the index into ``runs`` of each block of each stage."""
-    layers = counts.model.layers
     layout = build_pipeline_layout(shape, recompute_every=recompute_every)
-    is_recomputed = list_recomputed_layers(layers, layout)
+    is_recomputed = list_recomputed_layers(counts.model, layout)
     block_index = {make_column_key(run): index for index, run in enumerate(runs)}
     return [
         [block_index[counts.kinds[layer], is_recomputed[layer]] for layer in stage]
-        for stage in list_stage_layers(layers, layout)
+        for stage in list_stage_layers(counts.model, layout)
     ]
 
 

@@ -142,7 +142,7 @@ def _list_changes(layout: Layout, planner: Planner, *, uneven: bool) -> Iterator
 
 def _list_schedules(layout: Layout, planner: Planner) -> Iterator[Layout | None]:
     model = planner.model
-    stage_counts = list_virtual_stages(model.layers, pp=layout.pp, most=count_max_stages(model, planner.job))
+    stage_counts = list_virtual_stages(model, pp=layout.pp, most=count_max_stages(model, planner.job))
     for name, pipeline in PIPELINE_SCHEDULES.items():
         for v in stage_counts if pipeline.stages_per_rank is None else (pipeline.stages_per_rank,):
             yield change(layout, schedule=name, v=v, stages=layout.stages if v == layout.v else ())

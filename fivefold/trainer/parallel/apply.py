@@ -85,7 +85,7 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
     attach_tf32(module, job, device=ranks.device)
     compiled = _make_compiler(table) if job.stack.is_compiled else None
     attach = partial(recompute.attach, groups=layout.recomputed_operations, compiled=compiled)
-    is_recomputed = list_recomputed_layers(model.layers, layout)
+    is_recomputed = list_recomputed_layers(model, layout)
     attach((module.blocks[layer], is_recomputed[layer]) for layer in module.layers)
     for mtp_module in module.head.mtp:
         attach_float8(mtp_module, job)

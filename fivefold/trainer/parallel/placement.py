@@ -61,7 +61,7 @@ class ShardPlacement:
     def units(self) -> list[ZeroUnit]:
         """Build all units of this rank, in the order of its stages; allocates their parameters, not initialized."""
         rank_stages = self.table.rank_stages[self.ranks["pp"].rank]
-        layers = list_stage_layers(self.model.layers, self.layout)
+        layers = list_stage_layers(self.model, self.layout)
         last = self.table.stages - 1
         zero_units = list[ZeroUnit]()
         freezes = self.job.freezes_text

@@ -564,11 +564,12 @@ def test_a_ring_holds_the_gradients_of_unrotated_keys_until_their_deferred_produ
     assert list_miscounts(Drawn(ON_CPUS, model, layout, FP32.replace(global_batch=4))) == []
 
 
-LATENT_KINDS = ("latent", "latent, odd", "indexer")
+LATENT_KINDS = ("latent", "latent, odd", "indexer", "scaled latents")
 SCANS = ("gated delta net", "kimi delta", "lightning", "mamba", "mamba2", "negative eigenvalues", "rg lru",
          "short convolution")  # fmt: skip
 MIXTURES_OF_EXPERTS = ("biased experts", "clamped experts", "experts", "gated shared expert", "norm after experts",
-                       "pattern of experts", "weighed inputs", "drawn experts", "experts next to an mlp")  # fmt: skip
+                       "pattern of experts", "weighed inputs", "drawn experts", "experts next to an mlp",
+                       "identity experts", "shortcut")  # fmt: skip
 ROTATIONS = ("not all rotate", "scaled rope", "sliding base")
 LENT_KEYS = ("shared keys", "wide shared layers")
 INPUTS_OF_LAYERS = ("altup", "per-layer inputs")
@@ -582,6 +583,9 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("biased experts",), ("weighed inputs",)),
     (("drawn experts",), ("adapters",)),
     (("experts next to an mlp",), ("adapters", "clamped experts", "freeze")),
+    (("identity experts",), ("adapted experts", "biased experts", "drawn experts")),
+    (("shortcut",), (*SCANS, *LENT_KEYS, *INPUTS_OF_LAYERS, "adapters", "clamped experts", "freeze", "half layers",
+                     "joined mamba2", "mtp", "norms by mixer", "normed stream", "parallel block", "post norm")),
     (("masks from values",), (*LATENT_KINDS, *LENT_KEYS, "adapters", "attention dropout", "bias by distance", "chunks",
                               "differential", "documents", "etp", "freeze", "gate by softplus", "gate of heads",
                               "nosp", "output gate", "ring", "sinks", "sliding geometry", "soft caps", "tp",

@@ -23,7 +23,7 @@ def messages() -> dict[str, Message]:
 
 
 def has_empty_end(case: Case) -> bool:
-    return 0 in map(len, list_stage_layers(case.model.layers, case.layout))
+    return 0 in map(len, list_stage_layers(case.model, case.layout))
 
 
 @pytest.mark.parametrize("source", HALVED)

@@ -103,7 +103,7 @@ def test_sources_with_assumptions_are_not_used_in_fits(source: str) -> None:
 
 def test_embedding_and_head_of_llama_3_are_stages_of_their_own() -> None:
     (case,) = cases("llama3_table4").values()
-    sizes = [len(stage) for stage in list_stage_layers(case.model.layers, case.layout)]
+    sizes = [len(stage) for stage in list_stage_layers(case.model, case.layout)]
     assert sizes == [0, *[1] * 126, 0]
     assert case.layout.micro_batches(case.job) == 32
 

@@ -16,7 +16,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import list_stage_layers
+from fivefold.layout.stages import distribute_evenly, list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model, list_names
 from fivefold.model.shape import MLA, MoE
@@ -222,7 +222,7 @@ def count_replica_elements(model: Model, layout: Layout) -> int:
     """Elements on all ranks that together hold the model once, from what each of them says it holds."""
     vocab = pad_vocab(model, Job(), tp=layout.tp)
     total = 0
-    stages = list_stage_layers(model.layers, layout)
+    stages = list_stage_layers(model, layout)
     for index, layers in enumerate(stages):
         held = [weight for layer in layers for weight in list_block_weights(model, layer)]
         held += list(list_embedding_weights(model)) if index == 0 else []
@@ -381,7 +381,7 @@ def test_stages_hold_every_layer_once_and_embedding_and_head_at_the_ends(data: s
     counts, last = Counts(model, Job(sequence=64)), layout.pp * layout.v - 1
     held = list_stages(layout)[: layout.recompute_ranks]
     again = {stage for stages in held for stage in stages} if layout.ac != "none" else set()
-    layers = list_stage_layers(model.layers, layout)
+    layers = list_stage_layers(model, layout)
     assert [layer for stage in layers for layer in stage] == list(range(model.layers))
     assert all(layers)
     sizes = [len(stage) for stage in layers]
@@ -404,6 +404,6 @@ def test_stages_hold_every_layer_once_and_embedding_and_head_at_the_ends(data: s
 
 
 def test_the_first_and_last_stage_get_an_extra_layer_last() -> None:
-    assert [len(stage) for stage in list_stage_layers(10, Layout(pp=4, schedule="1f1b"))] == [2, 3, 3, 2]
-    assert [len(stage) for stage in list_stage_layers(11, Layout(pp=4, schedule="1f1b"))] == [3, 3, 3, 2]
-    assert [len(stage) for stage in list_stage_layers(10, Layout.parse("pp2 stages=4-6"))] == [4, 6]
+    assert distribute_evenly(10, 4) == (2, 3, 3, 2)
+    assert distribute_evenly(11, 4) == (3, 3, 3, 2)
+    assert distribute_evenly(12, 4, interval=2) == (2, 4, 4, 2)

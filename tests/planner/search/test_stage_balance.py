@@ -8,8 +8,10 @@ import pytest
 
 from fivefold.adapter import Adapter
 from fivefold.layout.spec import Layout
+from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.where import Where
 from fivefold.machine.spec import Machine
+from fivefold.model.shape import MoE
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.alternatives import explain_choices
@@ -58,6 +60,19 @@ def test_stages_that_cannot_be_balanced_are_unchanged() -> None:
     assert balance(Layout.parse("pp4 v2"), adapted) is None  # a layer each
     job = FEW.replace(stack=Stack(name="mine", runs=SupportedLayouts(uneven_stages=False)))
     assert balance(Layout.parse("pp4"), Planner(model=HEAVY, machine=MACHINE, job=job)) is None
+
+
+def test_pipelines_are_cut_between_pairs_of_layers() -> None:
+    """A layer that adds what the experts of the one before return is in one stage with it (LongCat-Flash)."""
+    moe = MoE(experts=4, topk=1, ffn=16, joins_mlp=True, shortcut=True, pattern=(True, False))
+    model = HEAVY.replace(layers=16, vocab=512_000, moe=moe)
+    balanced = balance(Layout.parse("pp4 mbs1"), Planner(model=model, machine=MACHINE, job=FEW))
+    assert balanced is not None
+    assert {size % 2 for size in balanced.stages} == {0}
+    result = search(model=model, machine=MACHINE, job=FEW, where=Where.parse("pp=4"), uneven=True)
+    layouts = [Layout.parse(row.step.layout) for row in result.best]
+    assert len(layouts) > 1
+    assert not any(stage.start % 2 for layout in layouts for stage in list_stage_layers(model, layout))
 
 
 @pytest.mark.slow

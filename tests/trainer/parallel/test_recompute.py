@@ -73,7 +73,7 @@ class Stack(nn.Module):
                 module.scale = 0.1  # type: ignore[assignment]
         positions, device = torch.arange(TOKENS), torch.device("cpu")
         self.tables = rotary_tables(model, positions=positions, dtype=torch.float32, device=device)
-        again = list_recomputed_layers(len(self.blocks), Layout(ac=ac))
+        again = list_recomputed_layers(model.replace(layers=layers), Layout(ac=ac))
         recompute.attach(
             zip(self.blocks, again, strict=True), groups=Layout(ac=ac).recomputed_operations, compiled=compiled
         )

@@ -295,7 +295,7 @@ def count_expert_table_bytes(model: Model, layout: Layout, *, stages: Collection
     moe = model.moe
     if moe is None or not moe.hashed_layers:
         return 0
-    layers = list_stage_layers(model.layers, layout)
+    layers = list_stage_layers(model, layout)
     hashed = sum(model.hashes_experts(layer) for stage in stages for layer in layers[stage])
     return 4 * hashed * model.vocab * moe.topk
 
