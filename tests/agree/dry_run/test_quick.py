@@ -171,6 +171,7 @@ CASES = (
     Case("mamba", 2, "dp1 mbs1", 4096, 2, "fp32"),  # one on a GPU
     Case("latent, no positions", 4, "dp2 tp2 zero2 mbs2", 192, 8),
     Case("latent, no positions", 4, "dp2 cp2 zero1 mbs2 ac=rope", 192, 8, "fp32"),
+    Case("latent, no positions", 4, "dp2 cp2 zero1 mbs2 ac=rope cp=ulysses", 192, 8, "fp32"),
     Case("ling", 4, "dp2 tp2 zero2 mbs2", 192, 8),
     Case("ling", 4, "dp2 pp2 zb1p zero1 mbs1 ac=norm", 192, 8, "fp32"),
     Case("gated latent", 4, "dp2 tp2 zero3 mbs1 nosp", 192, 8, "fp32"),

@@ -115,7 +115,9 @@ def _choose(
     ]
     if early_stop:
         last = _find_last_saving(ops) if "layer" in recomputed_groups else None
-        marked = _stop_early(marked, frozenset(dropped), last=last, fused=fused)
+        stopped = _stop_early(marked, frozenset(dropped), last=last, fused=fused)
+        # what does not run again keeps no inputs to do so
+        marked = [op if op.recomputed else op._replace(keeps=old.keeps) for op, old in zip(stopped, ops, strict=True)]
     changes = [(new.recomputed, None if new is op else new.keeps) for op, new in zip(ops, marked, strict=True)]
     return _Marks(tuple(changes), frozenset(dropped))
 
