@@ -69,6 +69,7 @@ def score_published(
 
 
 def _print(report: Report, *, excluded: bool, rows: bool, by: Field | None, markdown: bool, json: bool) -> None:
+    """Print the scores: a table, Markdown or JSON, grouped by a field if asked."""
     from benchmarks.published import table as page
     from benchmarks.published.score import summarise
 
@@ -109,6 +110,7 @@ def _halves(sources: tuple[str, ...], *, json: bool) -> None:
 
 
 def _draw(report: Report, folder: Path) -> None:
+    """Write the charts of a report into a folder."""
     from benchmarks.published import charts as published_charts
     from fivefold.record import UserError
     from fivefold.rendering.charts import save

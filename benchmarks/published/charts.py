@@ -78,6 +78,7 @@ def _encode_sources(alt: Any) -> dict[str, Any]:
 
 
 def _rows(points: Sequence[Point]) -> list[dict[str, Any]]:
+    """Return the points as records of a chart, in the unit of their quantity."""
     size = WORDS[points[0][2]][2]
     return [
         {

@@ -60,6 +60,7 @@ def _group_by_quantity(
 
 
 def _measure_coverage(quantity: Quantity, scores: Sequence[Score], cells: Iterable[ErrorCell]) -> Coverage:
+    """Return the share of a source's rows within the intervals that all other sources give."""
     source, comparable = scores[0].source, COMPARABLE_QUANTITIES[quantity]
     others = [cell for cell in cells if cell.quantity in comparable and cell.source != source]
     known: dict[RunClass, Interval | None] = {}

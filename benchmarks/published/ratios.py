@@ -152,6 +152,7 @@ def summarize_pairs(pairs: Iterable[Pair]) -> tuple[KindSummary, ...]:
 
 
 def _summarize(kind: Difference, pairs: Sequence[Pair], all_pairs: Sequence[Pair]) -> KindSummary:
+    """Return the errors of pairs that differ in one kind, and how many lie within their intervals."""
     sources = group_by(pairs, by=lambda pair: pair.source)
     clear = [pair for pair in pairs if abs(pair.measured) > MIN_DIFFERENCE]
     coverage = list(_cover(kind, sources, all_pairs))

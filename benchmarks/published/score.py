@@ -187,6 +187,7 @@ def summarise(scores: Iterable[Score], covered: Iterable[Coverage] = (), *, by: 
 
 
 def _summary(scores: Sequence[Score], *, name: str, covered: Coverage | None) -> Summary:
+    """Return bias, median and worst error of scores, and how well they rank layouts."""
     errors = [score.error for score in scores]
     sizes = [abs(error) for error in errors]
     first = scores[0]

@@ -86,6 +86,7 @@ def _write_markdown(headings: Sequence[str], rows: Iterable[Sequence[str]], *, w
 
 
 def _cells(summaries: Iterable[Summary]) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of the table of sources."""
     for row in summaries:
         yield (
             row.source,
@@ -117,6 +118,7 @@ def ratios_markdown(kinds: Iterable[KindSummary]) -> str:
 
 
 def _ratio_cells(kinds: Iterable[KindSummary]) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of the table of ratios."""
     for row in kinds:
         yield (
             row.kind,

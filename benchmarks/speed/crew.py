@@ -86,6 +86,7 @@ def crew(race: Race, *, against: bool = True) -> Iterator[Mapping[str, partial[T
 
 
 def _rank(rank: int, race: Race, against: bool, store: str, orders: Connection) -> None:
+    """Run steps of one rank, ours or PyTorch's own, as orders arrive."""
     torch.set_num_threads(1)
     world = race.layout.world
     dist.init_process_group("gloo", store=FileStore(store, world), rank=rank, world_size=world)

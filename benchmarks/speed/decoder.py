@@ -59,6 +59,8 @@ class DecoderMlp(nn.Module):
 
 
 class DecoderBlock(nn.Module):
+    """A block of a decoder in plain PyTorch: attention and an MLP, each after a norm."""
+
     def __init__(self, model: Model) -> None:
         super().__init__()
         self.norm1 = nn.RMSNorm(model.width, eps=model.norm_epsilon)

@@ -56,6 +56,7 @@ def ask(question: str, model: str, machine: str, *, limit: int) -> CommandTime:
 
 
 def main() -> None:
+    """Ask a question of every model, number of ranks and chip, and print the processor seconds of each."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--question", choices=QUESTIONS, default="search")
     parser.add_argument("--models", default=",".join(list_names()))

@@ -159,6 +159,8 @@ def _backward(
 
 
 class _NativeRing(torch.autograd.Function):
+    """Ring attention of PyTorch (``torch.distributed.tensor``) as an autograd function."""
+
     @staticmethod
     def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         world: Any = dist.group.WORLD

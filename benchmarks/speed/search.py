@@ -76,6 +76,7 @@ def measure_question(name: str) -> list[tuple[str, str, str]]:
 
 
 def _answer_question(name: str) -> list[tuple[str, str, str]]:
+    """Return the rows of one search: its time, work and answer."""
     model, machine, job, target = RUNS[name]
     before = time.process_time()
     result = search(
@@ -125,6 +126,7 @@ def measure_largest_model() -> list[tuple[str, str, str]]:
 
 
 def main() -> None:
+    """Measure the questions that are named, and print a table or JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--only", default="", help="questions whose name holds this")

@@ -49,6 +49,7 @@ def _rule(row: Row) -> str:
 
 
 def _stack(row: Row) -> Stack:
+    """Return DeepSpeed with the kernels that a row names."""
     attention, _, norms = row["kernel"].partition(", ")
     return build_stack("deepspeed").replace(
         attention="unfused" if attention == "fused" else attention,
@@ -63,6 +64,7 @@ def _stack(row: Row) -> Stack:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, whose model is given by its sizes."""
     heads, pp = read_required_integer(row, "heads"), degree(row, "pp")
     model = Model(
         name=row["model"].lower().replace(" ", "-"),

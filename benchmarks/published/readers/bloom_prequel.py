@@ -52,6 +52,7 @@ def _stages(layers: int, pp: int) -> tuple[int, ...]:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row: a GPT with layers spread over the stages as the source does."""
     model = gpt_of(row, vocab=VOCAB)
     layout = layout_of_row(
         row,

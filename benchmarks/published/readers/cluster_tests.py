@@ -37,6 +37,7 @@ def _stack(row: Row, model: Model, layout: Layout) -> Stack:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, under ZeRO-1."""
     model = apply_printed_shape(find_model(row["model"]), row)
     layout = layout_of_row(row, zero=1, ac=read_recomputation(row))
     return case_of(

@@ -40,6 +40,7 @@ def _seconds(row: Row) -> float:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, with the recomputation of the paper and micro-batches of one sequence."""
     model = apply_printed_shape(resolve("deepseek-v3-mtp"), row)
     layout = layout_of_row(row | {"mbs": "1"}, zero=sharding(row, silent=1), ac="norm+up+rope+act")
     return case_of(

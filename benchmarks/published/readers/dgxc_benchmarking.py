@@ -94,6 +94,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, with the recomputation and the expert degrees of NVIDIA's recipes."""
     model = apply_printed_shape(_model(row), row)
     # nemotron4-340b-synth.yaml: activations_checkpoint_granularity selective, which is the attention core.
     selective = model.name == "nemotron4-340b" and _hydra(row)

@@ -61,6 +61,7 @@ LADDER = {
 
 
 def _rule(row: Row) -> str:
+    """Return why a row is excluded; empty if it is not."""
     method, framework = row["method"], row["framework"]
     if "LoRA" in method or "lora" in method or "LoRA" in row["quantity"]:
         return _rule_of_adapters(row)
@@ -93,6 +94,7 @@ LONGEST_SAMPLE = {"llama2-7b": 1304}  # tokens; resource-tables.md
 
 
 def _adapter_case(row: Row) -> Case:
+    """Return the case of a row on LoRA in litgpt."""
     size, _, name = row["model"].replace(" B ", "B ").partition(" ")
     model = find_model(f"{name} {size}")
     adapter = Adapter(
@@ -119,6 +121,7 @@ def _adapter_case(row: Row) -> Case:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row: a technique of the ladder of one GPU, or an adapter."""
     if row["framework"] == "litgpt" and "LoRA" in row["method"]:
         return _adapter_case(row)
     model = apply_printed_shape(find_model(row["model"]), row)

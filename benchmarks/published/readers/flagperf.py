@@ -28,6 +28,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, in PaddleNLP or Megatron-Core."""
     paddle = row["framework"].startswith("PaddleNLP")
     machines, rate = read_machine(row), number(row, "tokens_per_s_per_gpu")
     memory = number(row, "mem_gb_first_stage") or number(row, "mem_gib_nvidia_smi")

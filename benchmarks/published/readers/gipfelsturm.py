@@ -22,6 +22,7 @@ def _model(row: Row) -> Model:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, timed by its tokens or its FLOPs per second."""
     model, machine = _model(row), read_machine(row)
 
     def seconds(job: Job) -> float:

@@ -79,6 +79,7 @@ def _unscored_peak(row: Row, layout: Layout) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row in bf16, sharded where there are replicas."""
     model, machines = _model(row), _machine(row)
     if number_format(row["precision"]) != "bf16":
         raise UserError(f"precision {row['precision']!r}, of which the source's recipe was not read")

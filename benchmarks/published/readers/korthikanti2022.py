@@ -67,6 +67,7 @@ def _figure_1(row: Row) -> Iterator[Case]:
 
 
 def _case(row: Row, name: str, *, sp: bool, seconds: float | None = None) -> Case:
+    """Return the case ``name`` of a row of a table or a figure, with or without sequence parallelism."""
     if not row["schedule"].startswith("1f1b"):
         raise UserError(f"schedule {row['schedule']!r} is none of the paper's")
     if number_format(row["precision"]) != "fp16":

@@ -26,6 +26,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, with the interleaved schedule of the paper."""
     model = apply_printed_shape(find_model(row["model"]), row)
     machines = read_machine(row)
     known = row | {"mbs": "1", "vp": str(VIRTUAL), "schedule": "interleaved", "recompute": "none"}

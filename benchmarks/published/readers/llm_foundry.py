@@ -65,6 +65,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row; the largest runs used version 2 of FlashAttention."""
     model, stack = model_of(row), build_stack("llm-foundry")
     if "Large Scale" in row["table"] and row["model"] in FLASH2_AT_LARGE_SCALE:
         stack = stack.replace(attention="flash2")

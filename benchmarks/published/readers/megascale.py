@@ -54,6 +54,7 @@ def _stack(steps: int) -> Stack:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, with the virtual stages of the paper."""
     if row["model"] not in VIRTUAL:
         raise UserError(f"model {row['model']!r} is none of the paper's")
     known = row | {"hardware": "A100-80GB", "mbs": "1", "vp": str(VIRTUAL[row["model"]]), "precision": "bf16"}

@@ -52,6 +52,7 @@ def hardware_flops(row: Row) -> float:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, whose tp and pp follow from its model-parallel size."""
     zero = sharding(row, silent=0)
     tp = integer(row, "tp") or (1 if zero == 3 else 8)
     size = read_required_integer(row, "model_parallel_size")

@@ -99,6 +99,7 @@ def _card_rule(name: str, row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, by the recipe of its model."""
     name = row["model"]
     if name.startswith("Moonlight"):
         return _moonlight(row)
@@ -146,6 +147,7 @@ def _llama(row: Row) -> Case:
 
 
 def _make_case(row: Row, *, model: Model, layout: Layout, stack: Stack, recipe: Recipe, sequence: int) -> Case:
+    """Return the case of a row with its measured memory and, if it states one, its time."""
     allocated = number(row, "peak_allocated_gib") * GIB or number(row, "peak_allocated_gb") * 1e9
     milliseconds = number(row, "iteration_ms")
     return case_of(

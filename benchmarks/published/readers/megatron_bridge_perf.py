@@ -174,6 +174,7 @@ def _deepseek_recipe_read(row: Row, stages: int) -> bool:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, with the stages and the recomputation of its recipe."""
     model = apply_printed_shape(model_of(row["model"]), row)
     on = chip(row["hardware"])
     precision = precision_of(row["precision"], chip=on)

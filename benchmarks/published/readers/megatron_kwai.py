@@ -46,6 +46,7 @@ def _rule(row: Row) -> str:
 
 
 def _model(row: Row) -> Model:
+    """Return the model of a row by its name, whose sizes the source's scripts state."""
     if row["model"] not in SHAPES:
         raise UserError(f"the shape of {row['model']!r} is not known")
     layers, width, heads, kv_heads, ffn = SHAPES[row["model"]]
@@ -69,6 +70,7 @@ def _stack(row: Row) -> Stack:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, on hosts with NICs of 100 Gbit/s."""
     where = read_machine(row, nic_gigabits=100, source=NETWORK) if integer(row, "gpus") > 8 else read_machine(row)
     return case_of(
         "megatron_kwai",

@@ -72,6 +72,7 @@ def _stack(row: Row) -> Stack:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, timed by its model FLOPs per second."""
     model = apply_printed_shape(find_model(row["model"]), row)
     machines = cluster(row)
     rate = number(row, "model_tflops_per_gpu") * 1e12

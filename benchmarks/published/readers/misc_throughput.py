@@ -68,6 +68,7 @@ def _cluster(row: Row) -> Machine:
 
 
 def _internevo(row: Row) -> Case:
+    """Return the case of a row of InternEvo, whose ZeRO shards over some of the replicas."""
     if row["model"] != "InternLM 7B":
         raise UserError(f"model {row['model']!r}, whose fields the source does not state")
     group = re.search(r"\((\d+) GPUs\)", row["zero"])
@@ -89,6 +90,7 @@ def _internevo(row: Row) -> Case:
 
 
 def _fms(row: Row) -> Case:
+    """Return the case of a row of fms-fsdp, sharded over all ranks or within a node."""
     model = apply_printed_shape(find_model(row["model"]), row)
     shards = 8 if row["fsdp"] == "HSDP" else None  # within a node
     layout = layout_of_row(row, zero=sharding(row, silent=3), ac=read_recomputation(row), shard_group=shards)

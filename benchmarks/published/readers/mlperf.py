@@ -53,6 +53,7 @@ def _rule(row: Row) -> str:
 
 
 def _stack(row: Row) -> Stack:
+    """Return NeMo with the overlaps and CUDA graphs of a row."""
     overlap: tuple[Axis, ...] = ("dp", "cp", "pp", "tp") if row["tp_comm_overlap"] == "y" else ("dp", "cp", "pp")
     if _is_adapter(row) and (_is_nemo_2(row) or row["release"] == "v4.0" or row["hardware"].startswith("MI")):
         overlap = tuple(axis for axis in overlap if axis != "dp")
@@ -75,6 +76,7 @@ def _recipe(row: Row) -> Recipe:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, with the stages of its submission."""
     model = find_model(row["model"])
     tp, pp = degree(row, "tp"), degree(row, "pp")
     stages: tuple[int, ...] = ()

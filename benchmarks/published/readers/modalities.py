@@ -69,6 +69,7 @@ def _rule(row: Row) -> str:
 
 
 def _model(row: Row) -> Model:
+    """Return the model of a row by its name, whose sizes the source states."""
     if row["model"] not in SHAPES:
         raise UserError(f"the shape of {row['model']!r} is not known")
     layers, width, heads = SHAPES[row["model"]]
@@ -87,6 +88,7 @@ def _model(row: Row) -> Model:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, at its site, sharded over all ranks or within a node."""
     gpus = read_required_integer(row, "gpus")
     where = _build_machine(row["site"], gpus)
     shard_group = NODE if row["sharding"] == "HYBRID_SHARD" else None

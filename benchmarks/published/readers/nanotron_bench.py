@@ -27,6 +27,7 @@ WHOSE = "of which pipeline stage's rank the log has the memory is not stated"
 
 
 def _case(row: Row) -> list[Case]:
+    """Return the cases of a row: its allocated and its reserved memory, which are known of the first rank only."""
     model = ultrascale_playbook.model_of(row)
     layout = layout_of_row(row, zero=sharding(row, silent=0), ac=read_recomputation(row))
     if layout.pp > 1 and layout.v == 1:

@@ -31,6 +31,7 @@ def _read_cluster(row: Row) -> Machine:
 
 
 def _read_message(row: Row) -> Message:
+    """Return the message of a row: its cluster, collective, bytes and seconds."""
     machine = _read_cluster(row)
     if read_required_integer(row, "nodes") * machine.ranks_per_node != machine.ranks:
         raise UserError(f"{machine.ranks} GPUs on {row['nodes']} nodes, where a node has {machine.ranks_per_node}")

@@ -81,6 +81,7 @@ def _route_to_consecutive(model: Model) -> Model:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, with the ZeRO stage and the recomputation of its recipe."""
     recipe = RECIPES[row["model"], row["method"]]
     row = row | {"ep": row["ep"] or recipe.ep}
     model = _route_to_consecutive(apply_printed_shape(find_model(row["model"]), row))

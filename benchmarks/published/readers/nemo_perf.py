@@ -27,6 +27,7 @@ NO_BATCH = "the table of long sequences prints neither the batch nor, without co
 
 
 def _nemotron3(name: str, *, layers: int, width: int) -> Model:
+    """Return a model of Nemotron 3 by its layers and its width."""
     # NVIDIA/NeMo@01d03c1:nemo/collections/llm/recipes (nemotron3_8b, nemotron3_22b); the row's FLOPs/token agree.
     return Model(
         name=name,
@@ -63,6 +64,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, under ZeRO-1."""
     model = apply_printed_shape(_model(row), row)
     layout = layout_of_row(row, zero=1)
     where = cluster(row)

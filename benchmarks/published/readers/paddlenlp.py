@@ -47,6 +47,7 @@ def rule_of(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, timed by its tokens per second."""
     machines, rate = read_machine(row), number(row, "tokens_per_s_per_gpu")
     return case_of(
         "paddlenlp",

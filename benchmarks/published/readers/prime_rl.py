@@ -37,6 +37,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, with the attention and the loss of its job."""
     attention, loss = ATTENTION.get(row["attention"]), LOSS.get(row["job"])
     if attention is None or loss is None:
         raise UserError(f"attention {row['attention']!r} of a {row['job']!r} job was not read")

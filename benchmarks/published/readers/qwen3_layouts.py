@@ -38,6 +38,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, on nodes of as many GPUs as it states."""
     machine = split_into_nodes(read_machine(row), read_required_integer(row, "gpus_per_node"))
     layout = layout_of_row(row, zero=1, sp=degree(row, "tp") == 1, ac=read_recomputation(row))
     attention = "unfused" if row["technique"] == "unfused attention" else "flash"

@@ -66,6 +66,7 @@ def _machine(row: Row) -> Machine:
 
 
 def _case(row: Row) -> list[Case]:
+    """Return the cases of a row: with its allocated and with its reserved memory."""
     model, cp = _model(row), degree(row, "cp")
     layout = layout_of_row(
         row,

@@ -65,6 +65,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, with what its technique compiles, overlaps and casts."""
     if row["recompute"] == "selective":
         raise UserError("recompute is 'selective', which torchtitan does by operation or by layer")
     model = apply_printed_shape(find_model(row["model"]), row)

@@ -42,6 +42,7 @@ def stages_of(model: Model, pp: int) -> tuple[int, ...]:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, timed by its MFU."""
     model = model_of(row)
     layout = layout_of_row(row, zero=sharding(row, silent=0))
     if layout.pp > 1 and layout.v == 1:

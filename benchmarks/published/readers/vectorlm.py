@@ -38,6 +38,7 @@ ADAPTER = Adapter(rank=8, alpha=32, dropout=0.1, targets=("q_proj", "v_proj"))
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, under FSDP."""
     case = case_of(
         "vectorlm",
         row,

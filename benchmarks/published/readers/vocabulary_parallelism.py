@@ -38,6 +38,7 @@ def _read_stages(row: Row) -> tuple[int, ...]:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, timed by its MFU on A100."""
     vocab = read_required_integer(row, "vocab")
     model = gpt_of(row, vocab=vocab).replace(tied_embeddings=False, dropout=0.0)
     where = read_machine(row)

@@ -36,6 +36,7 @@ def cases() -> Iterator[Case | Excluded]:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row: measured on one node, or on many with NICs of 100 Gbit/s."""
     model = gpt_of(row, vocab=VOCAB)
     machines = read_machine(row, nic_gigabits=100, source=NETWORK)
     layout = layout_of_row(row, zero=0, ac=read_recomputation(row), sp=row["tp"] == "1")

@@ -55,6 +55,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, in XTuner or in the Megatron that it is compared with."""
     machines, rate = read_machine(row), number(row, "tokens_per_s_per_gpu")
     if row["table"] == "Megatron MoE":
         model = apply_printed_shape(find_model(row["model"]), row)

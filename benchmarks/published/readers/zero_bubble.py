@@ -34,6 +34,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, whose first and last stage have one layer less."""
     model, pp = gpt_of(row, vocab=32_000), read_required_integer(row, "pp")
     per_stage, rest = divmod(model.layers + 2, pp)
     if rest:
