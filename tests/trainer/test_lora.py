@@ -167,7 +167,7 @@ LAYOUTS = (
         ("dp2 zero3 mbs1 ac=full", LORA.replace(base="int8"), PLAIN),
         ("dp1 mbs8", LORA.replace(base="fp8"), PLAIN),
         *mark_share(
-            12,
+            22,
             [
                 (layout, kind.replace(base=base), PLAIN)
                 for kind in (LORA, DORA)
@@ -176,16 +176,18 @@ LAYOUTS = (
                 for base in ("int8", "fp8")
             ],
         ),
-        ("tp2 mbs4 ac=full", QLORA, WIDE),
         ("tp2 nosp mbs8", LORA.replace(base="int8"), PLAIN),  # without blocks, so any slice
         ("tp4 mbs4", DORA.replace(base="fp8"), WIDE),  # with fewer key heads than ranks
         *mark_share(
             99,
             [
-                (layout, kind.replace(base=base), WIDE)
-                for layout in (*(at for at in LAYOUTS if "tp" in at), "tp2 dp2 zero3 mbs2 ac=full", "tp2 cp2 mbs4")
-                for kind in (LORA, DORA)
-                for base in ("nf4", "int8", "fp8")
+                ("tp2 mbs4 ac=full", QLORA, WIDE),
+                *(
+                    (layout, kind.replace(base=base), WIDE)
+                    for layout in (*(at for at in LAYOUTS if "tp" in at), "tp2 dp2 zero3 mbs2 ac=full", "tp2 cp2 mbs4")
+                    for kind in (LORA, DORA)
+                    for base in ("nf4", "int8", "fp8")
+                ),
             ],
         ),
         ("dp2 zero3 mbs1 ac=norm+act", DORA, PLAIN),

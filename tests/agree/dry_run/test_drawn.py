@@ -57,9 +57,8 @@ def test_random_plans_do_not_deadlock(case: Drawn) -> None:
 
 
 def test_planned_counts_of_random_jobs_equal_the_dry_run() -> None:
-    few = [case for case in itertools.islice(draw_cases(5, worlds=(1, 2)), 40) if case.layout.world <= 2][:1]
-    for case in few:
-        assert list_miscounts(case) == [], str(case)
+    case = next(draw_cases(5, worlds=(1, 2)))
+    assert list_miscounts(case) == [], str(case)
 
 
 ENDS = MIXTURE.replace(name="ends", moe=None, first_norm=False, last_out_bias=True, head_transform="gelu")
@@ -237,10 +236,10 @@ BELOW = ("embed_tokens", "layers[:2]", "layers[2].attention", "norm", "lm_head")
     [
         (ON_CPUS, DENSE, "pp3 zero0 mbs1", {"freeze": BELOW}),
         (ON_GPUS, DENSE, "pp3 zero0 mbs1 stages=0-3-0", {"adapter": Adapter(rank=3)}),
-        (ON_GPUS, DENSE.replace(layers=4), "dp2 pp2 v2 zero3 interleaved mbs1 ac=full", {"freeze": BELOW}),
         *mark_share(
-            2,
+            7,
             [
+                (ON_GPUS, DENSE.replace(layers=4), "dp2 pp2 v2 zero3 interleaved mbs1 ac=full", {"freeze": BELOW}),
                 (ON_GPUS, DENSE, "dp2 pp2 zero3 mbs1 stages=2-1", {"freeze": BELOW}),
                 (ON_CPUS, DENSE.replace(block="post_sum"), "pp3 gpipe mbs2", {"freeze": BELOW[:2]}),
                 (ON_CPUS, MIXTURE, "dp2 ep2 pp2 zero2 mbs1", {"freeze": ("layers[1:]", "norm", "lm_head")}),
@@ -265,12 +264,8 @@ def test_counts_of_stages_that_train_nothing_equal_the_dry_run(
 @pytest.mark.parametrize(
     ("text", "base"),
     [
-        ("dp2 zero3 mbs2 ac=full", None),
-        ("dp2 zero3 mbs2 ac=full", "nf4"),
-        ("dp2 zero3 mbs2 ac=full", "int8"),
-        ("dp2 zero3 mbs2 ac=full", "fp8"),
-        ("tp2 mbs1", None),
-        ("tp2 pp2 nosp mbs1 ac=full", None),
+        *mark_share(4, [("dp2 zero3 mbs2 ac=full", base) for base in ("nf4", "int8", "fp8", None)]),
+        *mark_share(2, [("tp2 pp2 nosp mbs1 ac=full", None), ("tp2 mbs1", None)]),
     ],
 )
 def test_counts_of_dora_equal_the_dry_run(number: int, base: Base | None, text: str) -> None:
@@ -305,7 +300,7 @@ BLOCKS = DENSE.replace(name="blocks", width=128, head_dim=128, ffn=512)
 @pytest.mark.parametrize(
     ("text", "base"),
     mark_share(
-        3,
+        5,
         [
             (text, base)
             for text in ("tp2 mbs1", "tp2 dp2 zero3 mbs1 ac=full", "tp4 nosp mbs1", "tp2 pp2 mbs1 ac=full")
@@ -428,14 +423,14 @@ CHOSEN_BY_EXPERTS = CHOSEN.replace(name="indexers and experts", moe=SHARED, atte
 @pytest.mark.parametrize(
     ("model", "text"),
     mark_share(
-        4,
+        6,
         [
-            (CHOSEN_BY_EXPERTS, "tp2 mbs2"),  # the indices of experts and of keys are two tensors
+            (CHOSEN, "pp2 zb1p mbs1"),
             (CHOSEN, "dp2 zero3 mbs1 ac=full"),  # indices that later layers read are kept
             (CHOSEN, "dp1 mbs2 ac=core+rope+norm"),
             (CHOSEN, "tp2 mbs1 nosp ac=core"),
-            (CHOSEN, "pp2 zb1p mbs1"),
             (CHOSEN.replace(mla=CHOOSING), "dp1 mbs2 ac=core+qkv"),
+            (CHOSEN_BY_EXPERTS, "tp2 mbs2"),  # as with streams below
         ],
     ),
 )
@@ -521,7 +516,7 @@ INDEPENDENT = CHOSEN_BY_EXPERTS.replace(
     mark_share(
         4,
         [
-            (INDEPENDENT, "tp2 mbs2"),
+            (INDEPENDENT, "tp2 mbs2"),  # the indices of experts and of keys are two tensors
             (STREAMS, "dp2 zero3 mbs1 ac=full"),
             (STREAMS, "tp2 cp2 mbs2 ac=norm+act"),
             (STREAMS, "tp2 mbs1 nosp ac=core+qkv"),
@@ -642,8 +637,8 @@ def test_a_frozen_feed_forward_of_a_first_parallel_block_is_not_recomputed() -> 
 
 
 @cache
-def draw_many(count: int) -> tuple[Drawn, ...]:
-    return tuple(itertools.islice(draw_cases(0), count))
+def draw_many() -> tuple[Drawn, ...]:
+    return tuple(itertools.islice(draw_cases(0), 400))
 
 
 def list_impossible() -> set[tuple[str, str]]:
@@ -662,7 +657,7 @@ def list_impossible() -> set[tuple[str, str]]:
 
 def test_every_feature_is_drawn_with_most_others() -> None:
     """A feature of a model that is new is drawn, and with those that it goes with: 400 draws hold most pairs."""
-    met = set[tuple[str, str]]().union(*map(pairs_of, draw_many(400)))
+    met = set[tuple[str, str]]().union(*map(pairs_of, draw_many()))
     every = {*itertools.combinations(FEATURES, 2), *itertools.product(FEATURES, AXES)}
     possible = every - list_impossible()
     assert met <= possible
@@ -682,7 +677,7 @@ def test_every_pair_of_features_is_drawn() -> None:
 
 def test_random_jobs_cover_all_features() -> None:
     """Nothing that may be drawn is seldom drawn."""
-    cases = draw_many(300)
+    cases = draw_many()
     layouts, models = [case.layout for case in cases], [case.model for case in cases]
     many = {
         "experts": sum(model.moe is not None for model in models),

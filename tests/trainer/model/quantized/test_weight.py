@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.adapter import QuantizedBase, count_nf4_scales_of_scales, count_scale_bytes
 from fivefold.trainer.model.quantized.formats import FORMATS
@@ -60,6 +62,33 @@ def test_a_slice_has_the_values_of_the_full_weight(base: QuantizedBase, piece: M
     if base == "nf4":  # the scales of scales are those of the full weight
         counted += count_nf4_scales_of_scales(piece.full.numel()) - count_nf4_scales_of_scales(piece.shape.numel())
     assert sum(buffer.nbytes for buffer in buffers) == counted
+
+
+class CustomOps(TorchDispatchMode):
+    """Keeps the calls of our own operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[tuple[Any, tuple[Any, ...]]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "fivefold":
+            self.calls.append((func, args))
+        return func(*args, **kwargs or {})
+
+
+@pytest.mark.parametrize(("base", "piece"), SLICES[::2], ids=str)
+def test_fake_weights_are_quantized_and_dequantized_as_real_ones(base: QuantizedBase, piece: MatrixSlice) -> None:
+    """By torch's own check of the fake kernels, which a dry run executes instead."""
+    (ours,), _ = FORMATS[base].allocate([piece], dtype=torch.bfloat16, device=torch.device("cpu"))
+    with CustomOps() as ops:
+        elements = ours.quantize(torch.randn(piece.full))
+        ours.dequantize(elements)
+        rows = piece.shape.numel() // piece.shape[-1] // 2
+        ours.dequantize_rows(elements[: ours.count_bytes(rows * piece.shape[-1])], first=0, rows=rows)
+    assert len(ops.calls) >= 2  # rows in nf4 are dequantized without one
+    for op, arguments in ops.calls:
+        torch.library.opcheck(op, arguments, test_utils="test_faketensor")
 
 
 def test_elements_of_a_slice_in_nf4_are_bytes_of_bitsandbytes() -> None:
