@@ -173,85 +173,39 @@ FP8_OVER_BF16: tuple[tuple[str, Dtype, Scaling], ...] = (
     ("nvfp4", "fp4", "blocks16"),
 )
 
+
+def _build(name: str, compute: Dtype, *sizes: int, **other_fields: Any) -> Recipe:
+    """Return a recipe; ``sizes``: bytes of weights, gradients, master copy and accumulated gradients."""
+    fields = ("weights_bytes", "gradients_bytes", "master_bytes", "accumulated_bytes")
+    return Recipe.model_validate(
+        {"name": name, "compute": compute} | dict(zip(fields, sizes, strict=False)) | other_fields
+    )
+
+
 # docs/notation.md §2. Sources: fp32, bf16, fp16: ZeRO (arXiv:1910.02054 §3.1); fp8-deepseek: DeepSeek-V3
 # (arXiv:2412.19437 §3.3); fp8-nanotron: Ultra-Scale Playbook, table of fp8 recipes; fp8-lm: FP8-LM O3
 # (arXiv:2310.18313).
 RECIPES: dict[str, Recipe] = {
     recipe.name: recipe
     for recipe in (
-        Recipe(name="fp32", compute="fp32", weights_bytes=4, gradients_bytes=4),
-        Recipe(name="tf32", compute="tf32", weights_bytes=4, gradients_bytes=4),
-        Recipe(
-            name="bf16",
-            compute="bf16",
-            weights_bytes=2,
-            gradients_bytes=2,
-            master_bytes=4,
-            accumulated_bytes=4,
+        _build("fp32", "fp32", 4, 4),
+        _build("tf32", "tf32", 4, 4),
+        _build("bf16", "bf16", 2, 2, 4, 4),
+        _build("bf16-grad16", "bf16", 2, 2, 4),
+        _build("bf16-pure", "bf16", 2, 2),
+        _build("bf16-full", "bf16", 2, 2, moments_bytes=(2, 2)),
+        _build("fp16", "fp16", 2, 2, 4, loss_scaling=True),
+        _build("bf16-autocast", "bf16", 4, 4),
+        _build("fp16-autocast", "fp16", 4, 4, loss_scaling=True),
+        _build("fp8-te", "fp8", 4, 4),
+        *(_build(name, compute, 2, 2, 4, 4, scaling=scaling) for name, compute, scaling in FP8_OVER_BF16),
+        # torchao's rowwise_with_gw_hp
+        _build("fp8-rowwise-gw", "fp8", 2, 2, 4, 4, scaling="rowwise", wide_gradients=True),
+        _build(
+            "fp8-deepseek", "fp8", 1, 2, 4, 4, moments_bytes=(2, 2), scaling="tiles", gathers="fp8", dispatches="fp8"
         ),
-        Recipe(name="bf16-grad16", compute="bf16", weights_bytes=2, gradients_bytes=2, master_bytes=4),
-        Recipe(name="bf16-pure", compute="bf16", weights_bytes=2, gradients_bytes=2),
-        Recipe(name="bf16-full", compute="bf16", weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2)),
-        Recipe(name="fp16", compute="fp16", weights_bytes=2, gradients_bytes=2, master_bytes=4, loss_scaling=True),
-        Recipe(name="bf16-autocast", compute="bf16", weights_bytes=4, gradients_bytes=4),
-        Recipe(name="fp16-autocast", compute="fp16", weights_bytes=4, gradients_bytes=4, loss_scaling=True),
-        Recipe(name="fp8-te", compute="fp8", weights_bytes=4, gradients_bytes=4),
-        *(
-            Recipe(
-                name=name,
-                compute=compute,
-                scaling=scaling,
-                weights_bytes=2,
-                gradients_bytes=2,
-                master_bytes=4,
-                accumulated_bytes=4,
-            )
-            for name, compute, scaling in FP8_OVER_BF16
-        ),
-        Recipe(
-            name="fp8-rowwise-gw",  # torchao's rowwise_with_gw_hp
-            compute="fp8",
-            scaling="rowwise",
-            wide_gradients=True,
-            weights_bytes=2,
-            gradients_bytes=2,
-            master_bytes=4,
-            accumulated_bytes=4,
-        ),
-        Recipe(
-            name="fp8-deepseek",
-            compute="fp8",
-            scaling="tiles",
-            weights_bytes=1,
-            gradients_bytes=2,
-            master_bytes=4,
-            accumulated_bytes=4,
-            moments_bytes=(2, 2),
-            gathers="fp8",
-            dispatches="fp8",
-        ),
-        Recipe(
-            name="fp8-nanotron",
-            compute="fp8",
-            weights_bytes=1,
-            gradients_bytes=1,
-            master_bytes=2,
-            accumulated_bytes=4,
-            moments_bytes=(1, 1),
-            gathers="fp8",
-        ),
-        Recipe(
-            name="fp8-lm",
-            compute="fp8",
-            weights_bytes=1,
-            gradients_bytes=1,
-            master_bytes=2,
-            accumulated_bytes=2,
-            moments_bytes=(1, 2),
-            half="fp16",
-            loss_scaling=True,
-            gathers="fp8",
-        ),
+        _build("fp8-nanotron", "fp8", 1, 1, 2, 4, moments_bytes=(1, 1), gathers="fp8"),
+        _build("fp8-lm", "fp8", 1, 1, 2, 2, moments_bytes=(1, 2), half="fp16", loss_scaling=True, gathers="fp8"),
     )
 }
 
