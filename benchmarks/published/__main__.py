@@ -32,7 +32,10 @@ def score_published(
     left_out: Annotated[
         Path | None, typer.Option(help="Set the constants again without each source, into this file; goes on with it.")
     ] = None,
-    ratios: Annotated[bool, typer.Option("--ratios", help="Errors of ratios: pairs that differ in one thing.")] = False,
+    ratios: Annotated[
+        bool,
+        typer.Option("--ratios", help="Errors of ratios: pairs that differ in one thing; with --rows, by source too."),
+    ] = False,
     learn: Annotated[Path | None, typer.Option(help="Write what to expect of each class of runs here.")] = None,
     learn_ratios: Annotated[Path | None, typer.Option(help="Write the errors of ratios by kind here.")] = None,
     charts: Annotated[
@@ -50,7 +53,7 @@ def score_published(
     fits = _refit(names, left_out) if left_out else None
     report = run(names, fits=fits)
     if ratios and not json:
-        _print_ratios(report, markdown=markdown)
+        _print_ratios(report, markdown=markdown, rows=rows)
     else:
         _print(report, excluded=excluded, rows=rows, by=by, markdown=markdown, json=json)
     if charts:
@@ -85,9 +88,14 @@ def _print(report: Report, *, excluded: bool, rows: bool, by: Field | None, mark
             show(page.runs([(s.source, s.row, s.layout, s.quantity, s.predicted, s.measured) for s in report.scores]))
 
 
-def _print_ratios(report: Report, *, markdown: bool) -> None:
+def _print_ratios(report: Report, *, markdown: bool, rows: bool) -> None:
     from benchmarks.published import table as page
+    from benchmarks.published.ratios import summarize_sources
 
+    if rows:
+        errors = summarize_sources(report.pairs)
+        show(page.ratios_by_source_markdown(errors) if markdown else page.ratios_by_source(errors))
+        return
     show(page.ratios_markdown(report.ratios) if markdown else page.ratios(report.ratios))
 
 

@@ -21,7 +21,7 @@ from typing import Any, get_args
 
 from benchmarks.published.case import Case
 from benchmarks.published.score import Score, group_by
-from benchmarks.published.table import KindSummary
+from benchmarks.published.table import KindSummary, SourceErrors
 from fivefold.layout.spec import Layout
 from fivefold.planner.time.ratio_errors import (
     LEVELS,
@@ -149,6 +149,29 @@ def summarize_pairs(pairs: Iterable[Pair]) -> tuple[KindSummary, ...]:
     listed = list(pairs)
     by_kind = {kind: [pair for pair in listed if pair.kind == kind] for kind in KINDS}
     return tuple(_summarize(kind, of_kind, listed) for kind, of_kind in by_kind.items() if of_kind)
+
+
+def summarize_sources(pairs: Sequence[Pair]) -> tuple[SourceErrors, ...]:
+    """Return the errors of each kind in each source, in the order of ``KINDS``; the largest of a kind first."""
+    rows = []
+    for kind in KINDS:
+        groups = group_by((pair for pair in pairs if pair.kind == kind), by=lambda pair: pair.source)
+        means = [fmean(abs(pair.error_left_out) for pair in group) for group in groups]
+        for mean, group in sorted(zip(means, groups, strict=True), key=lambda entry: -entry[0]):
+            worst = max(group, key=lambda pair: abs(pair.error_left_out))
+            rows.append(
+                SourceErrors(
+                    kind=kind,
+                    source=worst.source,
+                    pairs=len(group),
+                    bias=fmean(pair.error_left_out for pair in group),
+                    mean=mean,
+                    share=mean / sum(means) if mean else 0.0,
+                    worst=(worst.first, worst.second),
+                    worst_error=worst.error_left_out,
+                )
+            )
+    return tuple(rows)
 
 
 def _summarize(kind: Difference, pairs: Sequence[Pair], all_pairs: Sequence[Pair]) -> KindSummary:

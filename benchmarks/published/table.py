@@ -40,6 +40,23 @@ class KindSummary(Record):
     most: float | None
 
 
+class SourceErrors(Record):
+    """The errors of the ratios of one kind of difference in one source, by constants set without it.
+
+    ``share``: of the kind's mean error, in which sources have equal weights. ``worst``: the pair with the largest
+    error, as its two rows, and that error.
+    """
+
+    kind: str
+    source: str
+    pairs: PositiveInt
+    bias: float
+    mean: float
+    share: float
+    worst: tuple[str, str]
+    worst_error: float
+
+
 class Summary(Record):
     """Relative errors of one source and quantity; ``bias`` and ``worst`` are signed, ``median`` and ``mean`` absolute.
 
@@ -130,6 +147,34 @@ def _ratio_cells(kinds: Iterable[KindSummary]) -> Iterator[tuple[str, ...]]:
             "–" if row.right_sign is None else f"{row.right_sign:.0%}",
             "–" if row.half is None else f"{row.half:.0%}",
             "–" if row.most is None else f"{row.most:.0%}",
+        )
+
+
+SOURCE_HEADINGS = ("difference", "source", "pairs", "bias", "mean", "share", "worst", "worst pair")
+SOURCE_WORDS = ("difference", "source", "worst pair")
+
+
+def ratios_by_source(errors: Iterable[SourceErrors]) -> RenderableType:
+    """Return the errors of ratios, a row for each kind of difference and source."""
+    return Grid(SOURCE_HEADINGS, tuple(_source_cells(errors)), words=SOURCE_WORDS)
+
+
+def ratios_by_source_markdown(errors: Iterable[SourceErrors]) -> str:
+    """Return the errors of ratios by kind and source as a Markdown table, without the pairs."""
+    return _write_markdown(SOURCE_HEADINGS[:-2], (cells[:-2] for cells in _source_cells(errors)), words=SOURCE_WORDS)
+
+
+def _source_cells(errors: Iterable[SourceErrors]) -> Iterator[tuple[str, ...]]:
+    for row in errors:
+        yield (
+            row.kind,
+            row.source,
+            str(row.pairs),
+            f"{row.bias:+.3f}",
+            f"{row.mean:.3f}",
+            f"{row.share:.0%}",
+            f"{row.worst_error:+.3f}",
+            " to ".join(name.removeprefix(f"{row.source}-") for name in row.worst),
         )
 
 

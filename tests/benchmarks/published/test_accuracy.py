@@ -15,9 +15,9 @@ import pytest
 
 from benchmarks.published import Report, exclusions, headline, run, table_markdown
 from benchmarks.published.intervals import coverage, learn, write
-from benchmarks.published.ratios import learn_ratios, summarize_pairs, write_ratios
+from benchmarks.published.ratios import learn_ratios, summarize_pairs, summarize_sources, write_ratios
 from benchmarks.published.score import RESOLUTION, Score
-from benchmarks.published.table import ratios_markdown
+from benchmarks.published.table import ratios_by_source_markdown, ratios_markdown
 from fivefold.planner.time.errors import TABLE
 from fivefold.planner.time.ratio_errors import TABLE as RATIO_TABLE
 from tests.docs.figures import list_figures
@@ -217,6 +217,15 @@ def test_the_errors_that_predict_quotes_are_those_of_this_commit(report: Report,
 
 def test_the_page_has_the_errors_of_ratios_of_this_commit(report: Report) -> None:
     assert_or_freeze(PAGE, ratios_markdown(report.ratios).rstrip("\n"), begin="| difference | pairs |", end="\n\n")
+
+
+def test_the_page_has_the_sources_of_the_errors_of_ratios(report: Report) -> None:
+    kinds = ("layout", "precision", "ranks", "chip")
+    rows = [row for row in summarize_sources(report.pairs) if row.kind in kinds]
+    for kind in kinds:
+        assert sum(row.share for row in rows if row.kind == kind) == pytest.approx(1)
+    table = ratios_by_source_markdown(row for row in rows if row.share >= 0.1)
+    assert_or_freeze(PAGE, table.rstrip("\n"), begin="| difference | source |", end="\n\n")
 
 
 def test_the_uncertainty_that_compare_prints_is_that_of_this_commit(report: Report, tmp_path: Path) -> None:
