@@ -157,7 +157,7 @@ def test_prices_in_settings_apply_to_machines_without_a_price_option(
     settings: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings(prices__h100="2.5", prices__a100="1.25")
-    words = ("search", "nano", "h100:2", "a100:2", "--tokens", "1B", "--by", "cost", *JOB)
+    words = ("search", "nano", "h100:2", "a100:2", "--tokens", "1B", "--by", "cost", "--where", "tp=1 pp=1 cp=1", *JOB)
     assert answer(monkeypatch, capsys, *words)["settings"]["prices"] == {"h100": 2.5, "a100": 1.25}
     got = answer(monkeypatch, capsys, *words, "--price", "h100=4/h")
     assert got.pop("settings")["prices"] == {"a100": 1.25}

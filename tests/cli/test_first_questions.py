@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 import fivefold as ff
-from fivefold.cli.tools import AskInput
 from fivefold.layout.spec import Layout
 from fivefold.record import UsageWarning
 from fivefold.requests.machines import load_machine
@@ -180,6 +179,8 @@ def test_ask_takes_everyday_words_for_its_questions(
         assert run(monkeypatch, "ask", name, *words, "--gbs", "64", "--json") == 0
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1]
+    from fivefold.cli.tools import AskInput  # which imports mcp, for a second
+
     assert AskInput(question=synonym, model="nano", machine="h100:8").question == question
     assert run(monkeypatch, "ask", "tim", *words) == 2
     assert "unknown question 'tim'; did you mean time?\n" in capsys.readouterr().err
