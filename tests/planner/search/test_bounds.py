@@ -47,6 +47,12 @@ CASES = {
     "llama3-8b h100:32": Job(sequence=4096, global_batch=128, stack=stack_named("torchtitan")),
     "llama2-7b a100:16": Job(sequence=4096, global_batch=64, stack=stack_named("fsdp2")),
     "llama3.2-1b l4:8": Job(sequence=2048, global_batch=8, offload=("optimizer",), overlap=("dp", "tp", "cp", "ep")),
+    "llama3-8b h100:1": Job(
+        sequence=4096, global_batch=16, offload=("optimizer", "parameters"), stack=stack_named("deepspeed")
+    ),
+    "llama2-7b h100:1": Job(sequence=4096, global_batch=16, offload=("optimizer",), stack=stack_named("deepspeed")),
+    "llama3.2-1b h100:1": Job(sequence=4096, global_batch=16, offload=("parameters",), stack=stack_named("fsdp2")),
+    "llama3.2-3b l4:8": Job(sequence=2048, global_batch=32, offload=("optimizer",), stack=stack_named("deepspeed")),
 }
 
 
