@@ -30,6 +30,7 @@ from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.huggingface_export import export, find
+from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from fivefold.trainer.checkpoint.peft_adapter import (
     BY_ROWS,
     AdapterFolder,
@@ -57,6 +58,7 @@ from tests.trainer.checkpoint.test_published_tensors import (
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
+safetensors = pytest.importorskip("safetensors.torch")
 
 # peft calls what transformers has renamed
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
@@ -157,7 +159,8 @@ def wrap_with_peft(
         else [target for target in expand_targets(adapter.targets) if target not in EXPERT_TARGETS],
     )
     quantized = {}
-    if adapter.base == "nf4":
+    quantization = resolve(str(folder / "config.json")).quantization
+    if adapter.base == "nf4" and quantization != "nf4":
         quantized["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
@@ -165,8 +168,7 @@ def wrap_with_peft(
             bnb_4bit_compute_dtype=torch.float32,
         )
     configs = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
-    is_published = (quantization := resolve(str(folder / "config.json")).quantization) in configs
-    if is_published:
+    if is_published := quantization in configs:
         quantized["quantization_config"] = configs[quantization](dequantize=True)
     # grouped_mm, which experts call otherwise, has no fp64
     base = transformers.AutoModelForCausalLM.from_pretrained(
@@ -465,6 +467,78 @@ def test_ten_steps_over_a_published_folder_in_few_bits_equal_those_of_peft(
     base, job = publish(tmp_path / "base", vocab_size=VOCAB), job_of(adapter, epsilon=1e-3)
     ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4 ac=full", job)
     compare_with_peft(base, job, losses, gradients, start, finals)
+
+
+def quantize_with_bitsandbytes(base: Path, path: Path, **options: object) -> Path:
+    """A folder of ``base`` as transformers and bitsandbytes save it, such as unsloth/Llama-3.2-3B-bnb-4bit."""
+    pytest.importorskip("bitsandbytes")
+    config = transformers.BitsAndBytesConfig(**options)
+    quantized = transformers.AutoModelForCausalLM.from_pretrained(base, quantization_config=config, dtype=torch.float32)
+    quantized.save_pretrained(path)
+    return path
+
+
+IN_NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+
+
+@pytest.mark.parametrize("storage", ["uint8", "bfloat16"])
+def test_a_folder_in_nf4_is_read_as_bitsandbytes_reads_it(base: Path, tmp_path: Path, storage: str) -> None:
+    """Codes, scales and their scales to the byte, and values to the bit."""
+    functional = pytest.importorskip("bitsandbytes.functional")
+    folder = quantize_with_bitsandbytes(base, tmp_path / "nf4", **IN_NF4, bnb_4bit_quant_storage=storage)
+    opened = HuggingFaceFolder.open(folder)
+    assert (opened.model.quantization, sorted(opened.dtypes())) == ("nf4", ["F32", "NF4"])
+    tensors = safetensors.load_file(folder / "model.safetensors")
+    names = {ours: part.name for ours, (part, *_) in opened.parts.items() if f"{part.name}.absmax" in tensors}
+    assert len(names) == 3 * 7
+    for ours, name in names.items():
+        parts = {key: tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
+        state = functional.QuantState.from_dict(parts, device=torch.device("cpu"))
+        packed, scales, largest, mean = opened.read_codes(ours, base="nf4") or ()
+        assert torch.equal(packed, tensors[name].view(torch.uint8).flatten())
+        assert torch.equal(scales, state.absmax)
+        assert torch.equal(largest, state.state2.absmax)
+        assert torch.equal(mean, state.offset.view(1))
+        values = functional.dequantize_4bit(tensors[name].view(torch.uint8).view(-1, 1), state)
+        assert torch.equal(opened.read_matrix(ours), values)
+
+
+def test_a_folder_in_int8_is_read_as_bitsandbytes_reads_it(base: Path, tmp_path: Path) -> None:
+    functional = pytest.importorskip("bitsandbytes.functional")
+    opened = HuggingFaceFolder.open(quantize_with_bitsandbytes(base, tmp_path / "int8", load_in_8bit=True))
+    tensors = safetensors.load_file(tmp_path / "int8" / "model.safetensors")
+    name = "model.layers.1.mlp.down_proj"
+    codes, scales = opened.read_codes("blocks.1.mlp.down.weight", base="int8") or ()
+    assert torch.equal(codes, tensors[f"{name}.weight"].view(torch.uint8).flatten())
+    assert torch.equal(scales, tensors[f"{name}.SCB"])
+    values = functional.int8_vectorwise_dequant(tensors[f"{name}.weight"], scales)
+    torch.testing.assert_close(opened.read_matrix("blocks.1.mlp.down.weight"), values, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("text", ["dp1 mbs4", "dp2 zero3 mbs2 ac=full"])
+def test_ten_steps_over_a_folder_in_nf4_equal_those_of_peft(forked, base: Path, tmp_path: Path, text: str) -> None:
+    """Another layout begins with the same codes, and has the losses of one process."""
+    folder = quantize_with_bitsandbytes(base, tmp_path / "nf4", **IN_NF4)
+    job = job_of(Adapter(rank=4, alpha=12, base="nf4"), epsilon=1e-3)
+    ((losses, gradients, start, finals),) = forked(1, train, folder, "dp1 mbs4", job)
+    if text == "dp1 mbs4":
+        compare_with_peft(folder, job, losses, gradients, start, finals)
+        return
+    layout = Layout.parse(text)
+    for ours in forked(layout.world, train_losses, folder, layout, job):
+        assert ours == pytest.approx(losses, rel=1e-6)
+
+
+def train_losses(folder: Path, layout: Layout, job: Job) -> list[float]:
+    model = resolve(str(folder / "config.json"))
+    built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
+    huggingface_import.start(folder, built=built, model=model)
+    engine, losses = Engine(built, model=model, layout=layout, job=job), []
+    for tokens in batches():
+        rows = tokens.view(layout.micro_batches(job), layout.dp, layout.mbs, -1)[:, built.ranks["dp"].rank]
+        losses.append(engine.step(rows).loss)
+        engine.zero_grad()
+    return losses
 
 
 DRAWS, RATE = 100, 0.4

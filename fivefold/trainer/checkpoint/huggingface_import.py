@@ -36,7 +36,13 @@ from fivefold.model.weights import list_weights
 from fivefold.record import UserError, read_file
 from fivefold.trainer.build import Built, start_magnitudes
 from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
-from fivefold.trainer.checkpoint.published_tensors import PUBLISHED_DTYPES, Fp8Tensor, Mxfp4Tensor, read_published
+from fivefold.trainer.checkpoint.published_tensors import (
+    PUBLISHED_DTYPES,
+    Fp8Tensor,
+    Mxfp4Tensor,
+    QuantizedTensor,
+    read_published,
+)
 
 SINGLE, INDEX, CONFIG = "model.safetensors", "model.safetensors.index.json", "config.json"
 # Buffers of constants: rotary frequencies, causal masks, decays.
@@ -133,7 +139,7 @@ class HuggingFaceFolder:
             return box[None]
         return self._read(several[0], offsets=offsets, sizes=sizes)
 
-    def read_codes(self, ours: str, *, base: Base | None, expert: int | None = None) -> tuple[Tensor, Tensor] | None:
+    def read_codes(self, ours: str, *, base: Base | None, expert: int | None = None) -> tuple[Tensor, ...] | None:
         """Return codes and scales of a matrix as the folder stores it in the format ``base``; None: it does not.
 
         ``expert``: of stacked experts.
@@ -146,6 +152,13 @@ class HuggingFaceFolder:
         if base == "mxfp4" and isinstance(tensor, Mxfp4Tensor) and expert is not None and part.transposed:
             rows = torch.tensor(part.order())
             return tensor.blocks[expert][rows].flatten(1), tensor.scales[expert][rows]
+        if isinstance(tensor, QuantizedTensor) and base == tensor.base:
+            if not part.is_plain_copy or part.order() != range(part.shape[0]):
+                raise UserError(
+                    f"{self.path}: scales of {part.name} in {base} are not those of {part.ours}, whose rows have "
+                    "another order; use adapter.base=bf16"
+                )
+            return tensor.read_parts()
         return None
 
     def read_matrix(self, ours: str, *, expert: int | None = None) -> Tensor:

@@ -1,7 +1,11 @@
-"""Weights of a folder in few bits, as DeepSeek-V3 (fp8) and gpt-oss (MXFP4) are published, read as if they were not.
+"""Weights of a folder in few bits, as DeepSeek-V3 (fp8), gpt-oss (MXFP4) and bitsandbytes (nf4, int8) store them.
+
+They are read as if they were not in few bits.
 
     fp8     NAME, codes in E4M3         NAME_scale_inv [rows / 128, columns / 128] in fp32      w = code · scale
                                         or one scale of all, as Ministral 3 is published
+    nf4     NAME, codes, two in a byte  NAME.absmax, NAME.nested_absmax and others              ``quantized/nf4.py``
+    int8    NAME [rows, columns]        SCB [rows] in fp32                                      w = code · SCB / 127
     MXFP4   NAME_blocks [E, columns, rows / 32, 16] and NAME_scales          w = value[code] · 2^(scale − 127)
 
 Values are those of transformers (5.23: integrations/finegrained_fp8.py, Fp8Dequantize; integrations/mxfp4.py,
@@ -10,21 +14,36 @@ convert_moe_packed_tensors), in fp32 and in bf16. Only the rows that are read ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fivefold.adapter import FP8_BLOCK, MXFP4_BLOCK
+from fivefold.adapter import FP8_BLOCK, MXFP4_BLOCK, NF4_BLOCK, NF4_SCALES_BLOCK, QuantizedBase
+from fivefold.model.huggingface.keys import find_quantization
 from fivefold.record import UserError
+from fivefold.trainer.model.quantized.formats import FORMATS
+from fivefold.trainer.model.quantized.nf4 import list_nf4_values, list_scale_values
+from fivefold.trainer.model.quantized.weight import MatrixSlice
 from fivefold.units import ceil_div
 
 FP8_INPUT_SCALE = ".activation_scale"  # of the input of a matmul in fp8, which is not made here
 FP8_SCALES, MXFP4_BLOCKS, MXFP4_SCALES = "_scale_inv", "_blocks", "_scales"
 # Bytes per element, with the scales, of the dtypes that tensors of this module say they have.
-PUBLISHED_DTYPES = {"FP8": 1 + 4 / FP8_BLOCK**2, "MXFP4": 0.5 + 1 / MXFP4_BLOCK}
+PUBLISHED_DTYPES = {
+    "FP8": 1 + 4 / FP8_BLOCK**2,
+    "MXFP4": 0.5 + 1 / MXFP4_BLOCK,
+    "NF4": 0.5 + (1 + 4 / NF4_SCALES_BLOCK) / NF4_BLOCK,
+    "INT8": 1.0,  # and 4 for each row
+}
+CPU = torch.device("cpu")
+NF4_STATE = ".quant_state.bitsandbytes__nf4"  # of the name of a weight; JSON in bytes
+NF4_PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", NF4_STATE)
+INT8_SCALES, INT8_LAYOUT = ".SCB", ".weight_format"  # of the name of a layer
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 SCALE_BIAS = 127
 
@@ -79,6 +98,29 @@ class Mxfp4Tensor:
         return values.flatten(-2).to(torch.bfloat16).mT[:, rows].contiguous()
 
 
+class QuantizedTensor:
+    """A matrix as bitsandbytes stores it, as a lazy slice of safetensors with values in fp32.
+
+    ``parts``: the tensors of its codes and scales as ``QuantizedWeight.keep`` takes them.
+    """
+
+    def __init__(self, base: QuantizedBase, shape: list[int], parts: Callable[[], tuple[Tensor, ...]]) -> None:
+        self.base, self.shape, self.read_parts = base, shape, parts
+
+    def get_shape(self) -> list[int]:
+        """Return the shape of the values."""
+        return self.shape
+
+    def get_dtype(self) -> str:
+        """Return the name of the format."""
+        return self.base.upper()
+
+    def __getitem__(self, slices: Any) -> Tensor:
+        full = MatrixSlice.from_shape(torch.Size(self.shape))
+        (stored,), _ = FORMATS[self.base].allocate([full], dtype=torch.float32, device=CPU)
+        return stored.dequantize(stored.keep(*self.read_parts()))[slices]
+
+
 def read_published(tensors: Mapping[str, Any], config: Mapping[str, Any], *, path: Path) -> dict[str, Any]:
     """Return ``tensors`` with those in few bits and their scales in one, if ``config`` says how they are quantized."""
     table = config.get("quantization_config")
@@ -86,8 +128,10 @@ def read_published(tensors: Mapping[str, Any], config: Mapping[str, Any], *, pat
         return dict(tensors)
     method = table.get("quant_method", "unknown")
     published = dict(tensors)
-    if method == "fp8" and list(table.get("weight_block_size") or (FP8_BLOCK,) * 2) == [FP8_BLOCK, FP8_BLOCK]:
-        for name in [name.removesuffix(FP8_SCALES) for name in tensors if name.endswith(FP8_SCALES)]:
+    in_fp8 = [name.removesuffix(FP8_SCALES) for name in tensors if name.endswith(FP8_SCALES)]
+    default = [FP8_BLOCK, FP8_BLOCK] if in_fp8 else []  # with one scale of each matrix
+    if method == "fp8" and list(table.get("weight_block_size") or default) == [FP8_BLOCK, FP8_BLOCK]:
+        for name in in_fp8:
             _check_fp8(published, name, path=path, has_blocks=bool(table.get("weight_block_size")))
             scales = published.pop(f"{name}{FP8_SCALES}")
             if not table.get("weight_block_size"):
@@ -101,13 +145,55 @@ def read_published(tensors: Mapping[str, Any], config: Mapping[str, Any], *, pat
                 raise UserError(f"{path}: {name}{MXFP4_BLOCKS} has no {name}{MXFP4_SCALES}; download the folder again")
             blocks, scales = published.pop(f"{name}{MXFP4_BLOCKS}"), published.pop(f"{name}{MXFP4_SCALES}")
             published[name] = Mxfp4Tensor(blocks, scales)
+    elif find_quantization(dict(config)) in ("nf4", "int8") and method.startswith("bitsandbytes"):
+        _join_bitsandbytes(published, path=path)
     else:
         blocks = f", blocks of {table['weight_block_size']}" if table.get("weight_block_size") else ""
         raise UserError(
             f"{path}: its weights are quantized ({method}{blocks}); convert them to bf16 first (fp8 with blocks of "
-            f"{FP8_BLOCK} x {FP8_BLOCK} and mxfp4 are read)"
+            f"{FP8_BLOCK} x {FP8_BLOCK} and mxfp4 are read, and nf4 and int8 of bitsandbytes)"
         )
     return published
+
+
+def _join_bitsandbytes(tensors: dict[str, Any], *, path: Path) -> None:
+    """Replace in ``tensors`` the codes and scales of matrices in nf4 and int8 by one tensor each."""
+    for name in [name.removesuffix(NF4_STATE) for name in tensors if name.endswith(NF4_STATE)]:
+        parts = {part: tensors.pop(f"{name}{part}") for part in NF4_PARTS if f"{name}{part}" in tensors}
+        tensors[name] = _read_nf4(tensors.get(name), parts, name=name, path=path)
+    for layer in [name.removesuffix(INT8_SCALES) for name in tensors if name.endswith(INT8_SCALES)]:
+        scales, layout = tensors.pop(f"{layer}{INT8_SCALES}"), tensors.pop(f"{layer}{INT8_LAYOUT}", None)
+        name = f"{layer}.weight"
+        codes = tensors.get(name)
+        if codes is None or (layout is not None and int(layout[...])) or codes.get_dtype() != "I8":
+            raise UserError(f"{path}: {name} in int8 is missing, or not stored row by row; download the folder again")
+        tensors[name] = QuantizedTensor("int8", codes.get_shape(), partial(_read_int8_parts, codes, scales))
+
+
+def _read_int8_parts(codes: Any, scales: Any) -> tuple[Tensor, ...]:
+    return codes[...].view(torch.uint8).flatten(), scales[...].float()
+
+
+def _read_nf4(codes: Any, parts: Mapping[str, Any], *, name: str, path: Path) -> QuantizedTensor:
+    """Return a matrix in nf4 as bitsandbytes' ``QuantState`` is stored; ``parts``: its tensors by their endings."""
+    state = json.loads(bytes(parts[NF4_STATE][...].tolist()))
+    sizes = (state.get("blocksize"), state.get("nested_blocksize"))
+    if codes is None or sizes != (NF4_BLOCK, NF4_SCALES_BLOCK) or not parts.keys() >= {*NF4_PARTS}:
+        raise UserError(
+            f"{path}: {name} is in nf4 with blocks of {sizes[0]} and scales in blocks of {sizes[1]}, but blocks of "
+            f"{NF4_BLOCK} with scales in blocks of {NF4_SCALES_BLOCK} are read (bnb_4bit_use_double_quant); convert it "
+            "to bf16 first"
+        )
+    for part, values in ((".quant_map", list_nf4_values(CPU)), (".nested_quant_map", list_scale_values(CPU))):
+        if not torch.equal(parts[part][...].float(), values):
+            raise UserError(f"{path}: {name}{part} has other values than bitsandbytes'; convert it to bf16 first")
+
+    def read_parts() -> tuple[Tensor, ...]:
+        packed = codes[...].contiguous().view(torch.uint8).flatten()  # may be stored as two-byte elements
+        mean = torch.tensor([state["nested_offset"]], dtype=torch.float32)
+        return packed, parts[".absmax"][...], parts[".nested_absmax"][...].float(), mean
+
+    return QuantizedTensor("nf4", list(state["shape"]), read_parts)
 
 
 def _check_fp8(tensors: Mapping[str, Any], name: str, *, path: Path, has_blocks: bool) -> None:

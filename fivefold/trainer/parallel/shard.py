@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.sharding import count_chunk_rows
 from fivefold.model.weights import Weight
-from fivefold.trainer.model.quantized.fp8 import Fp8Weight
-from fivefold.trainer.model.quantized.mxfp4 import Mxfp4Weight
 from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
 from fivefold.trainer.parallel.mesh import AxisGroup
 
@@ -90,11 +88,11 @@ class WeightShard:
         assert self.quantized is not None
         self._copy_elements(self.quantized.quantize_matrix(matrix, expert=expert), expert=expert)
 
-    def load_codes(self, codes: Tensor, scales: Tensor, *, expert: int | None = None) -> None:
+    def load_codes(self, codes: Tensor, *scales: Tensor, expert: int | None = None) -> None:
         """Set this shard's rows to those of a full matrix in few bits, which is stored as it was published."""
-        assert isinstance(self.quantized, Fp8Weight | Mxfp4Weight)
+        assert self.quantized is not None
         self.keeps_codes = True
-        self._copy_elements(self.quantized.keep(codes, scales, expert=expert), expert=expert)
+        self._copy_elements(self.quantized.keep(codes, *scales, expert=expert), expert=expert)
 
     def _copy_elements(self, elements: Tensor, *, expert: int | None) -> None:
         """Copy of the elements of a local matrix those of this shard's rows; ``expert``: its place among experts."""

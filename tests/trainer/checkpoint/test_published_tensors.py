@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -21,16 +22,20 @@ from transformers import (
     Qwen3MoeConfig,
 )
 from transformers.integrations.finegrained_fp8 import Fp8Quantize
+from typer.testing import CliRunner
 
+import fivefold as ff
 from fivefold.adapter import Adapter
+from fivefold.cli import app
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError
+from fivefold.record import UsageWarning, UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights
 from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from fivefold.trainer.generate.source import WeightSource
+from fivefold.trainer.model.quantized.nf4 import list_nf4_values, list_scale_values, quantize_nf4
 from tests.selection import mark_share
 from tests.trainer.checkpoint.test_peft_adapter import (
     BLOCKS,
@@ -119,6 +124,64 @@ def publish_mxfp4(path: Path, **changed: object) -> Path:
 
     sizes = SIZES | OF_EXPERTS | {"head_dim": 16, "sliding_window": 8} | changed
     return publish(path, GptOssConfig(**sizes), MXFP4, quantize)
+
+
+def publish_nf4(path: Path) -> Path:
+    """As unsloth/Llama-3.2-3B-bnb-4bit, by bitsandbytes' algorithm; scales that quantizing values would not give."""
+
+    def quantize(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        if "_proj" not in name:
+            return {name: tensor.bfloat16()}
+        packed, scales, largest, mean = quantize_nf4(tensor)
+        state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(tensor.shape)}
+        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": mean.item() * 1.1}
+        return {
+            name: packed[:, None],
+            f"{name}.absmax": scales,
+            f"{name}.quant_map": list_nf4_values(tensor.device).clone(),
+            f"{name}.nested_absmax": largest * 1.3,
+            f"{name}.nested_quant_map": list_scale_values(tensor.device).clone(),
+            f"{name}.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8),
+        }
+
+    return publish(path, LlamaConfig(**SIZES | BLOCKS), NF4, quantize)
+
+
+NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
+NF4 |= {"bnb_4bit_use_double_quant": True}
+
+
+@pytest.mark.parametrize(("text", "kind"), [("tp2", "lora"), *mark_share(2, [("dp2 zero3", "dora"), ("dp1", "lora")])])
+def test_adapters_are_trained_over_a_folder_of_bitsandbytes(
+    forked: Fork, tmp_path: Path, text: str, kind: Literal["lora", "dora"]
+) -> None:
+    """Its codes and scales are kept, also in merged weights; bitsandbytes itself is in ``tests/third_party``."""
+    folder, layout, adapter = publish_nf4(tmp_path / "base"), Layout.parse(text), Adapter(kind=kind, rank=3, base="nf4")
+    opened = HuggingFaceFolder.open(folder)
+    weights = forked(layout.world, start, folder, layout, adapter)[0]
+    for ours, weight in weights.items():
+        stored = opened.read(ours, offsets=(0,) * weight.dim(), sizes=tuple(weight.shape)).float()
+        torch.testing.assert_close(weight, stored, rtol=1e-6 * (kind == "dora"), atol=1e-8 * (kind == "dora"))
+    logits, _ = forked(layout.world, train_and_save, tmp_path / "run", folder, layout, adapter)[0]
+    export(find(tmp_path / "run"), tmp_path / "out", dtype="fp32", file_bytes=10**9, report=ignore_progress, merge=True)
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")(text_tokens()).logits
+        torch.testing.assert_close(merged, logits, rtol=1e-5, atol=1e-5)
+
+
+def test_commands_know_a_folder_of_bitsandbytes(tmp_path: Path) -> None:
+    """``import`` writes a run of an adapter over it, as which ``predict`` counts it."""
+    folder = publish_nf4(tmp_path / "base")
+    (folder / "tokenizer.json").write_text("{}")
+    imported = CliRunner().invoke(
+        app, ["import", str(folder), "--to", str(tmp_path / "run.toml")], catch_exceptions=False
+    )
+    assert "of BF16, NF4" in imported.output
+    written = tomllib.loads((tmp_path / "run.toml").read_text())
+    assert written["job"]["adapter"] == {"rank": 16, "base": "nf4"}
+    with pytest.warns(UsageWarning, match="adapter.base=nf4"):
+        step = ff.predict(str(folder), "rtx4090:1", "mbs1", seq=32, gbs=8, adapter="lora:3")
+    assert step.job["adapter"]["base"] == "nf4"  # type: ignore[index, call-overload]
 
 
 PUBLISHED: dict[str, tuple[Callable[[Path], Path], object]] = {
@@ -251,17 +314,23 @@ UP, EXPERTS = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.experts.d
     [
         ("fp8", lambda path: change(path, weight_block_size=[1, 32]), r"are quantized \(fp8, blocks of \[1, 32\]\)"),
         ("fp8", lambda path: change(path, weight_block_size=None), r"F32, but a matrix as F8_E4M3 with one scale is"),
-        ("fp8", lambda path: change(path, quant_method="bitsandbytes"), r"quantized \(bitsandbytes, .*; convert"),
+        ("fp8", lambda path: change(path, quant_method="gptq"), r"quantized \(gptq, .*; convert"),
         ("fp8", lambda path: edit(path, UP, None), f"{UP}_scale_inv scales no tensor, as {UP} is missing"),
         ("fp8", lambda path: edit(path, UP, torch.zeros(256, 128)), r"is stored as F32 with scales \[2, 1\] in F32"),
         ("fp8", lambda path: edit(path, f"{UP}_scale_inv", torch.zeros(1, 1)), r"with scales \[1, 1\] in F32, but"),
+        (
+            "nf4",
+            lambda path: edit(path, f"{UP}.nested_absmax", None),
+            f"{UP} is in nf4 with blocks of 64 .*double_quant",
+        ),
+        ("nf4", lambda path: edit(path, f"{UP}.quant_map", torch.zeros(16)), "quant_map has other values than bitsand"),
         ("mxfp4", lambda path: edit(path, f"{EXPERTS}_scales", None), f"{EXPERTS}_blocks has no {EXPERTS}_scales"),
     ],
 )
 def test_other_weights_in_few_bits_are_an_error(
     tmp_path: Path, name: str, harm: Callable[[Path], None], words: str
 ) -> None:
-    folder = PUBLISHED[name][0](tmp_path / "base")
+    folder = (publish_nf4 if name == "nf4" else PUBLISHED[name][0])(tmp_path / "base")
     harm(folder)
     with pytest.raises(UserError, match=words):
         HuggingFaceFolder.open(folder)

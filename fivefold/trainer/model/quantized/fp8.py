@@ -53,11 +53,11 @@ class Fp8Weight(QuantizedWeight):
         """Set the scales to those of the full ``matrix``, and return the codes [out · in] of its slice."""
         return self.keep(*quantize_fp8(matrix.to(self.scales.device, self.dtype)), expert=expert)
 
-    def keep(self, codes: Tensor, scales: Tensor, *, expert: int | None = None) -> Tensor:
-        """Set the scales to those of a full matrix, and return of its ``codes`` those of its slice."""
-        piece = self.piece.matrix
+    def keep(self, codes: Tensor, *scales: Tensor, expert: int | None = None) -> Tensor:
+        """Set the scales [out / 128, in / 128] to those of a full matrix, and return of its ``codes`` the slice's."""
+        (grid,), piece = scales, self.piece.matrix
         held = self.scales if expert is None else self.scales[expert]
-        held.copy_(piece.cut(scales, rows=FP8_BLOCK, columns=FP8_BLOCK))
+        held.copy_(piece.cut(grid, rows=FP8_BLOCK, columns=FP8_BLOCK))
         return piece.cut(codes.view(torch.uint8).view(piece.full)).flatten()
 
     def dequantize(self, elements: Tensor) -> Tensor:

@@ -44,7 +44,12 @@ class Int8Weight(QuantizedWeight):
 
     def quantize_matrix(self, matrix: Tensor, *, expert: int | None = None) -> Tensor:
         """Set the scales to those of the full ``matrix``, and return the codes [out · in] of the slice."""
-        codes, absmax = quantize_int8(matrix.to(self.absmax.device, self.dtype).half())  # as Int8Params casts it
+        half = matrix.to(self.absmax.device, self.dtype).half()  # as Int8Params casts it
+        return self.keep(*quantize_int8(half))
+
+    def keep(self, codes: Tensor, *scales: Tensor, expert: int | None = None) -> Tensor:
+        """Set the scales [out] to those of a full matrix, and return of its ``codes`` those of the slice."""
+        (absmax,) = scales
         self.absmax.copy_(self.piece.cut(absmax[:, None], columns=self.piece.full[1])[:, 0])
         return self.piece.cut(codes.view(self.piece.full)).flatten()
 

@@ -56,12 +56,12 @@ class Mxfp4Weight(QuantizedWeight):
         """Set the scales to those of the full ``matrix``, and return the elements [out · in / 2] of its slice."""
         return self.keep(*quantize_mxfp4(matrix.to(self.scales.device, self.dtype)), expert=expert)
 
-    def keep(self, packed: Tensor, scales: Tensor, *, expert: int | None = None) -> Tensor:
-        """Set the scales to those of a full matrix, and return of its ``packed`` elements those of its slice."""
-        piece = self.piece.matrix
+    def keep(self, codes: Tensor, *scales: Tensor, expert: int | None = None) -> Tensor:
+        """Set the scales [out, in / 32] to those of a full matrix, and return of its ``codes`` the slice's."""
+        (exponents,), piece = scales, self.piece.matrix
         held = self.scales if expert is None else self.scales[expert]
-        held.copy_(piece.cut(scales, columns=MXFP4_BLOCK))
-        return piece.cut(packed.view(piece.full[0], -1), columns=2).flatten()
+        held.copy_(piece.cut(exponents, columns=MXFP4_BLOCK))
+        return piece.cut(codes.view(piece.full[0], -1), columns=2).flatten()
 
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the experts [E, out, in] of all ``elements``."""

@@ -70,14 +70,20 @@ class Nf4Weight(QuantizedWeight):
 
     def quantize_matrix(self, matrix: Tensor, *, expert: int | None = None) -> Tensor:
         """Set the scales to those of the full ``matrix``, and return the slice's elements [out · in / 2] of bytes."""
-        packed, scales, largest, mean = quantize_nf4(matrix.to(self.scales.device, self.dtype))
-        self.scales.copy_(scales[_list_blocks(self.runs, scales.device)])
+        return self.keep(*quantize_nf4(matrix.to(self.scales.device, self.dtype)))
+
+    def keep(self, codes: Tensor, *scales: Tensor, expert: int | None = None) -> Tensor:
+        """Set the scales to those of a full matrix, and return of its ``codes``, two in a byte, those of the slice.
+
+        ``scales``: codes of the scales, their largest values and their mean [1], as ``quantize_nf4`` returns them.
+        """
+        blocks, largest, mean = scales
+        self.scales.copy_(blocks[_list_blocks(self.runs, blocks.device)])
         self.largest.copy_(largest)
         self.mean.copy_(mean)
         if self.shape == self.piece.full:
-            elements: Tensor = packed
-            return elements
-        return self.piece.cut(packed.view(len(matrix), -1), columns=2).flatten()
+            return codes
+        return self.piece.cut(codes.view(self.piece.full[0], -1), columns=2).flatten()
 
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the weight [out, in] of all ``elements``."""
@@ -100,14 +106,14 @@ def quantize_nf4(weight: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     values, absmax = _scale_by_absmax(weight.float().flatten(), NF4_BLOCK)
     if weight.numel() % NF4_BLOCK:
         absmax[-1:].clamp_(min=SMALLEST)
-    codes = _find_nearest(values, _nf4_values(weight.device))
+    codes = _find_nearest(values, list_nf4_values(weight.device))
     codes = torch.nn.functional.pad(codes, (0, len(codes) % 2), value=ZERO_CODE)
     mean = absmax.mean(dim=0, keepdim=True)
     values, largest = _scale_by_absmax(absmax - mean, NF4_SCALES_BLOCK)
     on_cpu = weight.device.type == "cpu"
     if on_cpu:  # bitsandbytes' CPU kernel looks codes up in a table of this many steps
         values = ((values + 1) * TABLE_STEPS + 0.5).int() / TABLE_STEPS - 1
-    scales = _find_nearest(values, _dynamic_values(weight.device))
+    scales = _find_nearest(values, list_scale_values(weight.device))
     if on_cpu:  # and gives equal absmax, which are 0 apart from their mean, the code 0
         scales.masked_fill_(largest.repeat_interleave(NF4_SCALES_BLOCK)[: len(scales)] == 0, 0)
     return (codes[::2] << 4) | codes[1::2], scales, largest, mean
@@ -193,7 +199,7 @@ def _unpack(packed: Tensor) -> Tensor:
 
 def _absmax(scales: Tensor, largest: Tensor, mean: Tensor, runs: list[int]) -> Tensor:
     """Return the absmax of each block in fp32."""
-    values = _dynamic_values(scales.device)[scales.int()]
+    values = list_scale_values(scales.device)[scales.int()]
     return values.mul_(largest[_list_blocks(runs, scales.device) // NF4_SCALES_BLOCK]).add_(mean)
 
 
@@ -211,19 +217,20 @@ def _find_nearest(flat: Tensor, values: Tensor) -> Tensor:
 
 
 @cache
-def _nf4_values(device: torch.device) -> Tensor:
+def list_nf4_values(device: torch.device) -> Tensor:
+    """Return the values of the 16 codes in fp32."""
     return torch.tensor(NF4_VALUES, device=device)
 
 
 @cache
 def _pairs(device: torch.device) -> Tensor:
     """Return the two values of each byte [256, 2]."""
-    values = _nf4_values(device)
+    values = list_nf4_values(device)
     return torch.stack((values.repeat_interleave(16), values.repeat(16)), dim=1)
 
 
 @cache
-def _dynamic_values(device: torch.device) -> Tensor:
+def list_scale_values(device: torch.device) -> Tensor:
     """Return the 256 values of the signed dynamic data type: 7 decades, each with twice the values of the one below.
 
     Source: arXiv:1511.04561; bitsandbytes' ``create_dynamic_map``.

@@ -102,6 +102,13 @@ class QuantizedWeight(ABC):
         """
 
     @abstractmethod
+    def keep(self, codes: Tensor, *scales: Tensor, expert: int | None = None) -> Tensor:
+        """Set the scales to those of a full matrix, and return of its ``codes`` those of its slice, of bytes.
+
+        Both are as the format has them; ``expert``: as of ``quantize_matrix``.
+        """
+
+    @abstractmethod
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the weight [out, in] of all ``elements``, in one operation that allocates only its output."""
 
