@@ -149,7 +149,12 @@ def stack_of(model: Model, layout: Layout, *, precision: str, chip: str, release
         return build_stack("megatron-bridge").replace(overlap=overlap if precision == "nvfp4" else (*overlap, "tp"))
     experts = experts_of(model, layout, chip=chip, precision=precision, release=release)
     overlap += ("ep",) if experts.pairs else ()
-    return build_stack("megatron-bridge").replace(overlap=overlap, **experts._asdict())
+    # The fused rotary embedding has no factor of YaRN; until 2025-11-22 it left it out (NVIDIA/Megatron-LM@987395813b:
+    # megatron/core/models/common/embeddings/rope_utils.py).
+    unfused = model.name == "gpt-oss-120b" and release >= "26.02"
+    return build_stack("megatron-bridge").replace(
+        overlap=overlap, rope="unfused" if unfused else "fused", **experts._asdict()
+    )
 
 
 def _rule(row: Row) -> str:

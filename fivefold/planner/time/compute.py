@@ -451,12 +451,15 @@ class Prices:
         if self.job.stack.attention_facts.materializes_scores:
             return self._price_batched_matmul(op)
         _, tokens, dim = op.shape
+        # What a query loses at the ends of its keys is the same in a window: the keys are those of a causal mask that
+        # lets through as many pairs a query.
+        keys = min(tokens, 2 * tokens * op.causal_flops // op.flops) if op.flops else tokens
         forward, backward = (
             roofline.estimate_attention(
                 self.chip,
                 flops=op.causal_flops,
                 tokens=tokens,
-                keys=tokens,
+                keys=keys,
                 head_dim=dim,
                 dtype="fp8" if in_fp8 else self.high_precision_dtype,
                 kind=self.job.stack.attention,

@@ -175,3 +175,13 @@ def test_deepseek_v3_fits_as_its_authors_keep_activations() -> None:
     )
     assert max(peaks) < 75e9 < 80e9 < max(wider)
     assert max(peaks[2:14]) < 1.01 * min(peaks[2:14])
+
+
+def test_gpt_oss_has_the_unfused_rotary_embedding_since_its_factor_of_yarn_is_applied() -> None:
+    releases = {row["row_id"]: row["release"] for row in rows("megatron_bridge_perf")}
+    ropes = {
+        (case.model.name, releases[row] >= "26.02"): case.job.stack.rope
+        for row, case in cases("megatron_bridge_perf").items()
+    }
+    assert (ropes["gpt-oss-120b", True], ropes["gpt-oss-120b", False]) == ("unfused", "fused")
+    assert {rope for (name, _), rope in ropes.items() if name != "gpt-oss-120b"} == {"fused"}

@@ -301,6 +301,30 @@ def test_a_loss_in_chunks_is_all_backward() -> None:
     assert whole < apart < whole + 1.5 * traffic + 0.1 * whole
 
 
+def attend(sequences: int, tokens: int, *, pairs: int) -> OpTime:
+    """Of 32 heads of 128, ``pairs`` of query and key in a sequence and head."""
+    per_pair, prices = 4 * 128 * 32 * sequences, Prices(machine("h100:1"), ranks=1, job=Job())
+    core = Op("attention.core", "attention", ("q", "k", "v"), {"a": 0}, shape=(sequences, tokens, 128), batch=32)
+    return prices.operation(core._replace(flops=per_pair * tokens * tokens, causal_flops=per_pair * pairs))
+
+
+@pytest.mark.parametrize("chunk", [128, 512, 2048, 8192])
+def test_attention_in_chunks_takes_the_time_of_sequences_of_their_length(chunk: int) -> None:
+    tokens, causal = 8192, chunk * (chunk + 1) // 2
+    chunked, short = attend(1, tokens, pairs=tokens // chunk * causal), attend(tokens // chunk, chunk, pairs=causal)
+    assert chunked.forward == pytest.approx(short.forward, rel=0.01)
+    assert chunked.backward == pytest.approx(short.backward, rel=0.01)
+
+
+def test_a_window_takes_the_time_of_a_causal_mask_with_as_many_keys() -> None:
+    """Queries of a window of 128 see 128 keys, as those of sequences of 256 see on average."""
+    tokens, window = 16384, 128
+    pairs = window * (window + 1) // 2 + (tokens - window) * window
+    windowed, causal = attend(1, tokens, pairs=pairs), attend(tokens // 256, 256, pairs=256 * 257 // 2)
+    assert windowed.forward == pytest.approx(causal.forward, rel=0.02)
+    assert windowed.backward == pytest.approx(causal.backward, rel=0.02)
+
+
 def test_the_slowest_of_n_chips_equals_a_simulation():
     draw = np.random.default_rng(0)
     one = machine("h100:1").chip
