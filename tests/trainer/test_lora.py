@@ -159,9 +159,13 @@ LAYOUTS = (
     ("text", "adapter", "model"),
     [
         ("tp2 mbs4", LORA, PLAIN),
-        ("dp2 zero3 mbs1 ac=full", QLORA, PLAIN),
         *mark_share(
-            99, [("dp2 zero3 mbs2", SOME, TIED), *((at, kind, PLAIN) for at in LAYOUTS for kind in (LORA, SOME))]
+            99,
+            [
+                ("dp2 zero3 mbs2", SOME, TIED),
+                ("dp2 zero3 mbs1 ac=full", QLORA, PLAIN),  # as with int8 and DoRA below
+                *((at, kind, PLAIN) for at in LAYOUTS for kind in (LORA, SOME)),
+            ],
         ),
         *mark_share(99, [(layout, QLORA, PLAIN) for layout in LAYOUTS if "tp" not in layout]),
         ("dp2 zero3 mbs1 ac=full", LORA.replace(base="int8"), PLAIN),
