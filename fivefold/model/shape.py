@@ -4,6 +4,7 @@ Letters (``docs/notation.md``): L ``layers``, D ``width``, F ``ffn``, N ``heads`
 H ``head_dim``, V ``vocab``, E ``moe.experts``.
 """
 
+from math import sqrt
 from typing import Annotated, Literal, NamedTuple, Self, get_args
 
 from pydantic import Field, model_validator
@@ -871,6 +872,10 @@ class ModelShape(Record):
 
     def get_residual_factors(self, layer: int) -> tuple[tuple[float, float], tuple[float, float]]:
         """Return the factors on stream and branch in the sums of ``layer``: of its token mixer, of its feed-forward."""
+        if self.residual_by_depth:  # the embedding is the first summand of the stream
+            summands = (2 * layer + 2, 2 * layer + 3)
+            mixer, feed_forward = (((number - 1) / number, 1 / number) for number in summands)
+            return (sqrt(mixer[0]), sqrt(mixer[1])), (sqrt(feed_forward[0]), sqrt(feed_forward[1]))
         factors = self.residual_factors or ResidualFactors()
         return factors.attention if self.has_attention(layer) else factors.mixer, factors.feed_forward
 

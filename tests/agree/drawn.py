@@ -153,6 +153,9 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "attention dropout": lambda model: model.dropout_rates.attention > 0,
     "dropout": lambda model: model.dropout > 0,
     "gate of heads": lambda model: model.gate_per_head,
+    "gate bias": lambda model: model.gate_bias,
+    "sums by depth": lambda model: model.residual_by_depth,
+    "power of positions": lambda model: model.temperature is not None and model.temperature.form == "power",
     "gate by softplus": lambda model: model.gate_activation == "softplus",
     "xielu": lambda model: model.activation == "xielu",
     "value dims": lambda model: model.value_dim is not None,
@@ -271,6 +274,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = _add_streams(random.Random(f"{number} streams"), model, layout=layout, job=job)
         model = _add_limits(random.Random(f"{number} limits"), model, layout=layout, job=job)
         model = _add_masks_from_values(random.Random(f"{number} masks"), model, layout=layout, job=job)
+    model = _add_depth_and_biases(random.Random(f"{number} depth"), model, layout=layout, job=job)
     model = _add_identity_experts(random.Random(f"{number} identity"), model, layout=layout, job=job)
     model = _add_scaled_latents(random.Random(f"{number} latents"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
@@ -420,6 +424,22 @@ def _add_masks_from_values(chance: random.Random, model: Model, *, layout: Layou
     }
     changed = _replace_if_legal(model, fields, layout=layout, job=job)
     return model if changed is None or chance.random() > 0.3 else changed
+
+
+def _add_depth_and_biases(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some models with sums of the stream by depth, a bias on gates, or powers of positions, where legal."""
+    depth: dict[str, Any] = {
+        "residual_by_depth": True,
+        "residual_scale": 1.0,
+        **dict.fromkeys(("residual_factors", "mtp")),
+    }
+    options: list[tuple[float, dict[str, Any]]] = [(0.25, depth), (0.5, {"gate_bias": True})]
+    if model.temperature is not None:
+        options.append((0.8, {"temperature": model.temperature.replace(form="power")}))
+    for share, fields in options:
+        if chance.random() < share:
+            model = _replace_if_legal(model, fields, layout=layout, job=job) or model
+    return model
 
 
 def _add_streams(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:

@@ -145,6 +145,7 @@ class GroupedAttention(_Attention):
         )
         gate_width = model.count_gate_columns(shape)
         self.gate = Linear(model.width, gate_width, bias=model.qkv_bias) if model.output_gate else None
+        self.gate_bias = nn.Parameter(torch.empty(shape.heads)) if model.gate_bias else None
         self.q_norm: nn.Module
         self.k_norm: nn.Module
         if model.qk_norm == "unit" and self.rotates:
@@ -169,6 +170,8 @@ class GroupedAttention(_Attention):
             x_RD = self.run("attention.in.scale", torch.mul, x_RD, self.in_scale)
         q, *others = project(self.run, "attention.qkv", x_RD, self.q, *linears, keys_B=rows.keys)
         gate = others.pop() if self.gate is not None else None
+        if gate is not None and self.gate_bias is not None:
+            gate = self.run("attention.gate.bias", _add_head_bias, gate, self.gate_bias)
         if self.shares_kv:
             assert rows.keys_values is not None
             return (self._make_queries(q, rows), *rows.keys_values), gate
@@ -335,6 +338,12 @@ def _append_key(k_BTNH: Tensor, key_BT1H: Tensor) -> Tensor:
 
 def _identity(rows: Tensor) -> Tensor:
     return rows
+
+
+def _add_head_bias(gate: Tensor, bias_N: Tensor) -> Tensor:
+    """Return the gate [R, N · H] or [R, N] with the bias of each head added."""
+    factors: Tensor = gate.view(len(gate), len(bias_N), -1) + bias_N.to(gate.dtype)[:, None]
+    return factors.flatten(1)
 
 
 def _split_heads(rows: Tensor, tokens: int, head_dim: int) -> Tensor:

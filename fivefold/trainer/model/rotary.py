@@ -82,8 +82,12 @@ def _temperature(
     rule: Temperature, positions: Tensor, *, head_dim: int, dtype: torch.dtype, device: torch.device
 ) -> tuple[Tensor, Tensor]:
     """Return the factors of ``positions`` as tables that rotate nothing: cos and sin [T, 1, H], of which sin is 0."""
-    steps = torch.div(positions.to(device, torch.float64) + rule.first, rule.floor, rounding_mode="floor")
-    factors = (1 + rule.scale * steps.log1p()).to(dtype)[:, None, None].expand(-1, 1, head_dim).contiguous()
+    numbers = positions.to(device, torch.float64) + rule.first
+    if rule.form == "power":
+        factors = (1 + numbers / rule.floor) ** rule.scale
+    else:
+        factors = 1 + rule.scale * torch.div(numbers, rule.floor, rounding_mode="floor").log1p()
+    factors = factors.to(dtype)[:, None, None].expand(-1, 1, head_dim).contiguous()
     return factors, torch.zeros_like(factors)
 
 

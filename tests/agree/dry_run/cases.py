@@ -192,6 +192,17 @@ OWN: Mapping[str, Model] = {
         block="sandwich",
         activation="gelu_tanh",
     ),
+    "beam": TINY.replace(
+        output_gate=True,
+        gate_bias=True,
+        residual_by_depth=True,
+        block="sandwich",
+        qk_norm="head",
+        window=40,
+        window_pattern=(True, False),
+        rope_pattern=(True, False),
+        temperature=Temperature(form="power", floor=16),
+    ),
     "shortcut": TINY.replace(
         kv_heads=8,
         mla=MLA(q_rank=40, kv_rank=32, nope_dim=8, rope_dim=4, v_dim=10, scaled="queries"),

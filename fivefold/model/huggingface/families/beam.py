@@ -73,5 +73,4 @@ BEAM = Family(
         "attention.gate_bias": "self_attn.gate_bias",
     },
     stacked_tensors=decoder.name_stacked_experts(),
-    is_trained=False,
 )

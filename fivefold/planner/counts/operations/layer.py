@@ -305,10 +305,6 @@ def _list_residual(
         if factor != 1:
             ops.append(elementwise(f"{name}.scale.{source}", "activation", (source,), f"{source}.scaled", size=size))
             onto, branch = (f"{source}.scaled", branch) if source == onto else (onto, f"{source}.scaled")
-    if model.residual_by_depth:  # factors on both: a copy of each, in the backward of each gradient
-        for source in (onto, branch):
-            ops.append(elementwise(f"{name}.scale.{source}", "activation", (source,), f"{source}.scaled", size=size))
-        onto, branch = f"{onto}.scaled", f"{branch}.scaled"
     if model.residual_weights:
         weighted = elementwise(f"{name}.stream", "activation", (onto,), f"{onto}.weighted", size=size, keeps=(onto,))
         dim = local.stream_width
