@@ -77,7 +77,8 @@ def cover_features() -> tuple[str, ...]:
 
 def leave_out_sizes(names: Collection[str]) -> list[Any]:
     """Return ``names`` for ``parametrize``: of models that differ in numbers alone, all but one are for ``--long``."""
-    kept = set({frozenset(list_features(build_model(name))): name for name in names}.values())
+    in_order = sorted(names, key=cover_features().__contains__)  # of equal features the last is kept
+    kept = set({frozenset(list_features(build_model(name))): name for name in in_order}.values())
     return [name if name in kept else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
