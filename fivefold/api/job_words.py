@@ -79,6 +79,7 @@ class JobWords(TypedDict, total=False):
     param_persistence_threshold: int
     max_reuse_distance: int
     max_live_parameters: int
+    update_group_size: int
     reduce_bucket: int
     ddp_bucket_size: Sequence[int]
     replicated_grad_reduce: Literal["unit", "weight"]
