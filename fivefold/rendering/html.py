@@ -5,7 +5,7 @@ Jupyter and marimo call ``_repr_html_`` of a record, which names its function he
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.text import Text
@@ -164,6 +164,11 @@ def render_search_parts(what: SearchResult) -> list[str]:
     return parts
 
 
+def join_sections(sections: Iterable[AnswerSection]) -> str:
+    """Return the page of an answer."""
+    return join_parts(*(part for section in sections for part in convert_section(section)))
+
+
 def convert_section(what: AnswerSection) -> list[str]:
     """Return a section of an answer: its heading, lines, tables and bars."""
     parts = [build_heading(what.title, convert_text(what.remark))] if what.title else []
@@ -190,10 +195,8 @@ def convert_text(text: str | Text) -> Raw:
 
 
 def render_single_changes(changes: Walk) -> str:
-    """Return a layout's single changes as HTML, with the tables of the terminal."""
-    from fivefold.rendering import search as page
-
-    return join_parts(convert_terminal(page.walk(changes, top=10)))
+    """Return the terminal's page of a layout's single changes."""
+    return join_sections(search.list_walk_sections(changes, top=10))
 
 
 def render_offers(what: Offers) -> str:
@@ -217,7 +220,7 @@ def render_playbook(what: Playbook) -> str:
 
 def render_comparison(what: Comparison) -> str:
     """Return the terminal's page of a comparison."""
-    return join_parts(*(part for section in comparison.list_sections(what) for part in convert_section(section)))
+    return join_sections(comparison.list_sections(what))
 
 
 def render_run(what: RunFolder) -> str:
@@ -271,4 +274,4 @@ def render_dry_run(what: Step | None, findings: Sequence[str]) -> str:
 def render_traced(what: Traced) -> str:
     """Return the terminal's page of traces, with the prediction next to them."""
     sections = trace_report.list_sections(what, rows=what.against, predicted=what.predicted, advice=what.advice)
-    return join_parts(*(part for section in sections for part in convert_section(section)))
+    return join_sections(sections)

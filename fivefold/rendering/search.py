@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from operator import attrgetter, itemgetter
 
-from rich.console import Group, RenderableType
+from rich.console import RenderableType
 from rich.text import Text
 
 from fivefold.job import Job
@@ -123,27 +123,25 @@ def render_fitting_change(change: Change | None) -> Text:
 
 def walk(single_changes: Walk, *, top: int) -> RenderableType:
     """Return the page of single changes: the current layout, the ``top`` changes that help most, and the best found."""
-    start = single_changes.start
+    return render_sections(list_walk_sections(single_changes, top=top))
+
+
+def list_walk_sections(single_changes: Walk, *, top: int) -> Iterator[AnswerSection]:
+    """Yield the sections of the page of single changes."""
+    start, path = single_changes.start, single_changes.path
     fits = {"yes": "fits", "tight": "tight", "no": "does not fit"}[start.answer]
     figures = f"step time {show_seconds(start.step_seconds)}, peak memory {show_bytes(start.memory_bytes)}, {fits}"
-    parts: list[RenderableType] = [
-        Text.assemble((start.layout, "bold cyan"), overflow="fold"),
-        Text(figures),
-        _build_heading("One change"),
-        make_grid(CHANGES, choose_changes(single_changes.changes, top)),
-    ]
-    if len(single_changes.path) > 1:
-        parts += [
-            _build_heading("The best change, then the best one after it, and so on"),
-            make_grid(CHANGES, single_changes.path),
-        ]
-    if single_changes.path:
-        faster = start.step_seconds / single_changes.path[-1].step_seconds - 1
+    yield AnswerSection((Text.assemble((start.layout, "bold cyan"), overflow="fold"), Text(figures)))
+    yield AnswerSection((make_grid(CHANGES, choose_changes(single_changes.changes, top)),), "One change")
+    if len(path) > 1:
+        title = "The best change, then the best one after it, and so on"
+        yield AnswerSection((make_grid(CHANGES, path),), title)
+    if path:
+        faster = start.step_seconds / path[-1].step_seconds - 1
         speed = f"{abs(faster):.1%} {'faster' if faster >= 0 else 'slower'}"
-        parts.append(Text(f"result: {single_changes.path[-1].layout}, {speed}", overflow="fold"))
+        yield AnswerSection((Text(f"result: {path[-1].layout}, {speed}", overflow="fold"),))
     else:
-        parts.append(Text("\nno single change helps"))
-    return Group(*parts)
+        yield AnswerSection((Text("\nno single change helps"),))
 
 
 def choose_changes(change_list: Sequence[Change], top: int) -> list[Change]:
@@ -243,10 +241,6 @@ def _format_layout(layout: str, reduce: str) -> str:
     """Return a layout, with the job's field that says how often it reduces gradients unless it has its default."""
     is_default = reduce == "micro_batch" or not {"zero2", "zero3"} & {word.partition("/")[0] for word in layout.split()}
     return layout if is_default else f"{layout} (--set reduce={reduce})"
-
-
-def _build_heading(title: str) -> Text:
-    return Text.assemble("\n", (title, "bold"))
 
 
 def format_gpu_hours(hours: float) -> str:
