@@ -59,7 +59,7 @@ OLD_FAULTS = [
           ("8*h100 is no machine", r'(?P<count>\d+)(\s*[x*×]\s*| )', r'(?P<count>\d+)(\s*[x×]\s*| )')),
     *edit("planner/search/rejections.py",
           "planner/counts/memory/test_host.py::test_a_layout_that_does_not_fit_is_advised_to_offload_with_its_host_memory",
-          ("offloading is not advised", 'if "optimizer" not in layout.list_offloaded(job):', "if False:"),
+          ("offloading is not advised", "for offloading in list_offloadings(layout, job):", "for offloading in ():"),
           ("advice to offload has no host memory", ", and {host_memory} of host memory per node", "")),
     *edit("planner/context_length.py", QUESTION_TESTS + "test_longest_sequences_are_listed_by_recomputation_and_cp",
           ("the longest sequence is not offloaded", "if answer.value <= longest.value:\n        return None",
