@@ -106,8 +106,10 @@ class CachedDecoder:
         new = slice(self.length, self.length + tokens_BT.shape[1])
         rows = RowInputs(tokens_BT.shape[1], tuple(table[new] for table in self.tables))
         x_RD = self.module.embed(tokens_BT, torch.arange(new.start, new.stop, device=tokens_BT.device))
-        for block in self.module.blocks:
+        for layer, block in enumerate(self.module.blocks):
             x_RD = block(x_RD, rows)
+            x_RD, experts = x_RD if self.module.model.lends_experts(layer) else (x_RD, None)
+            rows = rows._replace(experts=experts)
         self.length = new.stop
         last_BD = x_RD.unflatten(0, tokens_BT.shape)[:, -1]
         logits_BV: Tensor = self.module.head(last_BD, None, 1.0)

@@ -58,6 +58,8 @@ MODELS = [
     Model(name="softcap", layers=2, window=7, window_pattern=(True, False), attention_softcap=0.5, **PLAIN),
     Model(name="latent, sinks", layers=2, attention_sinks=True,
           mla=MLA(q_rank=None, kv_rank=20, nope_dim=8, rope_dim=4, v_dim=6), **LATENT),
+    Model(name="shortcut", layers=2, moe=EXPERTS.replace(joins_mlp=True, shortcut=True, pattern=(True, False)),
+          **PLAIN),
     Model(name="halves", layers=4, mixers=("attention", "none"), feed_forwards=(False, True), **PLAIN),
 ]  # fmt: skip
 SCANS = [
