@@ -14,7 +14,7 @@ import itertools
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_args
 
 from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, QUANTIZED_BASES, TARGETS, Adapter, SavedModule
 from fivefold.job import Job, get_recipe
@@ -28,6 +28,7 @@ from fivefold.model.altup import AltUp
 from fivefold.model.attention import Sliding
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
+from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.lightning import Lightning
@@ -37,7 +38,7 @@ from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.rope import RopeScaling
-from fivefold.model.shape import MLA, MTP, Mixer, MoE, Multipliers, ResidualFactors, Temperature
+from fivefold.model.shape import MLA, MTP, Mixer, MixerName, MoE, Multipliers, ResidualFactors, Temperature
 from fivefold.model.spec import Model
 from fivefold.record import Record
 from fivefold.trainer.supported import check_supported
@@ -271,6 +272,8 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model = _add_joined_experts(random.Random(f"{number} joined experts"), model, layout=layout, job=job)
         model, layout = _add_shortcut(random.Random(f"{number} shortcut"), model, layout=layout, job=job)
         model, job = _add_indexer(random.Random(f"{number} indexer"), model, layout=layout, job=job)
+        model, job = _add_compressed_keys(random.Random(f"{number} compressed"), model, layout=layout, job=job)
+        model = _add_hashed_experts(random.Random(f"{number} hashed"), model, layout=layout, job=job)
         model = _add_streams(random.Random(f"{number} streams"), model, layout=layout, job=job)
         model = _add_limits(random.Random(f"{number} limits"), model, layout=layout, job=job)
         model = _add_masks_from_values(random.Random(f"{number} masks"), model, layout=layout, job=job)
@@ -440,6 +443,49 @@ def _add_depth_and_biases(chance: random.Random, model: Model, *, layout: Layout
         if chance.random() < share:
             model = _replace_if_legal(model, fields, layout=layout, job=job) or model
     return model
+
+
+def _add_compressed_keys(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> tuple[Model, Job]:
+    """Return some models with layers that attend to a window and to compressed keys, where legal."""
+    if chance.random() > 0.3:
+        return model, job
+    net = CompressedAttention(
+        heads=6,
+        head_dim=8,
+        rope_dim=chance.choice((4, 8)),
+        q_rank=10,
+        window=chance.choice((1, 5, 100)),
+        out_groups=chance.choice((1, 2, 3)),
+        out_rank=7,
+        rope_theta=chance.choice((10_000.0, 500.0)),
+    )
+    indexer = Indexer(heads=chance.choice((1, 3)), head_dim=8, topk=chance.choice((2, 100)))
+    nets: dict[str, CompressedAttention] = {
+        "shared_key_attention": net,
+        "heavily_compressed_attention": net.replace(rate=chance.choice((3, 5)), rope_theta=300.0),
+        "compressed_sparse_attention": net.replace(rate=chance.choice((1, 2)), overlaps=True, indexer=indexer),
+    }
+    pattern = chance.sample((*nets, "attention"), chance.randint(1, 3))[: model.layers]
+    used = {kind: nets[kind] for kind in pattern if kind in nets}
+    others = [kind for kind in get_args(MixerName) if kind in type(model).model_fields]
+    excluded: dict[str, Any] = {
+        **dict.fromkeys((*others, "multipliers", "sliding", "shared_kv_ffn", "mtp")),
+        **dict.fromkeys(("joins_mamba2", "pre_norm_mixers"), False),
+        "shared_kv_layers": 0,
+    }
+    fitting = job.replace(documents="joined")
+    fitting = fitting.replace(attention="flash") if job.stack.attention == "unfused" else fitting
+    fields = {**excluded, "mixers": tuple(pattern), **used}
+    changed = _replace_if_legal(model, fields, layout=layout, job=fitting)
+    return (model, job) if changed is None else (changed, fitting)
+
+
+def _add_hashed_experts(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some models of experts in whose first layers token ids name the experts, where legal."""
+    if model.moe is None or model.draws_experts or chance.random() > 0.3:
+        return model
+    moe = model.moe.replace(hashed_layers=chance.randint(1, model.layers), balance=chance.choice(("free", "none")))
+    return _replace_if_legal(model, {"moe": moe}, layout=layout, job=job) or model
 
 
 def _add_streams(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:

@@ -97,6 +97,8 @@ CASES = (
     (HASHED, "dp2 cp2 ep2 zero3 mbs1"),
     (COMPRESSED_KEYS, "pp2 zb1p mbs1 ac=core+rope+norm"),
     (COMPRESSED_KEYS, "dp2 zero3 mbs1 ac=full"),
+    # its latents and keys have RMSNorms in any model, and were built with biases
+    (COMPRESSED_KEYS.replace(name="compressed keys, layernorm", norm="layernorm"), "dp2 mbs1"),
     (CHOSEN, "tp2 mbs2 ac=full"),
     (LENT, "dp2 tp2 zero3 mbs1 ac=full"),
     (INPUTS, "dp2 cp2 zero2 mbs1 ac=full"),

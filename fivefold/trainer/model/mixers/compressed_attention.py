@@ -20,7 +20,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.rotary import rotate_pairs
 from fivefold.trainer.model.linear import Linear, accumulate_grad, fused_linears
 from fivefold.trainer.model.mixers.compressed_core import attend, choose_compressed_keys, pool
-from fivefold.trainer.model.norm import UnitNorm, build_norm
+from fivefold.trainer.model.norm import RmsNorm, UnitNorm
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
 from fivefold.trainer.model.rotary import RowInputs
 
@@ -37,11 +37,11 @@ class CompressedAttentionMixer(nn.Module):
         self.run: Run = call_directly
         self.net, self.table = net, model.find_compressed_table(net)
         self.q_down = Linear(model.width, net.q_rank, bias=False)
-        self.q_norm = build_norm(model, net.q_rank)
+        self.q_norm = build_rms_norm(model, net.q_rank)
         self.q_up = Linear(net.q_rank, net.query_width, bias=False)
         self.head_norm = UnitNorm(epsilon=model.norm_epsilon)
         self.kv = Linear(model.width, net.head_dim, bias=False)
-        self.kv_norm = build_norm(model, net.head_dim)
+        self.kv_norm = build_rms_norm(model, net.head_dim)
         self.compress = None if net.rate is None else Compressor(model, net, name="mixer", dim=net.head_dim)
         self.indexer = None if net.indexer is None else CompressedIndexer(model, net)
         self.sinks = nn.Parameter(torch.empty(net.heads))
@@ -72,6 +72,11 @@ class CompressedAttentionMixer(nn.Module):
         return out_RD
 
 
+def build_rms_norm(model: Model, dim: int) -> RmsNorm:
+    """Build a norm of latents or keys, which is an RMSNorm with weights in any model."""
+    return RmsNorm(dim, epsilon=model.norm_epsilon, plus_one=model.norm_plus_one)
+
+
 class Compressor(nn.Module):
     """Makes compressed keys of ``dim``. ``name``: of its operations."""
 
@@ -89,7 +94,7 @@ class Compressor(nn.Module):
         columns = net.series * dim
         self.kv, self.gate = (Linear(model.width, columns, bias=False, is_low_precision=False) for _ in range(2))
         self.position_bias = nn.Parameter(torch.empty(net.rate, columns))
-        self.norm = build_norm(model, dim)
+        self.norm = build_rms_norm(model, dim)
 
     def forward(self, x_RD: Tensor, tokens: int, tables: Tables) -> Tensor:
         """Return the compressed keys [B · keys, dim] of rows [R, D], rotated by the position of their first tokens."""

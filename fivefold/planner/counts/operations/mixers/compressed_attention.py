@@ -21,7 +21,7 @@ from fivefold.model.shape import MixerName
 from fivefold.planner.counts.operations.indexer import INDEX_BYTES, QUERY_BLOCK, drop_gradient
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.op import Op, matmul, matmul_groups, norm, rope
+from fivefold.planner.counts.operations.op import NormKind, Op, matmul, matmul_groups, norm, rope
 
 
 def make_operations(kind: MixerName) -> Callable[[Local, str], list[Op]]:
@@ -42,17 +42,17 @@ def _list_operations(local: Local, net: CompressedAttention, source: str) -> lis
     q_ops = [
         entry.column("mixer.q_down", "cq", out_features=net.q_rank),
         entry.column("mixer.kv", "kv", out_features=net.head_dim),
-        norm("mixer.q_norm", "cq", "cqn", rows=rows, dim=net.q_rank, width=width, kind=local.norm),
+        norm("mixer.q_norm", "cq", "cqn", rows=rows, dim=net.q_rank, width=width, kind=_get_rms_norm(local)),
     ]
     latent = LinearInput(local, "cqn", in_features=net.q_rank, rows=rows, needs_all_rows=False)
-    unit = local.norm._replace(norm=NORMS["rmsnorm"], weight=False)
+    unit = _get_rms_norm(local)._replace(weight=False)
     heads = rows * net.heads
     q_ops += [
         *latent.ops,
         latent.column("mixer.q_up", "q", out_features=net.query_width),
         norm("mixer.head_norm", "q", "qn", rows=heads, dim=net.head_dim, width=width, kind=unit),
         rope("rope.q", "qn", "qr", numel=rows * net.query_width, width=width),
-        norm("mixer.kv_norm", "kv", "kvn", rows=rows, dim=net.head_dim, width=width, kind=local.norm),
+        norm("mixer.kv_norm", "kv", "kvn", rows=rows, dim=net.head_dim, width=width, kind=_get_rms_norm(local)),
         rope("rope.kv", "kvn", "kvr", numel=rows * net.head_dim, width=width),
     ]
     keys = list[Op]()
@@ -81,6 +81,11 @@ def _list_operations(local: Local, net: CompressedAttention, source: str) -> lis
             local, "mixer.out", "ol", "a", in_features=net.projected_width, out_features=model.width, bias=False
         ),
     ]
+
+
+def _get_rms_norm(local: Local) -> NormKind:
+    """Return the norm of latents and keys, which is an RMSNorm with weights in any model."""
+    return local.norm._replace(norm=NORMS["rmsnorm"], weight=True)
 
 
 def _count_keys(local: Local, net: CompressedAttention) -> int:
@@ -121,7 +126,7 @@ def _compress(
         matmul(f"{name}.kv", source, values, rows=rows, in_features=D, out_features=columns, width=width),
         matmul(f"{name}.gate", source, gates, rows=rows, in_features=D, out_features=columns, width=width),
         pool,
-        norm(f"{name}.norm", pooled, f"{name}.n", rows=keys, dim=dim, width=width, kind=local.norm),
+        norm(f"{name}.norm", pooled, f"{name}.n", rows=keys, dim=dim, width=width, kind=_get_rms_norm(local)),
         rope(names[1], f"{name}.n", f"{name}.r", numel=keys * dim, width=width),
     ]
 
