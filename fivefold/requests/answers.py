@@ -194,7 +194,7 @@ def refuse_unused(question: Question, **options: object) -> None:
         if question not in questions and options[name] != AskRequest.model_fields[name].default:
             deadline = "; for the fewest GPUs that finish in time: fivefold search MODEL h100 --gpu-counts 64-8192 "
             deadline += "--tokens 15T --deadline 30d"
-            hint = deadline if (name, question) == ("tokens", "gpus") else ""
+            hint = deadline if question == "gpus" and name in ("tokens", "deadline") else ""
             raise UserError(
                 f"--{name}: `ask {question}` does not use it, only {' and '.join(questions)}; drop it{hint}"
             )
