@@ -33,7 +33,7 @@ from fivefold.rendering import report
 from fivefold.requests.playbook import build_playbook
 from fivefold.trainer.supported import check_supported
 
-SMALL, LARGE = (resolve(name, local=Path("/nowhere")) for name in ("h200:8", "h200:512"))
+SMALL, LARGE = (resolve(name, local=Path("/nowhere")) for name in ("h200:8 memory=512GiB", "h200:512"))
 FEW = Where.parse("tp=1,8 cp=1 pp=2,4 ep=1,8,64 mbs=1 order=default zero=1 ac=full schedule=1f1b")
 ONE = "dp=8 mbs=1 zero=2 ac=none order=default"
 JOB = Job(sequence=64, global_batch=8)

@@ -157,6 +157,7 @@ def test_the_command_speaks_the_protocol_and_ends_with_its_client(tmp_path: Path
     """A process of its own, as an assistant starts it: nothing but the protocol on stdout, calls side by side."""
     import anyio
     import mcp
+    from mcp.client.stdio import stdio_client
 
     parameters = mcp.StdioServerParameters(
         command=sys.executable,
@@ -167,7 +168,7 @@ def test_the_command_speaks_the_protocol_and_ends_with_its_client(tmp_path: Path
 
     async def talk() -> list[Any]:
         answers: list[Any] = [None, None]
-        async with mcp.Client(parameters) as client:
+        async with mcp.Client(stdio_client(parameters, errlog=sys.__stderr__)) as client:
             assert client.server_info.name == "fivefold"
 
             async def ask(place: int, layout: str) -> None:

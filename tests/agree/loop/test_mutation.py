@@ -47,7 +47,7 @@ DATA = [
     *edit(PACKED, "engine:Engine._number_documents",
           ("an end opens the next document", " - ends.long()", ""),
           ("documents are joined", 'if self.job.documents == "joined"', "if True")),
-    *edit(FAR, "model.rotary:rotary_tables",
+    *edit(FAR, "model.rotary:_compute_tables",
           ("positions are bf16", "positions.to(device,", "positions.bfloat16().to(device,")),
 ]  # fmt: skip
 HELDOUT = [

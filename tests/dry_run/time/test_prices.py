@@ -10,6 +10,7 @@ from fivefold.dry_run.record.tape import Tape
 from fivefold.dry_run.time.prices import CURVES
 from fivefold.job import Job
 from fivefold.model.catalog import build_model
+from tests.planner.counts.operations.test_compressed_attention import MODEL as COMPRESSED_KEYS
 
 
 @pytest.mark.slow
@@ -17,7 +18,7 @@ def test_every_curve_is_of_a_function_that_a_step_runs(make_tapes: Callable[...,
     tiny, job = build_model("tiny").replace(layers=2), Job(sequence=32, global_batch=4)
     plain = tiny.replace(norm="layernorm", mlp="plain", activation="gelu")
     ran = set()
-    for model in (tiny, tiny.replace(activation="gelu"), plain):
+    for model in (tiny, tiny.replace(activation="gelu"), plain, COMPRESSED_KEYS):
         for kernels in ("fused", "eager"):
             (tape,) = make_tapes("mbs4", model=model, job=job.replace(kernels=kernels))
             ran |= {tape.sites[kernel.site].line.rpartition(" ")[2] for kernel in tape.kernels}
