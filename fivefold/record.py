@@ -455,7 +455,8 @@ def make_unknown_name_error(word: str, known: list[str], *, kind: str, forms: st
     """
     spoken = _join_word(word)
     longer = [name for name in known if len(spoken) >= 4 and _join_word(name).startswith(spoken)]
-    close = longer[:5] or get_close_matches(word.lower(), known, n=3, cutoff=0.5)
+    more = [f"{len(longer) - 5} others"] if len(longer) > 6 else longer[5:]
+    close = [*longer[:5], *more] or get_close_matches(word.lower(), known, n=3, cutoff=0.5)
     question = f"did you mean {join_names(close, 'or')}?" if close else ""
     if kind in CATALOGS:
         hint = f"{question} `{CATALOGS[kind]}` lists all".strip()

@@ -107,7 +107,7 @@ def list_names() -> list[str]:
 def build_model(name: str) -> Model:
     """Build the catalog model ``name``; a ``UserError`` suggests the nearest names."""
     if name not in CATALOG:
-        raise make_unknown_name_error(name, list_names(), kind="model")
+        raise make_unknown_name_error(name, _list_family(name), kind="model")
     entry = CATALOG[name]
     source = f"{CONFIG_SOURCE} {entry.source}" if entry.repository else entry.source
     source += f"; as written in {entry.also}" if entry.also else ""
@@ -117,10 +117,11 @@ def build_model(name: str) -> Model:
 def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     """Build the model that ``text`` names: of the catalog, a file, or a Hugging Face repository of a catalog model.
 
-    A repository's name is enough without its owner. ``find`` maps a path in ``text`` to the file. A ``.json`` with
-    ``architectures`` or ``model_type`` is a Hugging Face config (a folder: its ``config.json``); any other ``.json`` or
-    ``.toml`` holds the fields of ``Model``. Raises ``UserError``; warns (``UsageWarning``) about keys that may change
-    the model but that its family does not read.
+    A repository's name is enough without its owner, and so is the beginning of a name that fits models of one size.
+    ``find`` maps a path in ``text`` to the file. A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face
+    config (a folder: its ``config.json``); any other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises
+    ``UserError``; warns (``UsageWarning``) which model the beginning of a name stands for, and about keys that may
+    change the model but that its family does not read.
     """
     if text in CATALOG:
         return build_model(text)
@@ -134,10 +135,10 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     if path.suffix not in (".json", ".toml"):
         if is_file:
             raise UserError(f"{text}: a model file ends in .json or .toml")
-        if published := find_published(text) or find_published(_find_spoken_name(text)):
+        if published := find_published(text) or find_published(_find_spoken_name(text)) or _complete_name(text):
             return published
         if not _is_repository(text):
-            raise make_unknown_name_error(text, list_names(), kind="model")
+            raise make_unknown_name_error(text, _list_family(text), kind="model")
         similar = f" (similar: {join_names(close, 'and')})" if (close := list_similar(text)) else ""
         raise UserError(
             f"unknown model {text!r}: not a repository of the catalog{similar}, and Fivefold downloads nothing. Save "
@@ -201,10 +202,57 @@ def _find_spoken_name(text: str) -> str:
     return find_spelling(text, [spelling for key, entry in CATALOG.items() for spelling in _list_spellings(key, entry)])
 
 
+def _complete_name(text: str) -> Model | None:
+    """Return the model whose name begins with ``text``, up to a dash, and warn which it is; None if there is no one.
+
+    ``smollm3`` is smollm3-3b, and ``glm-5`` is glm5-744b-a40b. Of models of one size it is the first: ``qwen3-235b`` is
+    qwen3-235b-a22b.
+    """
+    beginnings = _spell_version(text)
+    names = [
+        name
+        for name in (*CATALOG, *VERSIONS)
+        if any(spelling.startswith(f"{beginning}-") for spelling in _spell_version(name) for beginning in beginnings)
+        or _read_family(name) in beginnings
+    ]
+    models = [model for name in names if (model := find_published(name))]
+    if len({(model.parameters, model.layers) for model in models}) != 1:
+        return None
+    others = [name for name in names[1:] if name in CATALOG]
+    size = f"{join_names(others, 'and')} have the same size" if others[1:] else f"{''.join(others)} has the same size"
+    warn(f"{text!r} is taken as {names[0]}" + (f" ({size})" if others else ", the only model whose name begins so"))
+    return models[0]
+
+
+def _spell_version(name: str) -> set[str]:
+    """Return the name in lower case, with dashes for spaces, and without a dash before its version: ``gpt3``."""
+    dashed = re.sub(r"[\s_]", "-", name.lower())
+    return {dashed, re.sub(r"^([a-z.]+)-(?=\d)", r"\1", dashed)}
+
+
+def _list_family(text: str) -> list[str]:
+    """Return the models of the family that ``text`` begins with, or else of those that are spelled most like it."""
+    families: dict[str, list[str]] = {}
+    for name in (*CATALOG, *VERSIONS):
+        if name in CATALOG or _read_family(name) != _read_family(VERSIONS[name].model):
+            families.setdefault(_read_family(name), []).append(name)
+    family = _read_family(text.rpartition("/")[2])
+    similar = [family] if family in families else get_close_matches(family, families, cutoff=0.7)
+    return [name for spelling in similar for name in families[spelling]]
+
+
+def _read_family(name: str) -> str:
+    """Return the first word of a model's name without its version: ``qwen3.5-35b-a3b`` is a ``qwen``."""
+    return re.split(r"[\s_-]", name.lower())[0].rstrip(".0123456789")
+
+
 def list_similar(text: str) -> list[str]:
-    """Return the up to three catalog models whose names, or those of their repositories, are nearest to ``text``."""
+    """Return the up to three catalog models of the family of ``text`` whose names or repositories are nearest to it."""
     word = text.rstrip("/").rpartition("/")[2].lower()
-    spellings = {spelling: name for name, entry in CATALOG.items() for spelling in _list_spellings(name, entry)}
+    family = set(_list_family(word))
+    spellings = {
+        spelling: name for name in CATALOG if name in family for spelling in _list_spellings(name, CATALOG[name])
+    }
     close = get_close_matches(word, spellings, n=12, cutoff=0.6)
     return list(dict.fromkeys(spellings[spelling] for spelling in close))[:3]
 

@@ -15,7 +15,7 @@ from fivefold.model.catalog import CATALOG, build_model, find_repository, list_n
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.write import find_difference
 from fivefold.planner.predict import predict
-from fivefold.record import UserError
+from fivefold.record import UsageWarning, UserError
 
 # Exact where the publisher's files give the weights (Hugging Face's safetensors metadata or the model card).
 # DeepSeek-V3's 671 026 419 200 there hold 58 balancing biases of 256, which are no trained weights; so do GLM-4.5's.
@@ -324,6 +324,11 @@ def test_unreadable_model_files_are_one_line_errors(tmp_path: Path, file: str, t
         ("lama3-8b", "unknown model 'lama3-8b'; did you mean llama3-8b"),
         ("Qwen3-9B", "did you mean"),
         ("Mixtral", "did you mean mixtral-8x7b or mixtral-8x22b?"),
+        ("glm", "did you mean glm4.5, glm4-9b or glm4-32b?"),
+        ("deepseek-r1-distill-llama", "mean deepseek-r1-distill-llama-8b or deepseek-r1-distill-llama-70b?"),
+        ("llama3", "llama3.3-70b or 4 others?"),
+        ("vicuna-14b", "did you mean vicuna-13b-v1.5 or vicuna-7b-v1.5?"),
+        ("baichuan2-13b", "unknown model 'baichuan2-13b'; `fivefold models` lists all"),
         ("zzz", "unknown model 'zzz'; `fivefold models` lists all"),
         ("", "unknown model ''"),
     ],
@@ -336,6 +341,27 @@ def test_an_unknown_model_name_is_a_one_line_error(
         resolve(text)
     assert says in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("beginning", "name"),
+    [
+        ("smollm3", "smollm3-3b"), ("tinyllama", "tinyllama-1.1b"), ("gpt3", "gpt3-175b"), ("GPT-3", "gpt3-175b"),
+        ("nemotron-3-nano", "nemotron3-nano-30b-a3b"), ("kimi-linear-48b", "kimi-linear-48b-a3b"),
+        ("ernie-4.5-21b", "ernie4.5-21b-a3b"), ("glm-5", "glm5-744b-a40b"), ("command-a", "command-a-111b"),
+        ("mimo-v2-flash", "mimo-v2-flash-309b-a15b"), ("qwen3-coder-480b", "qwen3-coder-480b-a35b"),
+        ("vicuna-13b", "vicuna-13b-v1.5"), ("Kimi Linear", "kimi-linear-48b-a3b"),
+    ],
+)  # fmt: skip
+def test_the_beginning_of_one_name_is_that_model(beginning: str, name: str) -> None:
+    with pytest.warns(UsageWarning, match=f"^'{beginning}' is taken as {name}, the only model whose name begins so$"):
+        assert resolve(beginning) == resolve(name)
+
+
+def test_the_beginning_of_names_of_one_size_is_the_first_of_them() -> None:
+    says = r"'qwen3-235b' is taken as qwen3-235b-a22b \(qwen3-235b-a22b-2507 has the same size\)"
+    with pytest.warns(UsageWarning, match=says):
+        assert resolve("qwen3-235b") == build_model("qwen3-235b-a22b")
 
 
 # Names of repositories on the Hugging Face hub, each with the catalog's model of its generation, or None: unknown.
