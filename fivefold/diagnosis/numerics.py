@@ -25,7 +25,6 @@ from fivefold.job import RECIPES, Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.model.weights import name_block
 from fivefold.record import RunFailure
 from fivefold.results.numerics import Compared, Kind, Numerics
 from fivefold.trainer.build import Built, build
@@ -243,11 +242,8 @@ def _load_weights(built: Built, weights: dict[str, Tensor]) -> None:
     """Copy full ``weights``, by name, into the shards."""
     for shard in built.shards:
         shard.weight.copy_(shard.rows_of(weights[shard.name]))
-    for layer, moe in built.moe_layers.items():
-        name = f"{name_block(built.module.model, layer)}.moe"
-        moe.bias.copy_(weights[f"{name}.bias"])
-        if moe.table is not None:
-            moe.table.copy_(weights[f"{name}.table"])
+    for name, tensor in built.router_tensors.items():
+        tensor.copy_(weights[name])
     for unit in built.units:
         unit.on_optimizer_step()
 

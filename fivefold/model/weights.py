@@ -102,6 +102,21 @@ def get_layer(model: ModelShape, name: str) -> int:
     return int(parts[1]) if parts[0] == "blocks" else model.layers + int(parts[2])
 
 
+def list_router_tensors(model: ModelShape) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of what routers hold and no step trains, by name; layers of MTP come last.
+
+    Each has a bias [E] of the scores by which experts are chosen. Hash layers have a table [V, k] of the experts of
+    each token id, too.
+    """
+    shapes: dict[str, tuple[int, ...]] = {}
+    for layer in filter(model.is_moe, range(model.layers + model.mtp_depth)):
+        assert model.moe is not None
+        shapes[f"{name_block(model, layer)}.moe.bias"] = (model.moe.choices,)
+        if model.hashes_experts(layer):
+            shapes[f"{name_block(model, layer)}.moe.table"] = (model.vocab, model.moe.topk)
+    return shapes
+
+
 def _list_mtp(model: ModelShape, name: str, *, layer: int) -> Iterator[Weight]:
     """Yield a module of multi-token prediction: norms of embedding and hidden state, projection, block, norm."""
     yield from _list_norm(model, f"{name}.embed_norm", model.width)

@@ -102,6 +102,16 @@ class Built:
         modules = {layer: self.module.get_submodule(f"{name_block(model, layer)}.moe") for layer in sorted(layers)}
         return {layer: moe for layer, moe in modules.items() if isinstance(moe, Moe)}
 
+    @property
+    def router_tensors(self) -> dict[str, Tensor]:
+        """Return what the routers of this rank's layers hold and no step trains, by name."""
+        model = self.module.model
+        return {
+            f"{name_block(model, layer)}.moe.{name}": tensor
+            for layer, moe in self.moe_layers.items()
+            for name, tensor in moe.router_tensors.items()
+        }
+
 
 def build(
     *,

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from fivefold.model.huggingface.decoder import FusedTensor, Names
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.spec import Model
-from fivefold.model.weights import Weight, get_layer, list_weights, name_block
+from fivefold.model.weights import Weight, get_layer, list_router_tensors, list_weights, name_block
 from fivefold.record import make_unknown_name_error
 
 
@@ -121,18 +121,14 @@ def list_tensors(
         for inner, ours in COPIES.items():
             weight = weight_by_name.get(ours, weight_by_name["embed.tokens.weight"])
             yield TensorPart(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)
-    if model.moe is not None and model.moe.balance == "free" and "moe.bias" in names:
-        for layer in filter(model.is_moe, range(model.layers + model.mtp_depth)):
-            if model.hashes_experts(layer):
-                continue
-            number = layer // record.layers_per_block
-            tensor_name = f"{str(names['blocks']).format(number)}.{names['moe.bias']}"
-            shape = (1, model.moe.choices) if record.bias_is_row else (model.moe.choices,)
-            yield TensorPart(tensor_name, shape, name_routing_bias(model, layer), dim=len(shape) - 1)
-    for layer in filter(model.hashes_experts, range(model.layers) if "moe.table" in names else ()):
-        assert model.moe is not None
-        tensor_name = f"{str(names['blocks']).format(layer)}.{names['moe.table']}"
-        yield TensorPart(tensor_name, (model.vocab, model.moe.topk), name_expert_table(model, layer))
+    for ours, shape in list_router_tensors(model).items():
+        layer, kind = get_layer(model, ours), ours[ours.rindex("moe.") :]
+        is_biased = model.moe is not None and model.moe.balance == "free" and not model.hashes_experts(layer)
+        if kind in names and (is_biased or kind == "moe.table"):
+            block = str(names["blocks"]).format(layer // record.layers_per_block)
+            is_row = record.bias_is_row and kind == "moe.bias"
+            stored_shape = (1, *shape) if is_row else shape
+            yield TensorPart(f"{block}.{names[kind]}", stored_shape, ours, dim=1 if is_row else 0)
 
 
 def list_constants(model: Model, *, family: str) -> dict[str, float | tuple[float, ...]]:
@@ -144,16 +140,6 @@ def list_constants(model: Model, *, family: str) -> dict[str, float | tuple[floa
         for layer in range(model.layers)
         for inner, value in record.constants.items()
     }
-
-
-def name_routing_bias(model: Model, layer: int) -> str:
-    """Return our name of the routing bias of ``layer``, which is not a listed weight; MTP layers come last."""
-    return f"{name_block(model, layer)}.moe.bias"
-
-
-def name_expert_table(model: Model, layer: int) -> str:
-    """Return our name of the table of token ids that names the experts of ``layer``."""
-    return f"{name_block(model, layer)}.moe.table"
 
 
 def _list_parts(

@@ -257,11 +257,8 @@ def _list_tensors(built: Built) -> State:
         tensors[f"weights/{shard.name}"] = _wrap_boxes(shard, shard.weight)
         for kind, part, moment in optimizer.list_moments(built.optimizer, shard):
             tensors[f"moments/{shard.name}/{kind}"] = moment if part is None else _wrap_boxes(part, moment)
-    for layer, moe in built.moe_layers.items():
-        tensors[f"bias/{layer}"] = moe.bias  # routing bias [E]
-        if moe.table is not None:
-            tensors[f"table/{layer}"] = moe.table  # experts by token ids [V, k]
-    return tensors
+    model = built.module.model
+    return tensors | {folder.name_router_tensor(model, name): held for name, held in built.router_tensors.items()}
 
 
 def _wrap_boxes(part: WeightShard, rows: Tensor) -> BoxTensor:

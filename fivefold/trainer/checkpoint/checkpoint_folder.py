@@ -22,6 +22,7 @@ from pydantic import JsonValue, NonNegativeInt
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.model.weights import get_layer
 from fivefold.record import Record, UserError, read_file
 
 VERSION = 1
@@ -80,6 +81,11 @@ class Checkpoint(Record):
 def format_folder_name(step: int) -> str:
     """Return the name of the folder of the checkpoint after ``step`` steps."""
     return f"step-{step:08d}"
+
+
+def name_router_tensor(model: Model, name: str) -> str:
+    """Return the name in a checkpoint of what a router holds: ``bias/3`` of ``blocks.3.moe.bias``."""
+    return f"{name.rpartition('.')[2]}/{get_layer(model, name)}"
 
 
 def begin(final: Path) -> Path:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from fivefold.model.spec import Model
 from fivefold.model.weight import EXPERT_FACTORS, MAGNITUDE
-from fivefold.model.weights import name_block
 from fivefold.trainer.build import Built
 from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.linear import Linear
@@ -53,12 +52,7 @@ def gather_full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
                 scale=scale,
                 magnitude=None,
             )
-    local_tensors = {f"{name_block(model, layer)}.moe.bias": moe.bias.cpu() for layer, moe in built.moe_layers.items()}
-    local_tensors |= {
-        f"{name_block(model, layer)}.moe.table": moe.table.cpu()
-        for layer, moe in built.moe_layers.items()
-        if moe.table is not None
-    }
+    local_tensors = {name: tensor.cpu() for name, tensor in built.router_tensors.items()}
     tensors_of_ranks: list[Any] | None = [local_tensors] * built.ranks.world if built.ranks.rank == 0 else None
     if built.ranks.world > 1:  # on a single rank, gather_object would pickle and unpickle every weight
         dist.gather_object(local_tensors, tensors_of_ranks)

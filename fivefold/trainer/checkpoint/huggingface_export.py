@@ -31,12 +31,10 @@ from fivefold.model.huggingface.tensors import (
     TensorPart,
     list_constants,
     list_tensors,
-    name_expert_table,
-    name_routing_bias,
 )
 from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
-from fivefold.model.weights import get_layer, list_weights
+from fivefold.model.weights import list_router_tensors, list_weights
 from fivefold.record import Record, RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, merged_adapter, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
@@ -274,10 +272,8 @@ def _load(read: Read, file: list[Fused], *, model: Model, dtype: torch.dtype) ->
         rows = torch.empty((len(stored) * shape[0], *shape[1:]), dtype=_choose_dtype(stored[0], dtype))
         tensors |= zip(((part.name, ours) for part in stored), rows.chunk(len(stored)), strict=True)
         copies |= {(part.name, ours): rows for part in further_copies}
-        if ours.endswith(BIAS):
-            targets[f"bias/{get_layer(model, ours)}"] = rows
-        elif ours.endswith(TABLE):
-            targets[f"table/{get_layer(model, ours)}"] = rows
+        if ours.endswith((BIAS, TABLE)):
+            targets[checkpoint_folder.name_router_tensor(model, ours)] = rows
         else:
             targets[f"weights/{ours}"] = BoxTensor(shapes[ours], _list_boxes(stored, shape), rows)
     read(targets)
@@ -297,17 +293,14 @@ def _fill_from_merged(merged: MergedFolder, targets: dict[str, Tensor]) -> None:
 
     Routing biases and tables of experts are the base's: next to adapters they are frozen.
     """
+    model = merged.base.model
+    router_names = {checkpoint_folder.name_router_tensor(model, name): name for name in list_router_tensors(model)}
     for name, target in targets.items():
         if isinstance(target, BoxTensor):
             for box, part in zip(target.boxes, target.parts, strict=True):
                 part.copy_(merged.read(name.removeprefix("weights/"), offsets=box.offsets, sizes=box.sizes))
-            continue
-        kind, _, layer = name.partition("/")
-        ours = (name_routing_bias if kind == "bias" else name_expert_table)(merged.base.model, int(layer))
-        if ours in merged.base.parts:
-            target.copy_(merged.base.read(ours, offsets=(0,) * target.dim(), sizes=tuple(target.shape)))
         else:
-            target.zero_()
+            merged.base.fill(router_names[name], target.zero_())
 
 
 def _name_weight(part: TensorPart) -> str:

@@ -27,8 +27,6 @@ from fivefold.model.huggingface.tensors import (
     TensorPart,
     list_constants,
     list_tensors,
-    name_expert_table,
-    name_routing_bias,
 )
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
@@ -130,6 +128,11 @@ class HuggingFaceFolder:
             counts[dtype] = counts.get(dtype, 0) + part.numel
         return counts
 
+    def fill(self, ours: str, tensor: Tensor) -> None:
+        """Copy all of ``ours`` into ``tensor`` if the folder holds it."""
+        if ours in self.parts:
+            tensor.copy_(self.read(ours, offsets=(0,) * tensor.dim(), sizes=tuple(tensor.shape)))
+
     def read(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Read a box of our weight ``ours`` in its stored dtype; of stacked experts [E, ., .] a box of one expert."""
         several = self.parts[ours]
@@ -226,7 +229,7 @@ def start(path: Path, *, built: Built, model: Model) -> None:
 
 @torch.no_grad()
 def _start(path: Path, *, built: Built, model: Model) -> None:
-    """Copy the rows of this rank from a Hugging Face folder into its shards, and the routing biases."""
+    """Copy the rows of this rank from a Hugging Face folder into its shards, and what routers hold."""
     folder = HuggingFaceFolder.open(path, model=model)
     for shard in built.base_shards:
         if shard.stored is not None:  # the scales are those of the full weight, on every rank
@@ -243,11 +246,8 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
     shards = [shard for unit in built.units for shard in (*unit.shards, *unit.frozen)]
     shapes = {shard.name: shard.local_weight.weight.shape for shard in shards}
     start_magnitudes(shards, read=lambda name: folder.read(name, offsets=(0, 0), sizes=shapes[name]))
-    for layer, moe in built.moe_layers.items():
-        if (name := name_routing_bias(model, layer)) in folder.parts:
-            moe.bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(moe.bias.shape)))
-        if moe.table is not None and (name := name_expert_table(model, layer)) in folder.parts:
-            moe.table.copy_(folder.read(name, offsets=(0, 0), sizes=tuple(moe.table.shape)))
+    for name, tensor in built.router_tensors.items():
+        folder.fill(name, tensor)
 
 
 # Reading and checking the folder

@@ -20,9 +20,8 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
-from fivefold.model.huggingface.tensors import name_expert_table, name_routing_bias
 from fivefold.model.spec import Model
-from fivefold.model.weights import list_weights, name_block
+from fivefold.model.weights import list_router_tensors, list_weights
 from fivefold.record import RunFailure, UserError, read_file
 from fivefold.trainer.checkpoint import checkpoint_folder, merged_adapter, peft_adapter
 from fivefold.trainer.checkpoint.full_weights import build_decoder
@@ -108,26 +107,19 @@ class WeightSource:
         return build_decoder(self.weights(dtype=weight_dtype), model=self.model).to(device)
 
     def weights(self, *, dtype: torch.dtype) -> dict[str, Tensor]:
-        """Return name → full weight on CPU in ``dtype``, the routing biases of experts in fp32 and their tables."""
+        """Return name → full weight on CPU in ``dtype``, and what routers hold."""
         tensors = {weight.name: torch.empty(weight.shape, dtype=dtype) for weight in list_weights(self.model)}
-        biases = {
-            layer: torch.zeros(self.model.moe.choices)
-            for layer in range(self.model.layers + self.model.mtp_depth)
-            if self.model.moe is not None and self.model.is_moe(layer)
-        }
-        tables = {
-            layer: torch.zeros(self.model.vocab, self.model.moe.topk, dtype=torch.int32)
-            for layer in biases
-            if self.model.moe is not None and self.model.hashes_experts(layer)
+        router_tensors = {
+            name: torch.zeros(shape, dtype=torch.float32 if name.endswith("bias") else torch.int32)
+            for name, shape in list_router_tensors(self.model).items()
         }
         if self.adapted is not None:
-            _read_folder(self.adapted.base, self.adapted, tensors, biases, tables)
+            _read_folder(self.adapted.base, self.adapted, tensors, router_tensors)
         elif self.folder is not None:
-            _read_folder(self.folder, self.folder, tensors, biases, tables)
+            _read_folder(self.folder, self.folder, tensors, router_tensors)
         else:
-            _read_checkpoint(self.path, tensors, biases, tables)
-        tensors |= {name_expert_table(self.model, layer): table for layer, table in tables.items()}
-        return tensors | {f"{name_block(self.model, layer)}.moe.bias": bias for layer, bias in biases.items()}
+            _read_checkpoint(self.path, tensors, router_tensors, model=self.model)
+        return tensors | router_tensors
 
 
 @torch.no_grad()
@@ -135,18 +127,14 @@ def _read_folder(
     folder: HuggingFaceFolder,
     source: HuggingFaceFolder | MergedFolder,
     tensors: dict[str, Tensor],
-    biases: dict[int, Tensor],
-    tables: dict[int, Tensor],
+    router_tensors: dict[str, Tensor],
 ) -> None:
-    """Fill weights by name from ``source``, and what routers have by layer from the Hugging Face ``folder``."""
+    """Fill weights from ``source``, and what routers hold from the Hugging Face ``folder``, by name."""
     for name, weight in tensors.items():
         for box in _list_boxes(tuple(weight.shape), separate=folder.parts[name][0].expert is not None):
             weight[box.rows] = source.read(name, offsets=box.offsets, sizes=box.sizes)
-    for layer, bias in biases.items():
-        if (name := name_routing_bias(folder.model, layer)) in folder.parts:
-            bias.copy_(folder.read(name, offsets=(0,), sizes=tuple(bias.shape)))
-    for layer, table in tables.items():
-        table.copy_(folder.read(name_expert_table(folder.model, layer), offsets=(0, 0), sizes=tuple(table.shape)))
+    for name, tensor in router_tensors.items():
+        folder.fill(name, tensor)
 
 
 def _list_boxes(shape: tuple[int, ...], *, separate: bool) -> Iterator[Box]:
@@ -158,23 +146,18 @@ def _list_boxes(shape: tuple[int, ...], *, separate: bool) -> Iterator[Box]:
 
 
 def _read_checkpoint(
-    path: Path, tensors: dict[str, Tensor], biases: dict[int, Tensor], tables: dict[int, Tensor]
+    path: Path, tensors: dict[str, Tensor], router_tensors: dict[str, Tensor], *, model: Model
 ) -> None:
-    """Fill weights by name and what routers have by layer from a checkpoint; raises ``RunFailure`` if unreadable."""
+    """Fill weights and what routers hold, by name, from a checkpoint; raises ``RunFailure`` if it is unreadable."""
     checkpoint_folder.verify(path, checkpoint_folder.read(path).files)
     targets: dict[str, Tensor] = {
         f"weights/{name}": BoxTensor(tuple(weight.shape), _list_boxes(tuple(weight.shape), separate=False), weight)
         for name, weight in tensors.items()
     }
+    targets |= {checkpoint_folder.name_router_tensor(model, name): held for name, held in router_tensors.items()}
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch warns that no process group is initialised
-            load_tensors(
-                targets
-                | {f"bias/{layer}": bias for layer, bias in biases.items()}
-                | {f"table/{layer}": table for layer, table in tables.items()},
-                storage_reader=FileSystemReader(path),
-                no_dist=True,
-            )
+            load_tensors(targets, storage_reader=FileSystemReader(path), no_dist=True)
     except (OSError, RuntimeError, CheckpointException) as error:
         raise RunFailure(f"{path} cannot be read: {str(error).splitlines()[0]}") from None

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.trainer.model.kernels.fused.dropout import draw_mask, is_available
-from fivefold.trainer.model.operation import exclude_from_graphs
+from fivefold.trainer.model.operation import exclude_from_graphs, take_all_rows
 
 GAMMA, FIRST, SECOND = (
     value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
@@ -167,7 +167,7 @@ class Dropout(PlacedNoise):
     def __init__(self, rate: float, *, place: int) -> None:
         super().__init__(place=place)
         self.rate = rate
-        self.own_rows: Callable[[Tensor], Tensor] = _take_all_rows
+        self.own_rows: Callable[[Tensor], Tensor] = take_all_rows
 
     @exclude_from_graphs
     def forward(self, x_RD: Tensor, keys_B: Tensor, tokens: int) -> Tensor:
@@ -196,7 +196,3 @@ class AdapterDropout(PlacedNoise):
         keys = self.make_keys_of_part(keys_B, rows=rows)
         mask: Tensor = dropout_mask(keys, len(columns), self.rate, columns.start)
         return mask
-
-
-def _take_all_rows(rows: Tensor) -> Tensor:
-    return rows

@@ -25,7 +25,7 @@ from fivefold.trainer.model.hyper_connections import repeat_streams
 from fivefold.trainer.model.linear import Linear, fused_linears
 from fivefold.trainer.model.lora import has_adapters_on
 from fivefold.trainer.model.norm import UnitNorm, build_norm
-from fivefold.trainer.model.operation import Run, call_directly
+from fivefold.trainer.model.operation import Run, call_directly, take_all_rows
 from fivefold.trainer.model.per_layer_inputs import make_inputs
 
 Places = Callable[[], Tensor]
@@ -49,7 +49,7 @@ class Embed(nn.Module):
         self.positions = _make_table(rows, model.width) if model.position == "learned" else None
         self.is_sinusoidal, self.has_endpoint = model.position == "sinusoidal", model.sinusoid_endpoint
         self.lookup: Callable[[Tensor, Tensor], Tensor] = F.embedding
-        self.own_rows: Callable[[Tensor], Tensor] = _take_all_rows
+        self.own_rows: Callable[[Tensor], Tensor] = take_all_rows
         self.norm: nn.Module | None = None
         if model.embedding_norm != "none":
             is_weighted = model.embedding_norm == "weighted"
@@ -108,10 +108,6 @@ class Embed(nn.Module):
             return x_RD, inputs
         others = self.run("embed.altup", fused_linears, x_RD, *self.altup)
         return self.run("embed.altup.scale", match_magnitudes, x_RD, *others), inputs
-
-
-def _take_all_rows(rows: Tensor) -> Tensor:
-    return rows
 
 
 class _AddPositions(torch.autograd.Function):

@@ -26,7 +26,7 @@ from fivefold.trainer.model.kernels.kinds import INPUT_WEIGHTED, WEIGHTED
 from fivefold.trainer.model.linear import WgradStore, accumulate_grad
 from fivefold.trainer.model.mlp import Mlp
 from fivefold.trainer.model.norm import build_norm
-from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs
+from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs, take_all_rows
 from fivefold.trainer.model.routing import Permutation, Sequences
 
 
@@ -144,7 +144,7 @@ class Moe(nn.Module):
         )
         self.register_buffer("bias", torch.zeros(model.moe.choices, dtype=torch.float32))
         self.register_buffer("load", torch.zeros(model.moe.choices, dtype=torch.int64), persistent=False)
-        self.own_rows: Callable[[Tensor], Tensor] = _take_all_rows
+        self.own_rows: Callable[[Tensor], Tensor] = take_all_rows
         shape, is_hashed = (model.vocab, model.moe.topk), model.hashes_experts(layer)
         self.register_buffer("table", torch.zeros(shape, dtype=torch.int32) if is_hashed else None)
 
@@ -205,6 +205,11 @@ class Moe(nn.Module):
         if self.moe.clamp is not None:
             return self.activation, self.moe.clamp
         return () if self.is_gated and self.activation in WEIGHTED else (self.activation,)
+
+    @property
+    def router_tensors(self) -> dict[str, Tensor]:
+        """Return what the router holds and no step trains, by its name in this layer (``list_router_tensors``)."""
+        return {"bias": self.bias} if self.table is None else {"bias": self.bias, "table": self.table}
 
     def update_bias(self, load: Tensor, *, rate: float = 1e-3) -> None:
         """Lower the bias of experts above the mean ``load`` [E] and raise others; call it once per step.
@@ -308,10 +313,6 @@ def _accumulate_router_grads(router: Router, x: Tensor, gradient: Tensor) -> Non
     if router.bias is not None:
         accumulate_grad(router.bias, gradient.sum(0).to(router.bias.dtype))
     accumulate_grad(router.weight, (gradient.t() @ x.float()).to(router.weight.dtype))
-
-
-def _take_all_rows(rows: Tensor) -> Tensor:
-    return rows
 
 
 class _SqrtSoftplus(torch.autograd.Function):

@@ -12,6 +12,7 @@ from functools import wraps
 from typing import Any, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 Run = Callable[..., Any]
 Function = TypeVar("Function", bound=Callable[..., Any])
@@ -40,6 +41,11 @@ def exclude_from_graphs(function: Function, *, recursive: bool = True) -> Functi
 
     run._torchdynamo_disable = True  # type: ignore[attr-defined]  # the compiler checks it before it enters
     return cast(Function, run)
+
+
+def take_all_rows(rows: Tensor) -> Tensor:
+    """Return ``rows``, which are this rank's if it has the rows of all tokens."""
+    return rows
 
 
 def skip_wrappers() -> None:
