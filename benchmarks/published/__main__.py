@@ -89,6 +89,7 @@ def _print(report: Report, *, excluded: bool, rows: bool, by: Field | None, mark
 
 
 def _print_ratios(report: Report, *, markdown: bool, rows: bool) -> None:
+    """Print the errors of ratios by kind of difference, or with ``rows`` by source."""
     from benchmarks.published import table as page
     from benchmarks.published.ratios import summarize_sources
 

@@ -52,6 +52,8 @@ class Constant(NamedTuple):
 
 
 def _joule(chips: tuple[str, ...], dtype: str) -> Change:
+    """Return a change of the FLOPs per joule in ``dtype`` of chips whose names begin with one of ``chips``."""
+
     def change(machine: Machine, factor: float) -> Machine:
         chip = machine.chip
         if not chip.name.startswith(chips):
@@ -63,6 +65,8 @@ def _joule(chips: tuple[str, ...], dtype: str) -> Change:
 
 
 def _chip(field: str, *, chips: tuple[str, ...] = ("",)) -> Change:
+    """Return a change of a ``field`` of chips whose names begin with one of ``chips``; of all values of a table."""
+
     def change(machine: Machine, factor: float) -> Machine:
         chip = machine.chip
         if not chip.name.startswith(chips):
@@ -86,6 +90,8 @@ def _scale_unmeasured_share(machine: Machine, factor: float) -> Machine:
 
 
 def _link(index: int, field: str) -> Change:
+    """Return a change of a ``field`` of the link with this index; a sustained share stays at most 1."""
+
     def change(machine: Machine, factor: float) -> Machine:
         links = list(machine.links)
         value = getattr(links[index], field) * factor

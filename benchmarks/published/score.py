@@ -159,6 +159,7 @@ def score_message(message: Message) -> Score:
 
 
 def _memory(case: Case, figures: PredictedFigures) -> float:
+    """Return the predicted bytes of the quantity that a case measured."""
     if case.quantity == "states":
         return figures.states_bytes
     if case.quantity == "activations":

@@ -165,6 +165,7 @@ def ratios_by_source_markdown(errors: Iterable[SourceErrors]) -> str:
 
 
 def _source_cells(errors: Iterable[SourceErrors]) -> Iterator[tuple[str, ...]]:
+    """Yield the cells of the table of ratios by source."""
     for row in errors:
         yield (
             row.kind,

@@ -43,6 +43,7 @@ class MachineFactors(NamedTuple):
 
 
 def _chip(chip: Chip, factors: MachineFactors) -> Chip:
+    """Return the chip with its efficiencies multiplied by ``factors``."""
     return chip.replace(
         matmul_share={dtype: share * factors.matmul for dtype, share in chip.matmul_share.items()},
         flops_per_joule={dtype: joule * factors.matmul for dtype, joule in chip.flops_per_joule.items()},

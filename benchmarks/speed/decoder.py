@@ -105,6 +105,7 @@ class Decoder(nn.Module):
         return x
 
     def _rotary(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of all positions [T, head dim], which are computed once."""
         if self.tables is None:
             model, dtype = self.model, next(self.parameters()).dtype
             positions = torch.arange(x.shape[1]) if self.positions is None else self.positions

@@ -32,6 +32,7 @@ def cases() -> Iterator[Case | Excluded]:
 
 
 def _rule(row: Row) -> str:
+    """Return why a row is left out; empty if it is not."""
     if row["trust"] == "low":
         return "the source contradicts itself: " + row["note"].partition("SUSPECT: ")[2]
     if not row["layers"] or not row["heads"]:
@@ -42,6 +43,7 @@ def _rule(row: Row) -> str:
 
 
 def _stages(layers: int, pp: int) -> tuple[int, ...]:
+    """Return the layers of each stage; Megatron-DeepSpeed counts embedding and head as layers where that divides."""
     if layers % pp == 0:
         return ()
     if (layers + 2) % pp == 0:  # partition method type:transformer|embed

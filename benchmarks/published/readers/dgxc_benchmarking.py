@@ -82,6 +82,7 @@ def _stack(row: Row, model: Model) -> Stack:
 
 
 def _rule(row: Row) -> str:
+    """Return why a row is left out; empty if it is not."""
     if "Finetuning" in row["model"]:
         return ADAPTERS if "LORA" in row["model"] else PACKED
     if row["framework"] != "NeMo/Megatron":

@@ -29,6 +29,7 @@ STACK = build_stack("nemo").replace(overlap=("dp", "cp", "pp"))
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row; Google's ranks have the NICs of their machine type."""
     return case_of(
         "gpu_recipes",
         row,

@@ -46,6 +46,7 @@ SUMMED: Recipe = STATES.replace(name="bf16-full-sum32", accumulated_bytes=4)
 
 
 def _rule(row: Row) -> str:
+    """Return why a row is left out; empty if it is not."""
     if not number(row, "step_s") and not number(row, "peak_allocated_gib"):
         return NO_STEP
     if not integer(row, "ffn"):
@@ -62,6 +63,7 @@ def _model(row: Row) -> Model:
 
 
 def _machine(row: Row) -> Machine:
+    """Return the cluster of a row, whose nodes may have fewer GPUs than the catalog's."""
     cluster = read_machine(row, nic_gigabits=NIC_GIGABITS, source=NIC_SOURCE)
     ranks = integer(row, "gpus_per_node") or 4
     if ranks >= cluster.ranks_per_node:

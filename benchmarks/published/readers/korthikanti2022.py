@@ -54,6 +54,7 @@ FIGURE_1: tuple[tuple[str, Literal["states", "activations"], str, bool], ...] = 
 
 
 def _figure_1(row: Row) -> Iterator[Case]:
+    """Yield a case for each bar of figure 1: activations under a kind of recomputation, with or without sp."""
     for column, quantity, ac, sp in FIGURE_1:
         case = _case(row | {"recompute": ac}, f"{row['row_id']} {column}", sp=sp)
         yield case._replace(

@@ -31,6 +31,7 @@ def _rule(row: Row) -> str:
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row without its peak, which the source prints in an unknown unit."""
     return case_of(
         "lumen",
         row,

@@ -77,6 +77,7 @@ MODULES = RECOMPUTED | {
 
 
 def _rule(row: Row) -> str:
+    """Return why a row is left out; empty if it is not."""
     name, table = row["model"], row["table"]
     if table.startswith("model card"):
         return _card_rule(name, row)
@@ -88,6 +89,7 @@ def _rule(row: Row) -> str:
 
 
 def _card_rule(name: str, row: Row) -> str:
+    """Return why a row of a model card is left out; empty if it is not."""
     if not row["table"].endswith("pretrain_performance"):
         return NOT_TUNED
     if name == "deepseek_v3":
@@ -123,6 +125,7 @@ def _case(row: Row) -> Case:
 
 
 def _moonlight(row: Row) -> Case:
+    """Return the case of a row of Moonlight, trained with gradients and moments in 16 bits."""
     model = resolve("deepseek-v2-lite").replace(**MOONLIGHT, source="moonshotai/Moonlight-16B-A3B config.json")
     layout = layout_of_row(row, zero=1, ac=read_recomputation(row, words=MODULES))
     narrow = precision(row["precision"], sums="narrow")
@@ -135,6 +138,7 @@ def _moonlight(row: Row) -> Case:
 
 
 def _llama(row: Row) -> Case:
+    """Return the case of a row of Llama 3 70B, fine-tuned on packed samples."""
     # Packed samples shorten attention and so the time, but no tensor that is kept.
     model = apply_printed_shape(resolve("llama3-70b"), row)
     layout = layout_of_row(row, zero=1, ac=read_recomputation(row, words=MODULES))

@@ -158,6 +158,7 @@ def stack_of(model: Model, layout: Layout, *, precision: str, chip: str, release
 
 
 def _rule(row: Row) -> str:
+    """Return why a row is left out; empty if it is not."""
     name, stages = row["model"], degree(row, "pp") * degree(row, "vp")
     if row["job"] != "Pre-Training Performance":
         return ADAPTERS if row["job"].startswith("LoRA") else PACKED

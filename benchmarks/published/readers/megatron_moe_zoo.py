@@ -60,6 +60,7 @@ def _rule(row: Row) -> str:
 
 
 def _stack(row: Row) -> Stack:
+    """Return Megatron-Core with the overlap, CUDA graphs and dispatcher of a row."""
     pairs = row["note"] == "1f1b overlap"
     overlap: tuple[Axis, ...] = ("dp", "cp", "pp", "ep") if pairs else ("dp", "cp", "pp")
     graphed = row["dispatcher"] == "HybridEP" and not integer(row, "cp") > 1

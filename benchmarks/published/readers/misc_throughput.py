@@ -49,6 +49,7 @@ INTERNLM = Model(
 
 
 def _rule(row: Row) -> str:
+    """Return why a row is left out; empty if it is not."""
     if row["hardware"].startswith("TPU"):
         return TPU
     if row["model"].startswith("BLOOM"):

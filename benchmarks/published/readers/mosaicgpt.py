@@ -21,6 +21,7 @@ STACK = build_stack("llm-foundry").replace(loss="plain", early_stop=False)
 
 
 def _case(row: Row) -> Case:
+    """Return the case of a row, whose step follows from the printed tokens per second of a GPU."""
     return case_of(
         "mosaicgpt",
         row,

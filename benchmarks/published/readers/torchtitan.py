@@ -47,6 +47,7 @@ def _precision(text: str) -> Recipe:
 
 
 def _machine(row: Row) -> Machine:
+    """Return the cluster of a row; H100s with HBM2e have 96 GB at 2.4 TB/s and the printed power."""
     if not row["hardware"].startswith("H100 SXM HBM2e"):
         return read_machine(row)
     cluster = machine("h100", read_required_integer(row, "gpus"))
