@@ -22,7 +22,7 @@ FREE_FIELDS = frozenset({
     "attention_dropout", "embedding_dropout", "shared_kv_layers", "shared_kv_ffn", "per_layer_inputs", "altup",
     "laurel_rank", "gate_sparsity", "joins_mamba2", "multipliers", "differential", "dynamic_mask", "residual_weights",
     "hyper_connections", "mlp_clamp", "shared_key_attention", "heavily_compressed_attention",
-    "compressed_sparse_attention", "residual_by_depth", "gate_bias",
+    "compressed_sparse_attention", "residual_by_depth", "gate_bias", "sliding_mla",
 })  # fmt: skip
 
 
@@ -54,8 +54,8 @@ def list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
         )
     if model.residual_by_depth and (model.mtp is not None or model.feed_forwards):
         yield "residual_by_depth with mtp, or with layers of one branch, yet", estimated
-    latent = {} if mla is None else {"gates_queries": False, "key_norm": False}
-    yield from ((f"mla.{field} yet", estimated) for field, default in latent.items() if getattr(mla, field) != default)
+    if mla is not None and mla.gates_queries:
+        yield "mla.gates_queries yet", estimated
     if model.activation == "xielu" and model.mlp != "plain":
         yield "gated xielu yet", "use mlp 'plain'"
     if model.activation == "xielu" and "lightning" in model.non_attention_mixers:

@@ -119,6 +119,8 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "identity experts": lambda model: model.moe is not None and model.moe.identity_experts > 0,
     "shortcut": lambda model: model.moe is not None and model.moe.shortcut,
     "scaled latents": lambda model: model.mla is not None and model.mla.scaled != "none",
+    "normed rotary key": lambda model: model.mla is not None and model.mla.key_norm,
+    "sliding latents": lambda model: model.sliding_mla is not None,
     "experts next to an mlp": lambda model: model.moe is not None and model.moe.joins_mlp,
     "masks from values": lambda model: model.dynamic_mask is not None,
     "factors of the stream": lambda model: model.residual_weights,
@@ -280,6 +282,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
     model = _add_depth_and_biases(random.Random(f"{number} depth"), model, layout=layout, job=job)
     model = _add_identity_experts(random.Random(f"{number} identity"), model, layout=layout, job=job)
     model = _add_scaled_latents(random.Random(f"{number} latents"), model, layout=layout, job=job)
+    model = _add_parts_of_latents(random.Random(f"{number} parts of latents"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
 
@@ -389,6 +392,27 @@ def _add_scaled_latents(chance: random.Random, model: Model, *, layout: Layout, 
     if mla.indexer is None:
         mla = mla.replace(scaled=chance.choice(("latents", "queries")))
     return _replace_if_legal(model, {"mla": mla}, layout=layout, job=job) or model
+
+
+def _add_parts_of_latents(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some latent models with a norm of the rotary key, or with other latents in sliding layers, where legal."""
+    if model.mla is None:
+        return model
+    if chance.random() < 0.5:
+        model = _replace_if_legal(model, {"mla": model.mla.replace(key_norm=True)}, layout=layout, job=job) or model
+    if model.mla is None or chance.random() < 0.5:
+        return model
+    sizes = {"kv_rank": 10, "nope_dim": chance.choice((3, 4)), "rope_dim": chance.choice((2, 4)), "v_dim": 5}
+    latent = model.mla.replace(**sizes, indexer=None, q_rank=None if model.mla.q_rank is None else 15)
+    fields: dict[str, Any] = {
+        "sliding_mla": latent,
+        "sliding": Sliding(heads=chance.choice((1, 2)) * model.heads),
+        "window": chance.choice((3, 7)),
+        "window_pattern": chance.choice(((False, True), (False, True, True))),
+        "window_kind": "sliding",
+        "rope_theta_sliding": 50.0 if model.position == "rope" else None,
+    }
+    return _replace_if_legal(model, fields, layout=layout, job=job) or model
 
 
 def _add_indexer(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> tuple[Model, Job]:

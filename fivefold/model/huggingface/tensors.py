@@ -231,13 +231,15 @@ def _find_rotary_rows(stem: str, model: Model, *, layer: int) -> tuple[int, int,
     """Return (rows per head, first rotary row, number of rotary rows) if a weight has rotary rows, else None."""
     shape = model.attention(layer)
     rotary = shape.rope_dim
-    if model.mla is None:
+    mla = model.get_latent(layer)
+    if mla is None:
         return (shape.head_dim, 0, rotary) if stem.removesuffix("_norm") in ("attention.q", "attention.k") else None
-    if model.mla.indexer is not None and stem in INDEXER_STEMS:
-        return (model.mla.indexer.head_dim, 0, rotary)
+    if mla.indexer is not None and stem in INDEXER_STEMS:
+        return (mla.indexer.head_dim, 0, rotary)
     sizes = {
-        "attention.q": model.mla.nope_dim,
-        "attention.q_up": model.mla.nope_dim,
-        "attention.kv_down": model.mla.kv_rank,
+        "attention.q": mla.nope_dim,
+        "attention.q_up": mla.nope_dim,
+        "attention.kv_down": mla.kv_rank,
+        "attention.key_norm": 0,
     }
     return (sizes[stem] + rotary, sizes[stem], rotary) if stem in sizes else None

@@ -240,13 +240,13 @@ class LatentAttention(_Attention):
     """
 
     def __init__(self, model: Model, *, layer: int = 0) -> None:
-        mla = model.mla
+        mla = model.get_latent(layer)
         assert mla is not None
         super().__init__(model, layer=layer)
-        self.mla = mla
+        self.mla, heads = mla, self.shape.heads
         self.share: Callable[[Tensor], Tensor] = _identity
         self.bare = False
-        q_width = model.heads * (mla.nope_dim + mla.rope_dim)
+        q_width = heads * (mla.nope_dim + mla.rope_dim)
         if mla.q_rank is None:
             self.q = Linear(model.width, q_width, bias=False)
         else:
@@ -255,10 +255,11 @@ class LatentAttention(_Attention):
             self.q_up = Linear(mla.q_rank, q_width, bias=False)
         self.kv_down = Linear(model.width, mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
         self.kv_norm = build_norm(model, mla.kv_rank, epsilon=mla.norm_epsilon)
-        self.kv_up = Linear(mla.kv_rank, model.heads * (mla.nope_dim + mla.v_dim), bias=False)
-        gate_width = model.count_gate_columns(model.attention(layer))
+        self.key_norm = build_norm(model, mla.rope_dim, epsilon=mla.norm_epsilon) if mla.key_norm else None
+        self.kv_up = Linear(mla.kv_rank, heads * (mla.nope_dim + mla.v_dim), bias=False)
+        gate_width = model.count_gate_columns(self.shape)
         self.gate = Linear(model.width, gate_width, bias=False) if model.output_gate else None
-        self.out = Linear(model.heads * mla.v_dim, model.width, bias=model.out_bias)
+        self.out = Linear(heads * mla.v_dim, model.width, bias=model.out_bias)
         # √(width / rank) on what follows from the latents: the queries or their latent, and the latent of keys
         self.q_scale, self.kv_scale = (
             sqrt(model.width / rank) if rank and mla.scaled != "none" else 1.0 for rank in (mla.q_rank, mla.kv_rank)
@@ -270,7 +271,7 @@ class LatentAttention(_Attention):
         tables = rows.rotary(sliding=self.has_sliding_rope) if self.rotates else None
         q, kv, gate = self._project_down(x_RD, rows.keys)[:3]
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
-        key = self.share(key).view(-1, tokens, 1, mla.rope_dim)
+        key = self._share_key(key).view(-1, tokens, 1, mla.rope_dim)
         latent = self._normalize_latent(latent)
         if self.bare:
             return self._absorbed_heads(q, latent, key, rows), gate
@@ -324,6 +325,10 @@ class LatentAttention(_Attention):
             if self.mla.scaled == "queries":
                 q = self.run("attention.scale.q", torch.mul, q, self.q_scale)
         return q, kv, gate, latent
+
+    def _share_key(self, key: Tensor) -> Tensor:
+        """Return the rotary key [R, rope_dim] for the heads of every rank, normed if the model says so."""
+        return self.share(key if self.key_norm is None else self.run("attention.key_norm", self.key_norm, key))
 
     def _normalize_latent(self, latent: Tensor) -> Tensor:
         """Return the normed latent of keys and values [R, kv_rank], scaled if the model says so."""

@@ -270,9 +270,10 @@ class Block(nn.Module):
 
 def build_attention(model: Model, *, layer: int) -> GroupedAttention | LatentAttention:
     """Build the attention of a layer."""
-    if model.mla is None:
+    latent = model.get_latent(layer)
+    if latent is None:
         return GroupedAttention(model, layer=layer)
-    return (LatentAttention if model.mla.indexer is None else IndexedAttention)(model, layer=layer)
+    return (LatentAttention if latent.indexer is None else IndexedAttention)(model, layer=layer)
 
 
 def residual(x_RD: Tensor, y_RD: Tensor, *, scale: float = 1.0) -> Tensor:

@@ -49,7 +49,7 @@ class IndexedAttention(LatentAttention):
         del query_latent
         latent, key = kv.split((mla.kv_rank, mla.rope_dim), dim=-1)
         del kv
-        key = self.share(key)
+        key = self._share_key(key)
         latent = self.share(self._normalize_latent(latent))
         q = q.view(-1, tokens, q.shape[1] // (mla.nope_dim + mla.rope_dim), mla.nope_dim + mla.rope_dim)
         absorbed = self.run("attention.core.absorb_k", absorb_keys, q, up)

@@ -22,6 +22,7 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.attention import Sliding
 from fivefold.model.catalog import build_model
+from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.lightning import Lightning
@@ -36,6 +37,7 @@ from fivefold.trainer.supported import check_supported
 
 DRAWN = 300
 TINY = Model(name="tiny", layers=4, width=64, heads=8, kv_heads=4, head_dim=8, ffn=176, vocab=500)
+DOTS = MLA(q_rank=24, kv_rank=16, nope_dim=6, rope_dim=4, v_dim=10, key_norm=True, scaled="latents")
 OWN: Mapping[str, Model] = {
     "grouped": TINY,
     "biased": TINY.replace(kv_heads=8, qkv_bias=True, out_bias=True, mlp_bias=True, head_bias=True, qk_norm="head"),
@@ -217,6 +219,17 @@ OWN: Mapping[str, Model] = {
             shortcut=True,
             pattern=(True, False),
         ),
+    ),
+    "dots": TINY.replace(
+        kv_heads=8,
+        mla=DOTS.replace(indexer=Indexer(heads=4, head_dim=8, topk=24, pattern=(True, False))),
+        sliding_mla=DOTS.replace(q_rank=20, kv_rank=12, nope_dim=10, v_dim=6),
+        sliding=Sliding(heads=4),
+        window=40,
+        window_pattern=(False, True),
+        rope_theta_sliding=50.0,
+        output_gate=True,
+        gate_per_head=True,
     ),
     "masks from values": TINY.replace(dynamic_mask=40, residual_weights=True, qk_norm="head", qkv_bias=True),
     "gated mamba2": TINY.replace(

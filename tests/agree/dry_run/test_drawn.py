@@ -559,7 +559,7 @@ def test_a_ring_holds_the_gradients_of_unrotated_keys_until_their_deferred_produ
     assert list_miscounts(Drawn(ON_CPUS, model, layout, FP32.replace(global_batch=4))) == []
 
 
-LATENT_KINDS = ("latent", "latent, odd", "indexer", "scaled latents")
+LATENT_KINDS = ("latent", "latent, odd", "indexer", "normed rotary key", "scaled latents", "sliding latents")
 SCANS = ("gated delta net", "kimi delta", "lightning", "mamba", "mamba2", "negative eigenvalues", "rg lru",
          "short convolution")  # fmt: skip
 MIXTURES_OF_EXPERTS = ("biased experts", "clamped experts", "experts", "gated shared expert", "norm after experts",
@@ -594,10 +594,11 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("adapted experts",), ("plain mlp", "sub-norms", "xielu")),
     (LATENT_KINDS, (*LENT_KEYS, "bias by distance", "bias of the last layer", "full qk norm", "gate by softplus",
                     "grouped", "learned positions", "normed values", "not all rotate", "odd heads", "offset positions",
-                    "qk norm", "scaled values", "sinusoidal positions", "sliding geometry", "sub-norms", "temperature",
-                    "tied values", "unit qk norm", "value dims")),
+                    "qk norm", "scaled values", "sinusoidal positions", "sub-norms", "temperature", "tied values",
+                    "unit qk norm", "value dims")),
+    (("sliding latents",), ("chunks",)),
     (("indexer",), ("adapters", "attention dropout", "chunks", "dropout", "freeze", "no positions", "ring",
-                    "sliding base", "soft caps", "ulysses", "unfused", "windows")),
+                    "soft caps", "ulysses", "unfused")),
     (("differential",), (*LATENT_KINDS, *LENT_KEYS, "adapters", "attention dropout", "dropout", "etp", "freeze",
                          "gate by softplus", "gate of heads", "nosp", "output gate", "ring", "sinks",
                          "sliding geometry", "tp", "ulysses", "value dims")),

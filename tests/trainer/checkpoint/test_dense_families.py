@@ -123,6 +123,18 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "hy 4": ("hy_v4", {}),
     "hy 4, all keys": ("hy_v4", {"index_topk": 50, "attention_bias": True, "hc_mult": 2, "hc_magnitude": 1.5}),
+    "dots 3": ("dots3_note_text", {}),
+    "dots 3, all keys": (
+        "dots3_note_text",
+        {
+            "index_topk": 50,
+            "rms_norm_eps": 0.1,  # a small one enlarges the rounding of small outputs
+            "attention_bias": True,
+            "num_hidden_layers": 3,
+            "layer_types": ["indexed_attention", "sliding_attention", "indexed_attention"],
+            "mlp_layer_types": ["dense", "sparse", "sparse"],
+        },
+    ),
     "bitnet": ("bitnet", {"pad_token_id": 0}),
     "dbrx": ("dbrx", {}),
     "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "layer_types": None, "rms_norm_eps": 1e-3}),
@@ -150,6 +162,7 @@ STACKED = (
     "bailing_hybrid",
     "deepseek_v32",
     "deepseek_v4",
+    "dots3_note_text",
     "glm_moe_dsa",
     "hy_v4",
     "kimi_linear",

@@ -196,6 +196,6 @@ DOTS3_NOTE_TEXT = Family(
         "attention.gate": "self_attn.g_proj",
     },
     stacked_tensors=decoder.name_stacked_experts(),
-    is_trained=False,
+    indexer_rows="adjacent",
 )
 WRAPPERS = (Wrapper("dots3_note", "Dots3NoteForCausalLM", text="dots3_note_text", tied=False),)
