@@ -8,7 +8,7 @@ raise the first reason. Code that tries changed layouts or jobs calls ``is_legal
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import permutations
+from itertools import accumulate, permutations
 from math import gcd
 from typing import Any, get_args
 
@@ -485,7 +485,6 @@ def list_unsharded(model: Model) -> list[tuple[str, tuple[Axis, ...]]]:
         (model.differential, "differential attention", ("tp", "cp")),
         (model.dynamic_mask is not None, "masks from values", ("tp", "cp")),
         (model.per_layer_inputs is not None, "inputs of each layer", ("tp", "pp")),  # each layer reads its part
-        (model.shared_kv_layers > 0, "keys that layers share", ("pp",)),
         (any(model.gate_sparsity), "sparse gates", ("tp",)),  # chosen by all gates of a token
     )
     return [(feature, axes) for is_present, feature, axes in features if is_present]
@@ -557,7 +556,7 @@ def _order(layout: Layout, model: Model, runs: SupportedLayouts) -> Iterator[str
 
 def count_max_stages(model: Model, job: Job) -> int:
     """Return the most stages; embedding and head may be stages of their own (Llama 3 405B, arXiv:2407.21783 §3.3.2)."""
-    return model.layers // model.cut_interval + 2 * job.stack.runs.uneven_stages
+    return len(model.stage_parts) + 2 * job.stack.runs.uneven_stages
 
 
 def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
@@ -570,7 +569,8 @@ def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         fixes = [f"pp{n}" for n in fewer if layout.world % n == 0][:1]
         fixes += [f"v{n}" for n in range(min(v - 1, most // pp), 1, -1) if layout.pipeline.is_interleaved][:1]
         fix = f"try {' or '.join(fixes)}" if fixes else "lower pp or v"
-        limit = f"layers={layers}" + (f"/{model.cut_interval}" if model.cut_interval > 1 else "")
+        parts = len(model.stage_parts)
+        limit = f"layers={layers}" + (f" in {parts} parts" if parts < layers else "")
         limit += ", embedding and head" if job.stack.runs.uneven_stages else ""
         yield f"pp·v={pp * v} stages are more than {limit}; {fix}"
     if pp > 1 and not can_simulate(layout.schedule, pp=pp, v=v, micro_batches=layout.micro_batches(job)):
@@ -579,11 +579,8 @@ def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
         yield f"{micro} micro-batches of pp·v={pp * v} stages are too many to simulate; {fix}"
     if layout.stages and sum(layout.stages) != layers:
         yield f"{format_stages(layout.stages)} hold {sum(layout.stages)} layers, not layers={layers}"
-    elif parted := [stage.start for stage in list_stage_layers(model, layout) if stage.start % model.cut_interval]:
-        yield (
-            f"{format_stages(layout.stages)}: a stage begins with layer {parted[0]} of {model.name}, which adds what "
-            f"the experts of layer {parted[0] - 1} return; use even numbers of layers, or leave stages= out"
-        )
+    elif layout.stages:
+        yield from _check_stage_starts(layout, model)
     micro, needed = layout.micro_batches(job), layout.pipeline.min_rounds * pp
     multiple = 2 if layout.pipeline.enters_both_ends else 1
     chunk = layout.dp * layout.mbs
@@ -593,6 +590,22 @@ def _check_pipeline(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     if micro < needed:
         fix = _suggest_more_micro_batches(layout, job, lambda n: n >= needed and n % multiple == 0, gbs=needed * chunk)
         yield f"{layout.schedule} needs {needed} micro-batches or more, but the batch gives {micro}; {fix}"
+
+
+def _check_stage_starts(layout: Layout, model: Model) -> Iterator[str]:
+    """Yield an error if a stage begins after a layer of which it reads more than the stream."""
+    starts = {0, *accumulate(model.stage_parts)}
+    for start in (layers.start for layers in list_stage_layers(model, layout) if layers.start not in starts):
+        lenders = ((layer, model.find_lender(layer)) for layer in range(start, model.layers))
+        layer, reads = next((layer, lender[1]) for layer, lender in lenders if lender and lender[0] < start)
+        reader = "which" if layer == start else f"but layer {layer}"
+        nearest = (max(other for other in starts if other < start), min(other for other in starts if other > start))
+        fix = " or ".join(str(other) for other in nearest if 0 < other < model.layers)
+        yield (
+            f"{format_stages(layout.stages)}: a stage begins with layer {start} of {model.name}, {reader} {reads}; "
+            f"{f'begin it with layer {fix}, or ' if fix else ''}leave stages= out"
+        )
+        return
 
 
 def can_simulate(schedule: ScheduleName, *, pp: int, v: int, micro_batches: Any) -> Any:

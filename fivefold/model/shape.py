@@ -616,6 +616,12 @@ class ModelShape(Record):
             )
         if not all(self.rope_pattern):
             raise ValueError("rope_pattern is not supported with mla.indexer: leave it out")
+        first = next(filter(self._chooses_or_reads, range(self.layers)), None)
+        if first is not None and not self.has_indexer(first):
+            raise ValueError(
+                f"layer {first} is the first that attends to chosen keys, and must choose them: let "
+                "mla.indexer.pattern be true there"
+            )
         for field in ("attention_softcap", "temperature", "attention_dropout", "dropout"):
             if getattr(self, field):
                 raise ValueError(f"{field} is not supported with mla.indexer, which chooses the keys: leave one out")
@@ -943,10 +949,22 @@ class ModelShape(Record):
         """Tell whether the output of the experts of the layer before ``layer`` is added at its end."""
         return self.moe is not None and self.moe.shortcut and not self.is_moe(layer)
 
-    @property
-    def cut_interval(self) -> int:
-        """Return the layers between places where a pipeline may be cut: two if the second adds what the first lends."""
-        return 2 if self.moe is not None and self.moe.shortcut else 1
+    def find_lender(self, layer: int) -> tuple[int, str] | None:
+        """Return the earlier layer of which ``layer`` reads more than the stream, and a text of what; None: of none.
+
+        A pipeline sends only the stream from one stage to the next, so that both layers are in one stage.
+        """
+        if self.adds_lent_experts(layer):
+            return layer - 1, f"adds what the experts of layer {layer - 1} return"
+        if self.shares_kv(layer):
+            kind = self.has_window(layer)
+            own = range(self.layers - self.shared_kv_layers)
+            lender = max(other for other in own if self.has_window(other) == kind)
+            return lender, f"attends to the keys and values of layer {lender}"
+        if self.reads_chosen(layer):
+            lender = max(filter(self.has_indexer, range(layer)))
+            return lender, f"attends to the keys that layer {lender} chose"
+        return None
 
     def _has_plain_pairs(self) -> bool:
         """Tell whether the layers are pairs with nothing but a stream from one to the next."""
@@ -980,15 +998,21 @@ class ModelShape(Record):
         indexer = latent.indexer if latent else None
         return indexer is not None and self.mixer_name(layer) == "attention" and indexer.has_own(layer)
 
+    def reads_chosen(self, layer: int) -> bool:
+        """Tell whether ``layer`` attends to the keys that the indexer of an earlier layer chose."""
+        latent = self.get_latent(layer)
+        has_choice = latent is not None and latent.indexer is not None and self.has_attention(layer)
+        return has_choice and not self.has_indexer(layer)
+
     def lends_chosen(self, layer: int) -> bool:
         """Tell whether later layers attend to the keys that the indexer of ``layer`` chooses."""
         if not self.has_indexer(layer):
             return False
-        for later in range(layer + 1, self.layers):
-            latent = self.get_latent(later)
-            if latent and latent.indexer and self.mixer_name(later) == "attention":
-                return not self.has_indexer(later)
-        return False
+        later = range(layer + 1, self.layers)
+        return next((self.reads_chosen(other) for other in later if self._chooses_or_reads(other)), False)
+
+    def _chooses_or_reads(self, layer: int) -> bool:
+        return self.has_indexer(layer) or self.reads_chosen(layer)
 
     def get_latent(self, layer: int) -> MLA | None:
         """Return the latent attention of ``layer``; None: its attention is grouped."""

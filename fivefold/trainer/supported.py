@@ -9,7 +9,6 @@ from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.sharding import is_quantized
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights
 from fivefold.optimizers.cost import find_cost
@@ -94,7 +93,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     check_trainable(job.precision)
     _check_moments(job)
     _check_model(model)
-    _check_chosen_keys(layout, job, model=model)
+    _check_chosen_keys(job, model=model)
 
 
 FROZEN_RECOMPUTES = frozenset({"layer", "core", "norm", "act"})  # what may be recomputed with frozen weights
@@ -209,11 +208,8 @@ def _check_chunks(layout: Layout, job: Job, *, model: Model) -> None:
         raise UserError(f"model {model.name!r}: unfused attention does not support chunks; use attention='flash'")
 
 
-def _check_chosen_keys(layout: Layout, job: Job, *, model: Model) -> None:
-    """Raise a ``UserError`` for what is not trained with an indexer.
-
-    A pipeline stage may not begin with a layer that attends to keys chosen before it.
-    """
+def _check_chosen_keys(job: Job, *, model: Model) -> None:
+    """Raise a ``UserError`` for what is not trained with an indexer."""
     if model.mla is None or model.mla.indexer is None:
         return
     if job.precision.holds_casts:
@@ -228,14 +224,6 @@ def _check_chosen_keys(layout: Layout, job: Job, *, model: Model) -> None:
             f"model {model.name!r}: the trainer does not support mla.indexer.pattern with mtp yet; leave one out; "
             "`predict` estimates both"
         )
-    for layers in list_stage_layers(model, layout):
-        attending = [layer for layer in layers if model.has_attention(layer) and not model.has_window(layer)]
-        if attending and not model.has_indexer(attending[0]):
-            raise UserError(
-                f"layout {str(layout)!r}: a pipeline stage begins with layer {attending[0]} of {model.name}, which "
-                "attends to the keys that an earlier stage chose, and the trainer does not send these; use pp1, or "
-                "stages=... that begin with layers that choose keys; `predict` estimates it"
-            )
 
 
 def _check_moments(job: Job) -> None:

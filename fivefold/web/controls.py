@@ -8,7 +8,7 @@ values that divide.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import chain
 from math import log2
 from typing import Any, NamedTuple, get_args
@@ -22,7 +22,7 @@ from fivefold.layout.remarks import describe_unused_fused_scans
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName, get_1f1b_name
 from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
-from fivefold.layout.stages import distribute_evenly
+from fivefold.layout.stages import distribute_evenly, distribute_parts, sum_parts
 from fivefold.layout.text import format_stages
 from fivefold.layout.validity import count_max_stages, list_inexpressible, list_reasons, list_unwritten
 from fivefold.model.spec import Model
@@ -209,14 +209,13 @@ def _list_values(resolved: ResolvedRequest, layout: Layout, field: str) -> list[
 
 def _list_stage_sizes(model: Model, layout: Layout) -> list[tuple[int, ...]]:
     """Return the layers per stage that are offered: even, one less or none at the ends, the current ones."""
-    stages, interval = layout.pp * layout.v, model.cut_interval
-    if layout.pp == 1 or stages > model.layers // interval + 2:
+    stages, parts = layout.pp * layout.v, model.stage_parts
+    if layout.pp == 1 or stages > len(parts) + 2:
         return []
-    distribute = partial(distribute_evenly, interval=interval)
-    first, *middle, last = distribute(model.layers + 2 * interval, stages)
-    without_layers = (0, *distribute(model.layers, stages - 2), 0) if stages > 2 else ()
-    offered = [(first - interval, *middle, last - interval), without_layers] if stages > 2 else []
-    even = distribute(model.layers, stages)
+    first, *middle, last = distribute_evenly(len(parts) + 2, stages)
+    without_layers = (0, *distribute_parts(parts, stages - 2), 0) if stages > 2 else ()
+    offered = [sum_parts(parts, (first - 1, *middle, last - 1)), without_layers] if stages > 2 else []
+    even = distribute_parts(parts, stages)
     return [*dict.fromkeys([(), *(sizes for sizes in offered if sizes != even), layout.stages])]
 
 

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import re
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import pytest
@@ -16,7 +16,8 @@ from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.model.shape import MoE
+from fivefold.model.indexer import Indexer
+from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.stack.spec import Stack, SupportedLayouts
@@ -382,10 +383,52 @@ def test_a_pipeline_does_not_cut_a_pair_of_layers() -> None:
     refuse(layout, model=model, job=job)
     assert list_stage_layers(model, Layout.parse("pp4")) == list_stage_layers(model, layout)
     assert [len(stage) for stage in list_stage_layers(model, Layout.parse("pp8"))] == [0, *[2] * 6, 0]
-    with pytest.raises(UserError, match=r"stages=3x4: a stage begins with layer 3 .*; use even numbers of layers"):
+    with pytest.raises(
+        UserError,
+        match=r"layer 3 of m, which adds what the experts of layer 2 return; "
+        "begin it with layer 2 or 4, or leave stages= out",
+    ):
         refuse(Layout.parse("pp4 stages=3x4"), model=model, job=job)
-    with pytest.raises(UserError, match="pp·v=12 stages are more than layers=12/2, embedding and head; try pp2 or v2"):
+    with pytest.raises(
+        UserError, match="pp·v=12 stages are more than layers=12 in 6 parts, embedding and head; try pp2 or v2"
+    ):
         refuse(Layout.parse("pp4 v3"), model=model, job=job)
+
+
+LATENT = MLA(q_rank=12, kv_rank=20, nope_dim=8, rope_dim=4, v_dim=6)
+SHARED = MODEL.replace(layers=12, shared_kv_layers=5, window=7, window_pattern=(True, True, False))
+CHOSEN = MODEL.replace(
+    layers=14,
+    kv_heads=12,
+    mla=LATENT.replace(indexer=Indexer(heads=3, head_dim=8, topk=5, pattern=(True, True, False, False, True))),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("model", "parts", "pp4", "stages", "says"),
+    [
+        (SHARED, (1,) * 5 + (7,), (2, 1, 2, 7), "6-6", "layer 6 of m, but layer 8 attends to the keys and values of "
+         "layer 5; begin it with layer 5, or leave"),
+        (CHOSEN, (1, 3, 1, 1, 3, 1, 1, 3), (4, 2, 5, 3), "3-7-4", "layer 3 of m, which attends to the keys that "
+         "layer 1 chose; begin it with layer 1 or 4, or leave"),
+    ],
+    ids=["shared keys", "chosen keys"],
+)  # fmt: skip
+def test_layers_that_read_the_keys_of_earlier_layers_are_in_one_stage_with_them(
+    model: Model, parts: tuple[int, ...], pp4: tuple[int, ...], stages: str, says: str
+) -> None:
+    assert model.stage_parts == parts
+    starts = {0, *accumulate(parts)}
+    for pp in range(1, len(parts) + 3):
+        sizes = tuple(map(len, list_stage_layers(model, Layout(pp=pp))))
+        assert sum(sizes) == model.layers
+        assert starts.issuperset(accumulate(sizes))
+        assert pp > len(parts) or all(sizes)
+        refuse(Layout(pp=pp, mbs=1), model=model, job=JOB.replace(global_batch=64))
+    assert tuple(map(len, list_stage_layers(model, Layout(pp=4)))) == pp4
+    pp = stages.count("-") + 1
+    with pytest.raises(UserError, match=f"stages={stages}: a stage begins with {says}"):
+        refuse(Layout.parse(f"pp{pp} stages={stages}"), model=model, job=JOB)
 
 
 def test_embedding_and_head_may_be_stages_of_their_own() -> None:

@@ -92,7 +92,7 @@ def _list_relaxations(term: Term, *, model: Model, world: int) -> Iterator[tuple
     if term.field not in NUMBERS:
         yield NAME_OCTAVES, Relaxation(term, None)
         return
-    most = model.layers // model.cut_interval + 2  # stages: without layers at both ends
+    most = len(model.stage_parts) + 2  # stages: without layers at both ends
     virtual_stages = (list_virtual_stages(model, pp=pp, most=most) for pp in list_divisors(world))
     values = {
         "zero": [0, 1, 2, 3],

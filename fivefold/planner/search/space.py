@@ -153,7 +153,7 @@ class Space:
         self.orders: list[tuple[MeshAxis, ...]] = [order for order in orders if stack.supports_order(order)]
         self._legal_orders: dict[tuple[tuple[bool, ...], bool, bool], list[int]] = {}
         # bounds of a stage without layers that trains nothing are not known
-        self.most_stages = model.layers // model.cut_interval if job.freezes_text else count_max_stages(model, job)
+        self.most_stages = len(model.stage_parts) if job.freezes_text else count_max_stages(model, job)
         shapes = [shape for pp in range(1, self.most_stages + 1) if world % pp == 0 for shape in self._list_shapes(pp)]
         if job.freezes_text and job.stack.name != "fivefold":  # its stages without a backward are not modelled
             layouts = [Layout(schedule=schedule, pp=pp, v=v) for schedule, pp, v in shapes]

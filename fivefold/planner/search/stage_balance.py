@@ -1,8 +1,8 @@
 """Pipelines with uneven stages: equal seconds on every rank (``stages=9x2-8-6``), or recomputation on few ranks.
 
 Input: a pipeline layout. Output: the faster layouts with other stages. The load of a rank is the seconds of one
-micro-batch through its stages. One layer at a time (or a pair that stays together) moves from the most loaded rank to
-another while the largest load becomes smaller. The first ranks hold the most micro-batches, so recomputation
+micro-batch through its stages. One layer at a time (or a part of several that stay together) moves from the most loaded
+rank to another while the largest load becomes smaller. The first ranks hold the most micro-batches, so recomputation
 (``ac=full@2``) starts with them.
 """
 
@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import list_stage_layers
+from fivefold.layout.stages import count_stage_parts, sum_parts
 from fivefold.layout.validity import is_legal
 from fivefold.layout.where import ANY, Where
 from fivefold.planner.counts.update import list_stages
@@ -122,11 +122,11 @@ def _sum_loads(layout: Layout, planner: Planner, stages_of_ranks: tuple[tuple[in
 def _move_layer(
     layout: Layout, planner: Planner, loads: list[float], stages_of_ranks: tuple[tuple[int, ...], ...]
 ) -> Iterator[Layout]:
-    """Yield the layout with one layer (or pair) less on the most loaded rank, and one more on a less loaded one."""
-    step = planner.model.cut_interval
-    sizes = [len(count) for count in list_stage_layers(planner.model, layout)]
-    least_sizes = [step] * len(sizes)
-    least_sizes[0] = least_sizes[-1] = step * planner.job.freezes_text  # else an end may have no layers
+    """Yield the layout with one layer (or part) less on the most loaded rank, and one more on a less loaded one."""
+    parts = planner.model.stage_parts
+    sizes = count_stage_parts(planner.model, layout)
+    least_sizes = [1] * len(sizes)
+    least_sizes[0] = least_sizes[-1] = int(planner.job.freezes_text)  # else an end may have no layers
     busiest = max(range(len(loads)), key=lambda rank: loads[rank])
     giving_stages = [stage for stage in stages_of_ranks[busiest] if sizes[stage] > least_sizes[stage]]
     if not giving_stages:
@@ -137,5 +137,6 @@ def _move_layer(
         receiving_stage = min(stages_of_ranks[rank], key=lambda stage: (sizes[stage], stage))
         if receiving_stage != giving_stage:
             changed = list(sizes)
-            changed[giving_stage], changed[receiving_stage] = sizes[giving_stage] - step, sizes[receiving_stage] + step
-            yield layout.replace(stages=tuple(changed))
+            changed[giving_stage] -= 1
+            changed[receiving_stage] += 1
+            yield layout.replace(stages=sum_parts(parts, changed))

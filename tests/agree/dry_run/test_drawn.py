@@ -84,6 +84,13 @@ def test_clamps_of_queries_keys_and_values_are_recomputed_with_their_projections
 LENT = MIXTURE.replace(
     name="lent keys", layers=4, moe=None, shared_kv_layers=2, shared_kv_ffn=24, window=7, window_pattern=(True, False)
 )
+CHOSEN = MIXTURE.replace(
+    name="chosen keys",
+    layers=7,
+    mla=MLA(q_rank=12, kv_rank=20, nope_dim=8, rope_dim=4, v_dim=6).replace(
+        indexer=Indexer(heads=2, head_dim=6, topk=3, pattern=(True, True, False))
+    ),
+)
 INPUTS = LENT.replace(name="inputs of layers", block="sandwich", per_layer_inputs=PerLayerInputs(width=6, vocab=30))
 ALTUP = INPUTS.replace(
     name="altup", altup=AltUp(streams=3), laurel_rank=5, shared_kv_ffn=None, gate_sparsity=(0.9, 0.5, 0.0, 0.0)
@@ -102,6 +109,10 @@ ALTUP = INPUTS.replace(
             Drawn(0, INPUTS, Layout.parse("dp1 cp2 cp=ulysses ac=rope+up"), JOB),
             Drawn(0, LENT, Layout.parse("tp2 ac=selective"), JOB),
             Drawn(1, LENT, Layout.parse("dp1 cp2 mbs2 cp=ulysses ac=full"), JOB),
+            Drawn(0, LENT, Layout.parse("pp2 zb1p mbs1 ac=norm"), JOB),
+            Drawn(1, LENT, Layout.parse("dp2 pp2 zero2 mbs1 ac=full"), JOB.replace(global_batch=8)),
+            Drawn(0, CHOSEN, Layout.parse("pp2 v2 zbv mbs1"), JOB.replace(global_batch=8)),
+            Drawn(1, CHOSEN, Layout.parse("pp3 mbs1 ac=full"), JOB.replace(global_batch=8)),
         ],
     ),
     ids=lambda case: f"{case.model.name}, {case.layout}",

@@ -101,6 +101,8 @@ CASES = (
     (COMPRESSED_KEYS.replace(name="compressed keys, layernorm", norm="layernorm"), "dp2 mbs1"),
     (CHOSEN, "tp2 mbs2 ac=full"),
     (LENT, "dp2 tp2 zero3 mbs1 ac=full"),
+    (LENT.replace(layers=6), "pp3 mbs1"),
+    (CHOSEN.replace(name="indexers, six layers", layers=6), "dp2 pp2 zero1 zb1p mbs1"),
     (INPUTS, "dp2 cp2 zero2 mbs1 ac=full"),
     (ALTUP, "dp2 zero1 mbs1 ac=norm+act"),
     (ALTUP, "cp2 cp=ulysses mbs1"),

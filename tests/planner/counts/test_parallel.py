@@ -16,7 +16,7 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import distribute_evenly, list_stage_layers
+from fivefold.layout.stages import distribute_evenly, distribute_parts, list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model, list_names
 from fivefold.model.shape import MLA, MoE
@@ -406,4 +406,4 @@ def test_stages_hold_every_layer_once_and_embedding_and_head_at_the_ends(data: s
 def test_the_first_and_last_stage_get_an_extra_layer_last() -> None:
     assert distribute_evenly(10, 4) == (2, 3, 3, 2)
     assert distribute_evenly(11, 4) == (3, 3, 3, 2)
-    assert distribute_evenly(12, 4, interval=2) == (2, 4, 4, 2)
+    assert distribute_parts((2,) * 6, 4) == (2, 4, 4, 2)

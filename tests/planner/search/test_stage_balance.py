@@ -75,6 +75,15 @@ def test_pipelines_are_cut_between_pairs_of_layers() -> None:
     assert not any(stage.start % 2 for layout in layouts for stage in list_stage_layers(model, layout))
 
 
+def test_a_search_moves_layers_with_those_whose_keys_they_read() -> None:
+    model = HEAVY.replace(layers=16, vocab=512_000, shared_kv_layers=4)
+    result = search(model=model, machine=MACHINE, job=FEW, where=Where.parse("pp=4"), uneven=True)
+    layouts = [Layout.parse(row.step.layout) for row in result.best]
+    assert any(layout.stages for layout in layouts)
+    starts = {stage.start for layout in layouts for stage in list_stage_layers(model, layout)}
+    assert not starts.intersection(range(12, 16))
+
+
 @pytest.mark.slow
 def test_a_search_proposes_balanced_stages_where_the_head_slows_the_last_stage() -> None:
     where = Where.parse("pp=4 schedule=1f1b mbs=1 ac=none")

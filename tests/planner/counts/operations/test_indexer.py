@@ -11,6 +11,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.indexer import Indexer
+from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights
@@ -19,7 +20,6 @@ from fivefold.planner.counts.operations.layer import list_block
 from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.record import UsageWarning, UserError
-from fivefold.trainer.supported import check_supported
 
 HEADS, DIM, TOPK = 3, 8, 5
 INDEXER = Indexer(heads=HEADS, head_dim=DIM, topk=TOPK, pattern=(True, False))
@@ -94,8 +94,12 @@ def test_unsupported_combinations_with_an_indexer_are_one_line_errors() -> None:
         refuse(Layout(), model=SPARSE, job=job.replace(attention="unfused"))
     with pytest.raises(UserError, match="an indexer is not counted under autocast"):
         refuse(Layout(), model=SPARSE, job=job.replace(precision="bf16-autocast", stack="ddp"))
-    with pytest.raises(UserError, match="a pipeline stage begins with layer 1 of sparse, which attends to the keys"):
-        check_supported(Layout(pp=2), job, model=SPARSE)
+    with pytest.raises(
+        UserError, match="a stage begins with layer 1 of sparse, which attends to the keys that layer 0 chose"
+    ):
+        refuse(Layout(pp=2, stages=(1, 1)), model=SPARSE, job=job)
+    with pytest.raises(ValueError, match="layer 1 is the first that attends to chosen keys, and must choose them"):
+        SPARSE.replace(mixers=("short_conv", "attention"), short_conv=ShortConv())
     with pytest.raises(UserError, match="give q_rank, or no indexer"):
         MLA.read({**SPARSE.mla.model_dump(), "q_rank": None} if SPARSE.mla else {}, origin="x")
     with pytest.raises(UserError, match=r"attention_softcap is not supported with mla\.indexer"):

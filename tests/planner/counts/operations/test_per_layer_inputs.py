@@ -184,7 +184,7 @@ def test_unsupported_combinations_with_per_layer_inputs_are_one_line_errors() ->
     shared = GEMMA.replace(per_layer_inputs=None)
     for layout, model, of_job, says in (
         ("tp2", GEMMA, {}, "tp=2 and pp=1 are not counted with inputs of each layer of gemma; use tp1 and pp1"),
-        ("pp2", shared, {}, "pp=2 is not counted with keys that layers share of gemma; use pp1"),
+        ("pp2 stages=3-2", shared, {}, "begins with layer 3 of gemma, which attends to the keys and values of layer"),
         ("cp2 cp=ulysses ac=full/2", shared, {}, "ac=full/2 is not counted with cp=ulysses and keys that layers share"),
         ("dp1", GEMMA, {"precision": "bf16-autocast", "stack": "ddp"}, "per-layer inputs are not counted under"),
         ("dp1", GEMMA, {"adapter": Adapter()}, "adapters are not modelled with per-layer inputs of gemma"),
