@@ -15,9 +15,10 @@ from functools import lru_cache
 
 from fivefold.adapter import FP8_BLOCK, MXFP4_BLOCK, NF4_BLOCK, Base
 from fivefold.job import Job
-from fivefold.layout.sharding import is_quantized, shard_weight
+from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.model.spec import Model
+from fivefold.model.weight import is_quantized
 from fivefold.model.weights import Weight, list_block_weights
 
 

@@ -194,7 +194,7 @@ def _describe_quantized_weights(model: Model, adapter: Adapter | None) -> Iterat
     """Yield a remark if the repository's weights are quantized otherwise than they are counted."""
     quantization, base = model.quantization, adapter and adapter.base
     if not quantization or base == quantization:
-        if model.repository.lower().endswith("-unsloth-bnb-4bit"):
+        if model.repository.lower().endswith("-unsloth-bnb-4bit") and not model.unquantized:
             yield (
                 f"model {model.name!r}: {model.repository} keeps some linear layers in 16 bits, which are counted in "
                 "4, as its name does not say which"

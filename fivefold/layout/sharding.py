@@ -23,6 +23,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import is_connector, is_vision, shape_encoder
+from fivefold.model.weight import is_gemm_weight, is_quantized
 from fivefold.model.weights import (
     Weight,
     list_block_weights,
@@ -287,25 +288,6 @@ def shard_numel(weight: Weight, *, shards: int) -> int:
     return count_chunk_rows(rows, shards=shards) * (weight.numel // rows)
 
 
-def is_gemm_weight(weight: Weight) -> bool:
-    """Tell whether the weight is the matrix of a GEMM in a block, which may run in fp8: no router, bias or adapter."""
-    is_matrix = weight.kind in ("column", "row", "expert_column", "expert_row") and not weight.name.endswith("_bias")
-    return is_matrix and not weight.is_adapter
-
-
-def is_quantized(weight: Weight, base: Base | None) -> bool:
-    """Tell whether a base quantizes the weight: in nf4 or int8 that of a linear layer of a block.
-
-    bitsandbytes quantizes ``nn.Linear`` modules; transformers stacks routed experts as parameters, which stay in the
-    dtype of the activations (transformers 5.23: integrations/bitsandbytes.py, replace_with_bnb_linear). A base in fp8
-    has both, one in mxfp4 routed experts alone.
-    """
-    if not is_gemm_weight(weight):
-        return False
-    is_expert = weight.kind in ("expert_column", "expert_row")
-    return base == "fp8" or base in (("mxfp4",) if is_expert else ("nf4", "int8"))
-
-
 def count_padded_numel(unit: FsdpUnit, *, shards: int) -> int:
     """Return the elements of a gathered unit, with padding: ``shards`` equal chunks of every weight."""
     return sum(shard_numel(weight, shards=shards) for weight in unit.weights) * shards
@@ -369,7 +351,7 @@ def count_frozen_bytes(
             if base == "nf4" and not job.stack.kernel_facts.fused_dequantization:
                 scales += NF4_CODEBOOK_BYTES
         else:
-            held_in_fp8 = job.precision.weights_bytes == 1 and is_quantized(weight, "fp8")  # by the recipe (fp8-param)
+            held_in_fp8 = job.precision.weights_bytes == 1 and is_gemm_weight(weight)  # by the recipe (fp8-param)
             elements_bytes = elements if held_in_fp8 else elements * job.activation_bytes
         gathered = gathered + shards * elements_bytes
         shard = shard + elements_bytes

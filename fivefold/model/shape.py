@@ -4,6 +4,7 @@ Letters (``docs/notation.md``): L ``layers``, D ``width``, F ``ffn``, N ``heads`
 H ``head_dim``, V ``vocab``, E ``moe.experts``.
 """
 
+from functools import lru_cache
 from math import sqrt
 from typing import Annotated, Literal, NamedTuple, Self, get_args
 
@@ -396,6 +397,8 @@ class ModelShape(Record):
     repository: str = ""  # Hugging Face repository of the weights; "": that of the catalog's model of this name
     # how that repository quantizes its weights: nf4, int8, fp8, mxfp4 or another method; "": not at all
     quantization: str = ""
+    # linear layers and experts of blocks that it keeps in 16 bits all the same, such as blocks.3.mlp.down
+    unquantized: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -972,6 +975,10 @@ class ModelShape(Record):
         has_more = (self.mtp, self.hyper_connections, self.per_layer_inputs, self.altup)
         return is_plain and has_more == (None,) * 4 and self.moe is not None and not self.moe.dense_layers
 
+    def list_unquantized(self, layer: int) -> frozenset[str]:
+        """Return what of a block the repository keeps in 16 bits next to quantized weights, such as ``mlp.down``."""
+        return _split_unquantized(self.unquantized).get(layer, frozenset()) if self.unquantized else frozenset()
+
     def shares_kv(self, layer: int) -> bool:
         """Tell whether ``layer`` attends to keys and values of an earlier layer."""
         return self.layers - self.shared_kv_layers <= layer < self.layers
@@ -1029,3 +1036,13 @@ class ModelShape(Record):
         if self.temperature is None or not self.has_attention(layer):
             return False
         return self.temperature.rotated or not self.has_rope(layer)
+
+
+@lru_cache(maxsize=64)
+def _split_unquantized(names: tuple[str, ...]) -> dict[int, frozenset[str]]:
+    """Return the names of ``ModelShape.unquantized`` by layer, relative to its block."""
+    layers: dict[int, set[str]] = {}
+    for name in names:
+        _, layer, linear = name.split(".", 2)
+        layers.setdefault(int(layer), set()).add(linear)
+    return {layer: frozenset(linears) for layer, linears in layers.items()}

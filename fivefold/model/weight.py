@@ -41,7 +41,8 @@ class Weight(NamedTuple):
     Kind ``lora``: a weight of an adapter that every rank of tensor parallelism holds in full. ``parts``: sizes along
     dim 0 of the parts of a token mixer's weight; every rank of tensor parallelism holds an equal share of each.
     ``frozen``: a part that the job freezes (``Job.freeze``). ``has_gradient`` False: the loss is not differentiable by
-    it; its gradient is zero, and a step leaves it as it is.
+    it; its gradient is zero, and a step leaves it as it is. ``unquantized_in``: the format of a repository's weights
+    (``Model.quantization``) that keeps it in 16 bits.
     """
 
     name: str
@@ -51,11 +52,17 @@ class Weight(NamedTuple):
     parts: tuple[int, ...] = ()
     frozen: bool = False
     has_gradient: bool = True
+    unquantized_in: str = ""
 
     @property
     def numel(self) -> int:
         """Return the number of elements."""
         return prod(self.shape)
+
+    @property
+    def module(self) -> str:
+        """Return the name of its linear layer, or its own if it is a parameter of experts."""
+        return self.name.removesuffix(".weight")
 
     @property
     def is_vector(self) -> bool:
@@ -71,3 +78,22 @@ class Weight(NamedTuple):
     def is_adapter(self) -> bool:
         """Tell whether it is a weight of an adapter."""
         return self.name.endswith(ADAPTER_WEIGHTS)
+
+
+def is_gemm_weight(weight: Weight) -> bool:
+    """Tell whether the weight is the matrix of a GEMM in a block, which may run in fp8: no router, bias or adapter."""
+    is_matrix = weight.kind in ("column", "row", "expert_column", "expert_row") and not weight.name.endswith("_bias")
+    return is_matrix and not weight.is_adapter
+
+
+def is_quantized(weight: Weight, base: str | None) -> bool:
+    """Tell whether a base quantizes the weight: in nf4 or int8 that of a linear layer of a block.
+
+    bitsandbytes quantizes ``nn.Linear`` modules; transformers stacks routed experts as parameters, which stay in the
+    dtype of the activations (transformers 5.23: integrations/bitsandbytes.py, replace_with_bnb_linear). A base in fp8
+    has both, one in mxfp4 routed experts alone. A repository in few bits may keep some of them in 16.
+    """
+    if not is_gemm_weight(weight) or weight.unquantized_in == base:
+        return False
+    is_expert = weight.kind in ("expert_column", "expert_row")
+    return base == "fp8" or base in (("mxfp4",) if is_expert else ("nf4", "int8"))

@@ -129,6 +129,16 @@ def _list_mtp(model: ModelShape, name: str, *, layer: int) -> Iterator[Weight]:
 
 def list_block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
     """Yield the weights of one block, with names relative to the block."""
+    unquantized = model.list_unquantized(layer)
+    if not unquantized:
+        yield from _list_block_weights(model, layer)
+        return
+    for weight in _list_block_weights(model, layer):
+        yield weight._replace(unquantized_in=model.quantization) if weight.module in unquantized else weight
+
+
+def _list_block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
+    """Yield the weights of one block as if the repository stored all of them alike."""
     hyper = model.hyper_connections
     if model.mixer_name(layer) != "none":
         if hyper is not None:

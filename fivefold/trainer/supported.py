@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from fivefold.adapter import Base
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
-from fivefold.layout.sharding import is_quantized
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.model.weight import is_quantized
 from fivefold.model.weights import list_block_weights
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError

@@ -40,6 +40,8 @@ from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.rope import RopeScaling
 from fivefold.model.shape import MLA, MTP, Mixer, MixerName, MoE, Multipliers, ResidualFactors, Temperature
 from fivefold.model.spec import Model
+from fivefold.model.weight import is_quantized
+from fivefold.model.weights import list_weights
 from fivefold.record import Record
 from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
@@ -613,6 +615,8 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
         case = case if _is_supported_with(quantized, case) else _align_to_blocks(case)
         bases = (quantized, adapter.replace(base="int8"))
         adapter = next((choice for choice in bases if _is_supported_with(choice, case)), adapter)
+    if adapter.base in QUANTIZED_BASES and case.number % 3 == 0:
+        case = _keep_in_16_bits(case, adapter)
     both: tuple[SavedModule, ...] = ("embed_tokens", "lm_head")
     saved = adapter.replace(modules_to_save=chance.choice(((), (), both[:1], both[1:], both)))
     if _is_supported_with(saved, case):
@@ -622,6 +626,17 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     if _is_supported_with(of_ends, case):
         adapter = of_ends
     return case._replace(job=case.job.replace(adapter=adapter)) if _is_supported_with(adapter, case) else case
+
+
+def _keep_in_16_bits(case: Drawn, adapter: Adapter) -> Drawn:
+    """Return the case with a model whose repository keeps a fifth of the matrices in 16 bits, each of another block."""
+    quantized = [
+        weight.module
+        for weight in list_weights(case.model)
+        if is_quantized(weight, adapter.base) and weight.name.startswith("blocks.")
+    ]
+    kept = tuple(module for number, module in enumerate(quantized) if (number + case.number) % 5 == 0)
+    return case._replace(model=case.model.replace(quantization=adapter.base, unquantized=kept))
 
 
 def _may_freeze(case: Drawn) -> bool:

@@ -515,10 +515,16 @@ def test_a_folder_in_int8_is_read_as_bitsandbytes_reads_it(base: Path, tmp_path:
     torch.testing.assert_close(opened.read_matrix("blocks.1.mlp.down.weight"), values, rtol=1e-6, atol=0)
 
 
-@pytest.mark.parametrize("text", ["dp1 mbs4", "dp2 zero3 mbs2 ac=full"])
-def test_ten_steps_over_a_folder_in_nf4_equal_those_of_peft(forked, base: Path, tmp_path: Path, text: str) -> None:
+SKIPPED = {"llm_int8_skip_modules": ["lm_head", "model.layers.1.mlp", "model.layers.2.self_attn.q_proj"]}
+
+
+@pytest.mark.parametrize(("text", "skipped"), [("dp1 mbs4", {}), ("dp1 mbs4", SKIPPED), ("dp2 zero3 mbs2 ac=full", {})])
+def test_ten_steps_over_a_folder_in_nf4_equal_those_of_peft(
+    forked, base: Path, tmp_path: Path, text: str, skipped: dict[str, object]
+) -> None:
     """Another layout begins with the same codes, and has the losses of one process."""
-    folder = quantize_with_bitsandbytes(base, tmp_path / "nf4", **IN_NF4)
+    folder = quantize_with_bitsandbytes(base, tmp_path / "nf4", **IN_NF4 | skipped)
+    assert len(resolve(str(folder / "config.json")).unquantized) == (4 if skipped else 0)
     job = job_of(Adapter(rank=4, alpha=12, base="nf4"), epsilon=1e-3)
     ((losses, gradients, start, finals),) = forked(1, train, folder, "dp1 mbs4", job)
     if text == "dp1 mbs4":

@@ -8,9 +8,8 @@ from torch import Tensor
 
 from fivefold.adapter import ALL_TARGETS, END_TARGETS, TARGETS, Adapter
 from fivefold.job import Job, LearningRate, Optimizer, get_recipe
-from fivefold.layout.sharding import is_gemm_weight
 from fivefold.layout.spec import Layout
-from fivefold.model.weight import MAGNITUDE
+from fivefold.model.weight import MAGNITUDE, is_gemm_weight
 from fivefold.model.weights import list_weights, strip_block
 from fivefold.record import UserError
 from fivefold.trainer.build import build, draw_initial_weight

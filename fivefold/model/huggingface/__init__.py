@@ -6,6 +6,7 @@ config · mapping · rope      a config.json as a validated record; fields of ``
 state_space                  keys, geometry and tensor names of Mamba and Mamba-2 layers
 read · keys                  converts a config.json to a model, also of remote code; handling of keys that are not read
 remote_code                  classes of remote code that are a family's model under other keys
+quantization                 how a checkpoint quantizes its weights, and which it keeps in 16 bits
 vision                       reads vision towers and projectors of multimodal configs
 write                        converts a model to a config.json
 peft                         mixtures whose routed experts peft adapts as parameters

@@ -122,20 +122,6 @@ def _collect_meanings() -> dict[str, set[str]]:
     return meanings
 
 
-def find_quantization(values: dict[str, Any]) -> str:
-    """Return how the weights are quantized: nf4, int8, fp8, mxfp4, or the method's own name; empty if they are not."""
-    quantized = values.get("quantization_config")
-    if not quantized:
-        return ""
-    table = quantized if isinstance(quantized, dict) else {}
-    method = str(table.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in table else "an unknown method"))
-    if not method.startswith("bitsandbytes"):
-        return method
-    if not (table.get("load_in_4bit") or method.endswith("4bit")):
-        return "int8"
-    return str(table.get("bnb_4bit_quant_type", "fp4"))  # transformers' default
-
-
 def _is_harmless(key: str) -> bool:
     key = key.rpartition(".")[2]
     return key in HARMLESS or key.endswith(_ENDS) or key.startswith(_STARTS)

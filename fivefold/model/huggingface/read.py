@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.family import Family, Wrapper
-from fivefold.model.huggingface.keys import find_quantization, flatten_tables, list_unread, read_fields
+from fivefold.model.huggingface.keys import flatten_tables, list_unread, read_fields
 from fivefold.model.huggingface.model_types import LACKS, MODEL_TYPES
+from fivefold.model.huggingface.quantization import find_quantization, list_unquantized
 from fivefold.model.huggingface.remote_code import REMOTE_CLASSES, translate_remote_config
 from fivefold.model.huggingface.vision import UnreadTower, read_tower
 from fivefold.model.spec import Model
@@ -45,9 +46,11 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
     model = text.family.to_model(read_config(text.values, family=text.family, name=name))
     if text.wrapped:
         model = model.replace(vision=_find_tower(config, text_width=model.width, name=name)[0])
+    values = config | text.values
     return model.replace(
         source=source or f"Hugging Face config.json, {text.architecture}",
-        quantization=find_quantization(config | text.values),
+        quantization=find_quantization(values),
+        unquantized=list_unquantized(values, model=model, family=text.family, name=name),
     )
 
 

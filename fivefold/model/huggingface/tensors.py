@@ -79,6 +79,13 @@ class TensorPart(NamedTuple):
 COPIES = {"embed_tokens.weight": "embed.tokens.weight", "shared_head.head.weight": "head.out.weight"}
 INDEXER_STEMS = ("attention.indexer.q", "attention.indexer.k", "attention.indexer.k_norm")  # with rotary rows
 STACKED_SIGN = ".experts.gate_up_proj"
+# Prefixes in a multimodal model (in memory in transformers 5, and in files), and in its text model on its own.
+WRAPPED = {
+    "language_model.model.": "model.",
+    "language_model.lm_head.": "lm_head.",
+    "model.language_model.": "model.",
+    "model.text_model.": "model.",
+}
 
 
 def list_tensors(
@@ -129,6 +136,14 @@ def list_tensors(
             is_row = record.bias_is_row and kind == "moe.bias"
             stored_shape = (1, *shape) if is_row else shape
             yield TensorPart(f"{block}.{names[kind]}", stored_shape, ours, dim=1 if is_row else 0)
+
+
+def unwrap_name(name: str) -> str:
+    """Return the name that a tensor of a multimodal model has in its text model."""
+    for wrapped, unwrapped in WRAPPED.items():
+        if name.startswith(wrapped):
+            return unwrapped + name.removeprefix(wrapped)
+    return name
 
 
 def list_constants(model: Model, *, family: str) -> dict[str, float | tuple[float, ...]]:

@@ -17,8 +17,9 @@ from typing import Literal, NamedTuple, get_args
 
 from fivefold.adapter import count_element_bytes
 from fivefold.layout.local_weight import pad_vocab
-from fivefold.layout.sharding import get_policy, is_quantized, is_trained, shard_weight
+from fivefold.layout.sharding import get_policy, is_trained, shard_weight
 from fivefold.layout.spec import Layout
+from fivefold.model.weight import is_quantized
 from fivefold.model.weights import Weight
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.message import RepeatedMessage

@@ -22,7 +22,6 @@ from fivefold.layout.sharding import (
     count_padded_numel,
     find_extra_reduce_axis,
     get_policy,
-    is_gemm_weight,
     joins_ends,
     needs_backward_gather,
     regathers_vision,
@@ -33,6 +32,7 @@ from fivefold.layout.sharding import (
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import find_first_backward_stage
 from fivefold.model.vision_weights import is_vision
+from fivefold.model.weight import is_gemm_weight
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.ddp_buckets import coalesces_gathers, coalesces_reductions, list_coalesced_messages
 from fivefold.planner.counts.memory.states import count_gathered_bytes, count_scales

@@ -24,9 +24,11 @@ from fivefold.model.huggingface.read import find_text_model, from_config, is_rop
 from fivefold.model.huggingface.tensors import (
     COPIES,
     STACKED_SIGN,
+    WRAPPED,
     TensorPart,
     list_constants,
     list_tensors,
+    unwrap_name,
 )
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
@@ -51,13 +53,6 @@ BUFFERS = (
 HEADS = ("lm_head.weight", "embed_out.weight")
 EMBEDDINGS = ("embed_tokens.weight", "wte.weight", "embed_in.weight", "word_embeddings.weight")
 ROWS = 4096  # rows of a tied head that are compared at once
-# Prefixes in a multimodal model (in memory in transformers 5, and in files), and in its text model on its own.
-WRAPPED = {
-    "language_model.model.": "model.",
-    "language_model.lm_head.": "lm_head.",
-    "model.language_model.": "model.",
-    "model.text_model.": "model.",
-}
 OTHER_SENSES = (
     "vision_tower.",
     "vision_model.",
@@ -233,8 +228,14 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
     folder = HuggingFaceFolder.open(path, model=model)
     for shard in built.base_shards:
         if shard.stored is not None:  # the scales are those of the full weight, on every rank
+            base = shard.stored.base
+            if base == folder.model.quantization and shard.name.removesuffix(".weight") in folder.model.unquantized:
+                raise UserError(
+                    f"{path} keeps {shard.name} in 16 bits, and the run's model has it in {base}; give the run model = "
+                    f"{str(path)!r}"
+                )
             for here, there in shard.list_matrices():
-                published = folder.read_codes(shard.name, base=shard.stored.base, expert=there)
+                published = folder.read_codes(shard.name, base=base, expert=there)
                 if published is not None:
                     shard.load_codes(*published, expert=here)
                 else:
@@ -330,14 +331,7 @@ def _list_foreign(tensors: dict[str, Any]) -> frozenset[str]:
 
 def _select_text_model(tensors: dict[str, Any]) -> dict[str, Any]:
     """Return ``tensors`` of a multimodal model, with the names of a text model for those of its text model."""
-    return {_unwrap_name(name): tensor for name, tensor in tensors.items()}
-
-
-def _unwrap_name(name: str) -> str:
-    for wrapped, unwrapped in WRAPPED.items():
-        if name.startswith(wrapped):
-            return unwrapped + name.removeprefix(wrapped)
-    return name
+    return {unwrap_name(name): tensor for name, tensor in tensors.items()}
 
 
 def _check(

@@ -21,8 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from fivefold.adapter import Adapter
-from fivefold.layout.sharding import is_quantized
-from fivefold.model.weight import MAGNITUDE
+from fivefold.model.weight import MAGNITUDE, is_quantized
 from fivefold.model.weights import Weight, list_trained_weights, list_weights, strip_block
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, peft_adapter

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from fivefold.adapter import FP8_BLOCK, MXFP4_BLOCK, NF4_BLOCK, NF4_SCALES_BLOCK, QuantizedBase
-from fivefold.model.huggingface.keys import find_quantization
+from fivefold.model.huggingface.quantization import find_quantization
 from fivefold.record import UserError
 from fivefold.trainer.model.quantized.formats import FORMATS
 from fivefold.trainer.model.quantized.nf4 import list_nf4_values, list_scale_values

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.linalg import vector_norm
 
-from fivefold.layout.sharding import is_gemm_weight
+from fivefold.model.weight import is_gemm_weight
 from fivefold.trainer.model.float8.cast import E4M3, TILE, cast_per_tensor, scale_
 from fivefold.trainer.parallel.collectives import all_reduce
 from fivefold.trainer.parallel.mesh import AxisGroup

@@ -19,8 +19,6 @@ from fivefold.layout.sharding import (
     FsdpUnit,
     find_extra_reduce_axis,
     get_policy,
-    is_gemm_weight,
-    is_quantized,
     list_units,
     reduces_every_micro_batch,
     select_trained,
@@ -28,6 +26,7 @@ from fivefold.layout.sharding import (
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
+from fivefold.model.weight import is_gemm_weight, is_quantized
 from fivefold.model.weights import Weight, resolve_freeze
 from fivefold.trainer.model.embed_lora import AdaptedTable
 from fivefold.trainer.model.linear import WgradStore

@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from fivefold.layout.sharding import Policy, is_gemm_weight
+from fivefold.layout.sharding import Policy
+from fivefold.model.weight import is_gemm_weight
 from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import Linear, WgradStore, accumulate_grad

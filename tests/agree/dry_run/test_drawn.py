@@ -303,6 +303,32 @@ def test_counts_of_adapters_over_bases_in_few_bits_equal_the_dry_run(number: int
     assert list_miscounts(Drawn(number, DENSE.replace(qkv_bias=True), Layout.parse(text), job)) == []
 
 
+@pytest.mark.parametrize(
+    ("text", "adapter"),
+    [
+        ("dp2 zero3 mbs2 ac=full", Adapter(rank=3, base="nf4")),
+        *mark_share(
+            5,
+            [
+                ("dp2 pp2 zero1 mbs1", Adapter(rank=3, base="int8")),
+                ("dp2 zero2 mbs2", Adapter(rank=3, base="nf4", kind="dora")),
+                ("tp2 mbs1 ac=norm+act", Adapter(rank=3, base="int8")),
+                ("dp1 mbs2", Adapter(rank=3, base="fp8")),
+                ("dp2 zero3 mbs2", Adapter(rank=3, base="nf4", dropout=0.25)),
+            ],
+        ),
+    ],
+)
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
+def test_counts_of_layers_that_a_quantized_base_keeps_in_16_bits_equal_the_dry_run(
+    number: int, text: str, adapter: Adapter
+) -> None:
+    """As unsloth's dynamic folders: some layers of some blocks, so that blocks differ."""
+    kept = ("blocks.0.mlp.down", "blocks.1.attention.q", "blocks.1.attention.out", "blocks.1.mlp.up")
+    model = DENSE.replace(qkv_bias=True, quantization=adapter.base, unquantized=kept)
+    assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32.replace(adapter=adapter))) == []
+
+
 # tp cuts its matrices between blocks; those of the MLP have more than 256 blocks in nf4
 BLOCKS = DENSE.replace(name="blocks", width=128, head_dim=128, ffn=512)
 

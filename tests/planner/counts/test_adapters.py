@@ -18,13 +18,13 @@ from fivefold.adapter import (
 )
 from fivefold.job import Job
 from fivefold.layout.remarks import list_remarks
-from fivefold.layout.sharding import is_quantized
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
+from fivefold.model.weight import is_quantized
 from fivefold.model.weights import count_adapters, list_weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work

@@ -126,11 +126,14 @@ def publish_mxfp4(path: Path, **changed: object) -> Path:
     return publish(path, GptOssConfig(**sizes), MXFP4, quantize)
 
 
-def publish_nf4(path: Path) -> Path:
-    """As unsloth/Llama-3.2-3B-bnb-4bit, by bitsandbytes' algorithm; scales that quantizing values would not give."""
+def publish_nf4(path: Path, *, skipped: tuple[str, ...] = ()) -> Path:
+    """As unsloth/Llama-3.2-3B-bnb-4bit, by bitsandbytes' algorithm; scales that quantizing values would not give.
+
+    ``skipped``: modules in bf16, as of unsloth/Llama-3.2-3B-unsloth-bnb-4bit.
+    """
 
     def quantize(name: str, tensor: Tensor) -> dict[str, Tensor]:
-        if "_proj" not in name:
+        if "_proj" not in name or name.startswith(skipped):
             return {name: tensor.bfloat16()}
         packed, scales, largest, mean = quantize_nf4(tensor)
         state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(tensor.shape)}
@@ -144,7 +147,8 @@ def publish_nf4(path: Path) -> Path:
             f"{name}.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8),
         }
 
-    return publish(path, LlamaConfig(**SIZES | BLOCKS), NF4, quantize)
+    table = NF4 | ({"llm_int8_skip_modules": ["lm_head", *skipped]} if skipped else {})
+    return publish(path, LlamaConfig(**SIZES | BLOCKS), table, quantize)
 
 
 NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
@@ -167,6 +171,44 @@ def test_adapters_are_trained_over_a_folder_of_bitsandbytes(
     with torch.no_grad():
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")(text_tokens()).logits
         torch.testing.assert_close(merged, logits, rtol=1e-5, atol=1e-5)
+
+
+SKIPPED = ("model.layers.0.mlp", "model.layers.2.self_attn.o_proj")
+
+
+@pytest.mark.parametrize("text", ["dp2 zero3", *mark_share(2, ["dp1", "tp2", "pp2"])])
+def test_layers_that_a_folder_keeps_in_16_bits_are_computed_in_16_bits(forked: Fork, tmp_path: Path, text: str) -> None:
+    """They are no base in 4 bits: the weights of a run are those of the folder, and merged ones have no rounding."""
+    folder, layout = publish_nf4(tmp_path / "base", skipped=SKIPPED), Layout.parse(text)
+    opened, adapter = HuggingFaceFolder.open(folder), Adapter(rank=3, base="nf4")
+    kept = ["blocks.0.mlp.gate", "blocks.0.mlp.up", "blocks.0.mlp.down", "blocks.2.attention.out"]
+    assert sorted(opened.model.unquantized) == sorted(kept)
+    weights = forked(layout.world, start, folder, layout, adapter)[0]
+    for ours, weight in weights.items():
+        stored = opened.read(ours, offsets=(0,) * weight.dim(), sizes=tuple(weight.shape))
+        assert torch.equal(weight, stored.float())
+        assert (stored.dtype == torch.bfloat16) == (ours.removesuffix(".weight") in kept or "blocks" not in ours or
+                                                   "norm" in ours)  # fmt: skip
+    logits, _ = forked(layout.world, train_and_save, tmp_path / "run", folder, layout, adapter)[0]
+    export(find(tmp_path / "run"), tmp_path / "out", dtype="fp32", file_bytes=10**9, report=ignore_progress, merge=True)
+    with torch.no_grad():
+        merged = AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")(text_tokens()).logits
+        torch.testing.assert_close(merged, logits, rtol=1e-5, atol=1e-5)
+
+
+def test_a_run_holds_no_layer_in_4_bits_that_its_folder_keeps_in_16(forked: Fork, tmp_path: Path) -> None:
+    (line,) = forked(1, start_all_quantized, publish_nf4(tmp_path / "base", skipped=SKIPPED))
+    assert "keeps blocks.0.mlp.gate.weight in 16 bits, and the run's model has it in nf4; give the run model =" in line
+
+
+def start_all_quantized(base: Path) -> str:
+    """The error of a run over ``base`` whose model says that it keeps no layer in 16 bits."""
+    model = HuggingFaceFolder.open(base).model.replace(unquantized=())
+    job = job_of(Adapter(rank=3, base="nf4"))
+    built = build(model=model, layout=Layout(), job=job, device=torch.device("cpu"))
+    with pytest.raises(UserError) as raised:
+        huggingface_import.start(base, built=built, model=model)
+    return str(raised.value)
 
 
 def test_commands_know_a_folder_of_bitsandbytes(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.sharding import get_policy, is_gemm_weight, shard_numel
+from fivefold.layout.sharding import get_policy, shard_numel
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import find_first_backward_stage, list_stage_layers
 from fivefold.model.spec import Model
+from fivefold.model.weight import is_gemm_weight
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.ddp_buckets import coalesces_gathers
 from fivefold.planner.counts.memory.liveness import GradientSums, UnitProfile

@@ -18,7 +18,6 @@ from fivefold.layout.sharding import (
     count_frozen_bytes,
     count_padded_numel,
     get_policy,
-    is_gemm_weight,
     offloads_buckets,
     runs_zero_alone,
     select_trained,
@@ -28,6 +27,7 @@ from fivefold.layout.sharding import (
 )
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.model.weight import is_gemm_weight
 from fivefold.model.weights import Weight
 from fivefold.optimizers.cost import find_cost
 from fivefold.units import ceil_div

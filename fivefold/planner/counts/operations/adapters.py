@@ -28,6 +28,7 @@ ParallelLinearAdapter and get_adapter_attributes_from_linear.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from types import MappingProxyType
 
 from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, Adapter, Base, count_quantized_bytes
@@ -58,6 +59,12 @@ def apply_frozen_weights(ops: Sequence[Op], local: Local, *, input_gradient: boo
     return differentiate(changed, entry - {name for op in changed for name in op.writes})
 
 
+@lru_cache(maxsize=64)
+def _use_16_bits(adapter: Adapter) -> Adapter:
+    """Return an adapter over a base in the dtype of the activations."""
+    return adapter.replace(base=None)
+
+
 def runs_in_reference(op: Op, job: Job) -> bool:
     """Tell whether the forward of DPO's reference runs an operation: all, but none of an adapter and no rewards."""
     return job.has_reference and ".lora_" not in op.name and op.name != "loss.rewards"
@@ -78,6 +85,8 @@ def _list_with_adapter(
     if local.trains(op.name):
         yield op
         return
+    if op.name in local.unquantized:
+        adapter = _use_16_bits(adapter)
     if op.name == "embed.tokens" and adapter.has_adapter(op.name):
         yield from _list_embedding(op, local, adapter.resolve_linear(op.name))
         return

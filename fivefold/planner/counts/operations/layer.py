@@ -339,7 +339,7 @@ class Kind(NamedTuple):
     ``biased``: attention's output has a bias, which in other layers it has not; ``kv``: its keys and values are those
     of an earlier layer, or later layers attend to its own, or to the keys that it chooses; ``sparse``: its MLP sets
     gates to zero; ``frozen``: the modules that the job freezes (``freeze.py``); ``is_below``: no weight of it or below
-    is trained, so that it has no backward.
+    is trained, so that it has no backward; ``unquantized``: its linear layers that a base in few bits has in 16.
     """
 
     slides: bool
@@ -356,6 +356,7 @@ class Kind(NamedTuple):
     sparse: bool = False
     frozen: frozenset[str] = frozenset()
     is_below: bool = False
+    unquantized: frozenset[str] = frozenset()
 
     @property
     def representative(self) -> Kind:
@@ -389,6 +390,8 @@ def list_kinds(model: Model, job: Job) -> list[Kind]:
     kinds = [get_kind(model, layer) for layer in range(model.layers)]
     if job.adapter is not None:
         kinds[0] = kinds[0]._replace(leads=not job.adapter.trains_embedding)
+        if model.unquantized and job.adapter.base == model.quantization:
+            kinds = [kind._replace(unquantized=model.list_unquantized(layer)) for layer, kind in enumerate(kinds)]
         return kinds
     first = frozen.first_backward
     return [
@@ -584,7 +587,7 @@ def _use_bf16(local: Local) -> Local:
     if not local.job.precision.is_low_precision:
         return local
     bf16_recipe = local.job.precision.replace(compute="bf16", gathers="weights", dispatches="rows")
-    return Local(local.model, local.job.replace(precision=bf16_recipe), local.part, local.frozen)
+    return Local(local.model, local.job.replace(precision=bf16_recipe), local.part, local.frozen, local.unquantized)
 
 
 def build_block_unit(ops: Sequence[Op], local: Local) -> UnitOperations:

@@ -57,10 +57,19 @@ class Local:
     """The sizes of a model and a job on one rank; the lists of operations are made from it.
 
     ``frozen``: modules of the unit whose weights are not trained (``freeze.py``); next to adapters they are all.
+    ``unquantized``: linear layers of the unit that a base in few bits has in 16.
     """
 
-    def __init__(self, model: Model, job: Job, part: LocalDegrees, frozen: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        model: Model,
+        job: Job,
+        part: LocalDegrees,
+        frozen: frozenset[str] = frozenset(),
+        unquantized: frozenset[str] = frozenset(),
+    ) -> None:
         self.model, self.job, self.part = model, job, part
+        self.unquantized = unquantized
         self.frozen = frozen if job.adapter is None else frozenset({ALL})
         self.width, self.facts = get_activation_width(job), job.stack.kernel_facts
         self.norm = NormKind(

@@ -41,18 +41,20 @@ class UnitCache:
     def __init__(self, model: Model, job: Job, example: Mapping[Kind, int]) -> None:
         """Start with empty caches; ``example``: a layer of each kind."""
         self.model, self.job, self.example = model, job, example
-        self._locals: Cache[tuple[LocalDegrees, frozenset[str]], Local] = Cache()
+        self._locals: Cache[tuple[LocalDegrees, frozenset[str], frozenset[str]], Local] = Cache()
         self._ends = resolve_freeze(model, job.freeze).ends
         self._halves: Cache[tuple[object, ...], list[Op]] = Cache()
         self._blocks: Cache[tuple[LocalDegrees, Kind, bool], list[Op]] = Cache(MARKED)
         self._units: Cache[tuple[LocalDegrees, Kind | str], UnitOperations] = Cache()
         self._heads: Cache[LocalDegrees, tuple[Op, ...]] = Cache()
 
-    def get_local(self, part: LocalDegrees, frozen: frozenset[str] = frozenset()) -> Local:
-        """Return the model's local sizes on one rank, of a unit with ``frozen`` modules."""
-        key = part, frozen
+    def get_local(
+        self, part: LocalDegrees, frozen: frozenset[str] = frozenset(), unquantized: frozenset[str] = frozenset()
+    ) -> Local:
+        """Return the model's local sizes on one rank, of a unit with ``frozen`` and ``unquantized`` modules."""
+        key = part, frozen, unquantized
         if key not in self._locals:
-            self._locals[key] = Local(self.model, self.job, part, frozen)
+            self._locals[key] = Local(self.model, self.job, part, frozen, unquantized)
         return self._locals[key]
 
     def unit(self, part: LocalDegrees, name: Kind | str) -> UnitOperations:
@@ -78,7 +80,7 @@ class UnitCache:
         """Build the operations of a block (a ``Kind``), of the embedding or of the head."""
         if isinstance(name, Kind):
             ops = self._build_block(part, name, layer=self.example[name])
-            local = self.get_local(part, name.frozen)
+            local = self.get_local(part, name.frozen, name.unquantized)
             checkpoints = bool(part.recomputed) and not self.job.stack.kernel_facts.fuses_linears
             input_gradient = not name.leads or (checkpoints and self.job.adapter is not None)
             ops = apply_frozen_weights(ops, local, input_gradient=input_gradient)
