@@ -33,6 +33,12 @@ QUANTIZED_ENDINGS = {
     "-unsloth-bnb-4bit": "nf4", "-bnb-4bit": "nf4", "-bnb-nf4-bf16": "nf4", "-bnb-8bit": "int8", "-fp8": "fp8",
     "-nvfp4": "nvfp4", "-gptq": "gptq", "-gptq-int4": "gptq", "-gptq-int8": "gptq", "-awq": "awq",
 }  # fmt: skip
+# How the weights of models of the catalog are stored in their own repositories, where these are in few bits
+PUBLISHED_IN_FEW_BITS = {
+    "gpt-oss-20b": "mxfp4", "gpt-oss-120b": "mxfp4", "deepseek-v3": "fp8", "deepseek-v3-mtp": "fp8",
+    "deepseek-v3-0324": "fp8",
+    "deepseek-v3.1": "fp8", "deepseek-r1": "fp8", "deepseek-r1-0528": "fp8",
+}  # fmt: skip
 THINKING = ("Qwen3-VL-", "Qwen3-Next-")  # whose -Thinking has the config of -Instruct
 
 
@@ -171,6 +177,11 @@ def find_published(text: str) -> Model | None:
         model = model.replace(name=version, positions=VERSIONS[version].positions or model.positions)
     repository = f"{owner}/{tail}" if owner else _list_spellings(name, entry)[tail.lower()]
     return model if repository.lower() == (entry.repository or "").lower() else model.replace(repository=repository)
+
+
+def find_stored_format(model: Model) -> str:
+    """Return how the repository of a model stores its weights, as ``Model.quantization``; empty if in 16 bits."""
+    return model.quantization or ("" if model.repository else PUBLISHED_IN_FEW_BITS.get(model.name, ""))
 
 
 def _find_quantized(owner: str, tail: str) -> Model | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, inf, log2
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import QUANTIZED_BASES, Adapter
 from fivefold.job import Job
 from fivefold.layout.batch import MAX_TRIED_GPUS
 from fivefold.layout.remarks import describe_positions
@@ -21,6 +21,7 @@ from fivefold.layout.where import ANY
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.attention import Sliding
+from fivefold.model.catalog import find_stored_format
 from fivefold.model.spec import Model
 from fivefold.planner.batch import apply_scaling_laws, find_nearby_advice
 from fivefold.planner.counts.counts import Counts
@@ -126,7 +127,8 @@ def list_fine_tunes(
 ) -> list[FineTune]:
     """Return what fits of full fine-tuning, the job's frozen parts if it has any, LoRA and QLoRA, and how fast each is.
 
-    Adapters are the job's, or of rank 16. Without a ``layout``: all ranks share the weights (ZeRO-3), with full
+    Adapters are the job's, or of rank 16; of a model that is published in few bits, as gpt-oss in MXFP4, also over
+    these weights. Without a ``layout``: all ranks share the weights (ZeRO-3), with full
     recomputation, and a second time without any if that fits. The remarks of the first answer name the methods that
     are not modelled for this model and job; raises ``UserError`` if none is.
     """
@@ -137,7 +139,8 @@ def list_fine_tunes(
     errors = dict[str, UserError]()
     remarks = list[str]()
     full = job.replace(adapter=None, freeze=())
-    adapted = [full.replace(adapter=adapter) for adapter in (lora, lora.replace(base="nf4"))]
+    bases = (None, "nf4", *(base for base in QUANTIZED_BASES if base != "nf4" and base == find_stored_format(model)))
+    adapted = [full.replace(adapter=lora.replace(base=base)) for base in bases]
     for tuned in (full, *([job] if job.freeze else []), *adapted):
         for spread in (layout,) if layout else (recomputed, recomputed.replace(ac="none")):
             smallest = spread.replace(mbs=job.min_micro_batch)
@@ -156,33 +159,44 @@ def list_fine_tunes(
         remarks += describe_positions(model)
     if answers[0].method == "full" and not answers[0].micro_batch:
         remarks += _describe_full_remedy(model, machine, full, recomputed, risk=risk)
+    if not any(answer.micro_batch for answer in answers):
+        least = min(answers, key=lambda answer: answer.memory_bytes).method
+        for tuned in (tuned for tuned in adapted if name_method(tuned) == least):
+            remarks += _describe_enough(model, machine, tuned, recomputed, risk=risk)
     return [answers[0].replace(remarks=tuple(dict.fromkeys(remarks))), *answers[1:]]
 
 
 def _describe_full_remedy(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> Iterator[str]:
     """Yield with what full fine-tuning fits: optimizer states in host memory, or else a larger number of GPUs."""
     smallest = layout.replace(mbs=job.min_micro_batch)
-
-    def fits(candidate: Machine, tried: Layout) -> bool:
-        planner = Planner(model=model, machine=candidate, job=job, risk=risk)
-        return is_legal(tried, model=model, job=job, machine=candidate) and planner.fits(tried)
-
     for _, offloaded in list_offloadings(smallest, job):
-        if fits(machine, offloaded):
+        if _fits(model, machine, job, offloaded, risk=risk):
             host = show_bytes(count_host_bytes(Counts(model, job), offloaded, machine))
             yield f"full fits as {str(offloaded)!r}, with {host} in the memory of each host"
             break
+    yield from _describe_enough(model, machine, job, layout, risk=risk)
+
+
+def _describe_enough(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> Iterator[str]:
+    """Yield on how many GPUs a method fits that does not on those of the machine."""
+    smallest = layout.replace(mbs=job.min_micro_batch)
     for ranks in (machine.ranks * 2**power for power in range(1, 8)):
         larger = smallest.replace(dp=ranks, zero=3)
-        if fits(with_ranks(machine, ranks), larger):
-            yield f"full fits on {ranks} of {machine.name}, as {str(larger)!r}"
+        if _fits(model, with_ranks(machine, ranks), job, larger, risk=risk):
+            yield f"{name_method(job)} fits on {ranks} of {machine.name}, as {str(larger)!r}"
             return
 
 
+def _fits(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> bool:
+    planner = Planner(model=model, machine=machine, job=job, risk=risk)
+    return is_legal(layout, model=model, job=job, machine=machine) and planner.fits(layout)
+
+
 def name_method(job: Job) -> str:
-    """Return how a job trains its model: full, freeze, or the name of its adapter."""
+    """Return how a job trains its model: full, freeze, or the name of its adapter and of a base as published."""
     if job.adapter is not None:
-        return job.adapter.name
+        is_published = job.adapter.base in ("fp8", "mxfp4", "int8")
+        return f"{job.adapter.name} over {job.adapter.base}" if is_published else job.adapter.name
     return "freeze" if job.freeze else "full"
 
 

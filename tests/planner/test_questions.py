@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.machine.spec import Machine
-from fivefold.model.catalog import build_model
+from fivefold.model.catalog import build_model, find_published
 from fivefold.model.spec import Model
 from fivefold.planner import context_length, questions
 from fivefold.planner.compare import ComparedCase, compare
@@ -101,7 +101,9 @@ def test_an_answer_lists_fine_tuning_methods_that_are_not_modelled() -> None:
     assert remark.startswith("no answer for qlora:16: layout 'dp8 zero3 mbs1 ac=full': images=2 are not counted with")
     only = questions.list_fine_tunes(model=build_model("deepseek-v3-mtp"), machine=NODE, job=JOB)
     assert [way.method for way in only] == ["full"]
-    assert [remark.split(":")[0] for remark in only[0].remarks] == ["no answer for lora", "no answer for qlora"]
+    assert [remark.split(":")[0] for remark in only[0].remarks] == [
+        *("no answer for lora", "no answer for qlora", "no answer for lora")
+    ]
     with pytest.raises(UserError, match="dp16"):
         questions.list_fine_tunes(model=model, machine=NODE, job=job, layout=Layout.parse("dp16"))
 
@@ -593,6 +595,32 @@ def test_the_given_number_of_gpus_is_the_limit_of_the_fewest_gpus() -> None:
         result.exception
     )
     assert "use more GPUs (weights and optimizer states already fill 12)" in str(result.exception)
+
+
+@pytest.mark.slow
+def test_a_model_that_is_published_in_few_bits_is_fine_tuned_over_its_own_weights() -> None:
+    """gpt-oss fits a GPU with 24 GB with its experts in MXFP4, not with nf4 next to experts in 16 bits."""
+    machine, job = resolve("rtx4090:1", local=Path("/nowhere")), Job(sequence=2048, global_batch=16)
+    ways = questions.list_fine_tunes(model=build_model("gpt-oss-20b"), machine=machine, job=job)
+    assert [way.method for way in ways if way.micro_batch] == ["lora:16 over mxfp4", "lora:16 over mxfp4"]
+    assert ways[2].method == "qlora:16"
+    assert ways[2].memory_bytes > 30 * 2**30 > 24 * 2**30 > ways[3].memory_bytes
+    planner = Planner(model=build_model("gpt-oss-20b"), machine=machine, job=job.replace(adapter={"base": "mxfp4"}))
+    assert planner.estimate(Layout.parse(ways[3].layout)).peak_bytes == ways[3].memory_bytes
+    in_16_bits = find_published("unsloth/gpt-oss-20b-BF16")
+    assert in_16_bits is None or [
+        way.method for way in questions.list_fine_tunes(model=in_16_bits, machine=machine, job=job)
+    ] == ["full", "lora:16", "qlora:16"]
+
+
+@pytest.mark.slow
+def test_an_answer_says_on_how_many_gpus_a_method_fits_if_none_does() -> None:
+    """Experts stay in 16 bits next to a base in nf4, which the remarks say too."""
+    machine, job = resolve("rtx4090:1", local=Path("/nowhere")), Job(sequence=2048, global_batch=16)
+    ways = questions.list_fine_tunes(model=build_model("qwen3-30b-a3b"), machine=machine, job=job)
+    assert {way.micro_batch for way in ways} == {0}
+    assert [line for line in ways[0].remarks if "routed experts stay in the dtype of activations" in line]
+    assert [line for line in ways[0].remarks if line.startswith("qlora:16 fits on 8 of rtx4090, as 'dp8 zero3 mbs1")]
 
 
 @pytest.mark.slow
