@@ -315,10 +315,10 @@ def test_simulating_many_durations_at_once_equals_one_by_one(table: Table, rando
 
 
 def test_simulating_many_durations_keeps_few_ends() -> None:
-    """As many as messages are on their way, not those of all 16,384 actions."""
+    """As many as messages are on their way, in blocks of a wave, not those of all 16,384 actions."""
     table = schedule("interleaved", pp=16, v=8, micro_batches=64)
     waves = divide_into_waves(table.order, pp=table.pp)
-    assert (len(waves.rank), waves.slots) == (16_384, 1 + 2 * table.pp)
+    assert (len(waves.rank), waves.rows) == (16_384, 1 + 12 * table.pp)
 
 
 @some

@@ -133,24 +133,26 @@ def _simulate_waves(table: Table, durations: tuple[float, ...], delays: list[flo
 
 
 class Waves(NamedTuple):
-    """Columns of all actions, wave by wave. An arrival is kept in a slot until the last action that waits for it.
+    """Columns of all actions, wave by wave, of each wave by rank. The arrivals of a wave are kept in a block of rows.
 
-    ``slot``: where the arrival of an action's output is written; ``first`` and ``second``: where those of its inputs
-    are read, or ``NO_INPUT``; ``slots``: how many there are. ``starts``: the first action of each wave, and the number
-    of actions; ``both``: whether any action of the wave waits for two others.
+    ``first`` and ``second``: the rows of the arrivals that an action waits for, or ``NO_INPUT``; ``rows``: how many
+    there are. ``starts``: the first action of each wave, and the number of actions; ``blocks``: the first row of the
+    arrivals of each wave; ``all_ranks``: whether every rank runs an action of the wave; ``both``: whether any of them
+    waits for two others.
     """
 
     rank: Ints
     task: Ints
-    slot: Ints
     first: Ints
     second: Ints
-    slots: int
+    rows: int
     starts: list[int]
+    blocks: list[int]
+    all_ranks: list[bool]
     both: list[bool]
 
 
-NO_INPUT = 0  # the slot that is read where an action waits for no other
+NO_INPUT = 0  # the row of arrivals that is read where an action waits for no other
 
 
 def divide_into_waves(order: Order, *, pp: int) -> Waves:
@@ -158,13 +160,29 @@ def divide_into_waves(order: Order, *, pp: int) -> Waves:
     import numpy as np
 
     wave_numbers = np.array(_list_waves(order, pp=pp))
-    index = np.argsort(wave_numbers, kind="stable")
-    starts = np.searchsorted(wave_numbers[index], np.arange(wave_numbers.max() + 2)).tolist()
-    slots = np.append(_assign_slots(order, wave_numbers, index), NO_INPUT)  # -1, no input, reads the last
-    slot, first_slots, second_slots = slots[index], slots[order.first[index]], slots[order.second[index]]
-    both = [bool((second_slots[start:end] != NO_INPUT).any()) for start, end in pairwise(starts)]
-    n_slots = int(slots.max()) + 1
-    return Waves(order.rank[index], order.task[index], slot, first_slots, second_slots, n_slots, starts, both)
+    index = np.lexsort((order.rank, wave_numbers))
+    starts = np.searchsorted(wave_numbers[index], np.arange(wave_numbers.max() + 2))
+    last_wave = wave_numbers.copy()  # that waits for an action
+    for dependency in (order.first, order.second):
+        waits = dependency >= 0
+        np.maximum.at(last_wave, dependency[waits], wave_numbers[waits])
+    last_of_wave = np.maximum.reduceat(last_wave[index], starts[:-1])
+    blocks = NO_INPUT + 1 + pp * _assign_blocks(last_of_wave.tolist())
+    sizes = np.diff(starts)
+    row_of_action = np.full(len(index) + 1, NO_INPUT)  # -1, no input, reads the last
+    row_of_action[index] = np.repeat(blocks - starts[:-1], sizes) + np.arange(len(index))
+    first, second = row_of_action[order.first[index]], row_of_action[order.second[index]]
+    return Waves(
+        order.rank[index],
+        order.task[index],
+        first,
+        second,
+        int(blocks.max()) + pp,
+        starts.tolist(),
+        blocks.tolist(),
+        (sizes == pp).tolist(),
+        np.logical_or.reduceat(second != NO_INPUT, starts[:-1]).tolist(),
+    )
 
 
 def _list_waves(order: Order, *, pp: int) -> list[int]:
@@ -183,28 +201,24 @@ def _list_waves(order: Order, *, pp: int) -> list[int]:
     return wave_of
 
 
-def _assign_slots(order: Order, wave_numbers: Ints, index: Ints) -> Ints:
-    """Return the slot of each action. It is reused from the last wave on that waits for the action."""
+def _assign_blocks(last_waves: list[int]) -> Ints:
+    """Return the number of each wave's block; ``last_waves``: the last wave that waits for an action of it.
+
+    A block is used again from that wave on, which reads before it writes.
+    """
     import numpy as np
 
-    last_wave = wave_numbers + 1
-    for dependency in (order.first, order.second):
-        waits = dependency >= 0
-        np.maximum.at(last_wave, dependency[waits], wave_numbers[waits])
-    slots = [0] * len(index)
-    free_slots, n_slots, wave = list[int](), NO_INPUT + 1, -1
-    expiring: list[list[int]] = [[] for _ in range(int(last_wave.max()) + 1)]
-    actions = zip(index.tolist(), wave_numbers[index].tolist(), last_wave[index].tolist(), strict=True)
-    for action, action_wave, last in actions:
-        if action_wave > wave:
-            wave = action_wave
-            free_slots += expiring[wave]
-        if not free_slots:
-            free_slots.append(n_slots)
-            n_slots += 1
-        slots[action] = free_slots.pop()
-        expiring[last].append(slots[action])
-    return np.array(slots)
+    blocks, free_blocks, n_blocks = list[int](), list[int](), 0
+    freed: list[list[int]] = [[] for _ in last_waves]
+    for wave, last_wave in enumerate(last_waves):
+        free_blocks += freed[wave]
+        if not free_blocks:
+            free_blocks.append(n_blocks)
+            n_blocks += 1
+        blocks.append(free_blocks.pop())
+        if wave + 1 < len(last_waves):
+            freed[max(last_wave, wave + 1)].append(blocks[-1])
+    return np.array(blocks)
 
 
 def simulate_schedules(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -> Floats:
@@ -217,15 +231,16 @@ def simulate_schedules(waves: Waves, seconds: Floats, hop: Floats, *, pp: int) -
     import numpy as np
 
     rank_free_seconds = np.zeros((pp, len(hop)))
-    arrivals = np.full((waves.slots, len(hop)), -np.inf)
-    for (start, end), both in zip(pairwise(waves.starts), waves.both, strict=True):
-        ranks = waves.rank[start:end]
-        ends = rank_free_seconds.take(ranks, axis=0)
+    arrivals = np.full((waves.rows, len(hop)), -np.inf)
+    for (start, end), block, all_ranks, both in zip(
+        pairwise(waves.starts), waves.blocks, waves.all_ranks, waves.both, strict=True
+    ):
+        ends = rank_free_seconds if all_ranks else rank_free_seconds.take(waves.rank[start:end], axis=0)
         np.maximum(ends, arrivals.take(waves.first[start:end], axis=0), out=ends)
         if both:
             np.maximum(ends, arrivals.take(waves.second[start:end], axis=0), out=ends)
         ends += seconds.take(waves.task[start:end], axis=0)
-        rank_free_seconds[ranks] = ends
-        ends += hop
-        arrivals[waves.slot[start:end]] = ends
+        if not all_ranks:
+            rank_free_seconds[waves.rank[start:end]] = ends
+        np.add(ends, hop, out=arrivals[block : block + end - start])
     return rank_free_seconds
