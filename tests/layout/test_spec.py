@@ -453,3 +453,11 @@ def test_fewer_stages_are_advised_that_divide_the_ranks() -> None:
     assert "pp·v=128 stages are more than layers=125, embedding and head; try pp8 or v7" in line
     for text in ("dp32 pp8 v8 interleaved", "dp16 pp16 v7 interleaved"):
         refuse(Layout.parse(text), model=model, job=job, machine=with_ranks(MACHINE, 256))
+
+
+def test_a_layout_of_legal_fields_equals_the_validated_one() -> None:
+    fields = {"dp": 4, "tp": 2, "pp": 2, "zero": 1, "shard_group": 2, "ac": "selective"}
+    layout, validated = Layout.construct_legal(**fields), Layout(**fields)
+    assert (layout, hash(layout), str(layout)) == (validated, hash(validated), str(validated))
+    assert layout.model_dump() == validated.model_dump()
+    assert (layout.world, layout.replace(mbs=2)) == (16, validated.replace(mbs=2))

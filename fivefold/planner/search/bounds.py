@@ -15,7 +15,14 @@ import numpy as np
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Planner
-from fivefold.planner.search.columns import CandidateLayouts, Floats, PartialLayouts, factorize, merge_equal, stack_rows
+from fivefold.planner.search.columns import (
+    CandidateLayouts,
+    Floats,
+    PartialLayouts,
+    RecordTable,
+    factorize,
+    merge_equal,
+)
 from fivefold.planner.search.estimates import Estimates, StateFigure
 from fivefold.planner.search.memory_bounds import MemoryBounds
 from fivefold.planner.search.shapes import (
@@ -28,7 +35,7 @@ from fivefold.planner.search.shapes import (
     count_pipeline_units,
     sum_units,
 )
-from fivefold.planner.search.space import Space
+from fivefold.planner.search.space import PipelineShape, Space
 from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.unit_overlap import overlaps_next_forward
 from fivefold.planner.time.update_time import estimate_elementwise_seconds
@@ -60,8 +67,12 @@ class Bounds:
         self.recompute_every = np.array(
             [layout.recompute_every if layout.recomputed_operations else NEVER for layout in layouts]
         )
-        self._pipelines: dict[tuple[int, int], PipelineUnits] = {}
-        self._memory = MemoryBounds(planner.counts, space.shapes)
+        self._pipelines: RecordTable[tuple[PipelineShape, int], PipelineUnits] = (
+            like._pipelines if like else RecordTable(self._count_pipeline_units)
+        )
+        self._memory: MemoryBounds = MemoryBounds(
+            planner.counts, space.shapes, self.estimates.runs, like=like._memory if like else None
+        )
         self.update_slope = _update_slope(planner)
 
     def restrict_to(self, partials: PartialLayouts) -> Bounds:
@@ -438,17 +449,16 @@ class Bounds:
         ``any_recomputation``: a bound for every recomputation, which assumes none.
         """
         recompute_every = self.recompute_every[self.partials.ac[candidates.partial]] * (not any_recomputation)
-        _, first_rows, inverse = factorize(candidates.shape * 1000 + recompute_every)
-        pipelines = []
-        for row in first_rows:
-            key = int(candidates.shape[row]), int(recompute_every[row])
-            if key not in self._pipelines:
-                shape = self.space.shapes[key[0]]
-                self._pipelines[key] = count_pipeline_units(
-                    self.planner.counts, shape, recompute_every=key[1], runs=self.estimates.runs
-                )
-            pipelines.append(self._pipelines[key])
-        return PipelineUnits(*(stack_rows(column)[inverse] for column in zip(*pipelines, strict=True)))
+        _, first, inverse = factorize(candidates.shape * 1000 + recompute_every)
+        keys = zip(candidates.shape[first].tolist(), recompute_every[first].tolist(), strict=True)
+        return self._pipelines.take([(self.space.shapes[shape], every) for shape, every in keys], inverse)
+
+    def _count_pipeline_units(self, key: tuple[PipelineShape, int]) -> PipelineUnits:
+        """Return the units of a pipeline by its shape and ``recompute_every``."""
+        shape, recompute_every = key
+        return count_pipeline_units(
+            self.planner.counts, shape, recompute_every=recompute_every, runs=self.estimates.runs
+        )
 
 
 def _update_slope(planner: Planner) -> float:

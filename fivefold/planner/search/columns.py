@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple, Self
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Self, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +12,8 @@ from fivefold.layout.spec import Layout
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Key = TypeVar("Key", bound=Hashable)
+Row = TypeVar("Row", bound=tuple[Any, ...])
 LOOKED_UP = 1 << 16  # numbers so small are looked up rather than sorted, however few there are
 
 
@@ -187,6 +189,32 @@ def _find_lookup_size(column: Ints) -> int:
     """Return one more than the largest value if the values are looked up; 0 if they are sorted instead."""
     size = int(column.max()) + 1 if len(column) else 0
     return size if 0 < size <= LOOKED_UP + len(column) and column.min() >= 0 else 0
+
+
+class RecordTable(Generic[Key, Row]):
+    """Named tuples of arrays of equal shapes by key, as the rows of columns that grow."""
+
+    def __init__(self, make: Callable[[Key], Row]) -> None:
+        """Initialize a table whose rows ``make`` returns, once for each key."""
+        self._make = make
+        self._row_by_key: dict[Key, int] = {}
+        self._columns: Row | None = None
+
+    def take(self, keys: Sequence[Key], index: Ints) -> Row:
+        """Return the columns of the rows that have the ``keys`` at ``index``."""
+        if new := [key for key in dict.fromkeys(keys) if key not in self._row_by_key]:
+            rows = [self._make(key) for key in new]
+            columns = self._columns
+            grown = [
+                np.concatenate([*([] if columns is None else [columns[at]]), stack_rows(column)])
+                for at, column in enumerate(zip(*rows, strict=True))
+            ]
+            self._columns = type(rows[0])(*grown)
+            self._row_by_key.update(zip(new, range(len(self._row_by_key), len(grown[0])), strict=True))
+        columns = self._columns
+        assert columns is not None, "a table is read for at least one key"
+        table_rows = np.array([self._row_by_key[key] for key in keys])[index]
+        return type(columns)(*(column[table_rows] for column in columns))
 
 
 def stack_rows(arrays: Sequence[NDArray[Any]]) -> NDArray[Any]:

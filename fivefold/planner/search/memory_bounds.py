@@ -20,7 +20,7 @@ from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.stages import list_recomputed_layers, list_stage_layers
 from fivefold.planner.counts.counts import Counts, UnitGroup
-from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, encode_rows, factorize, stack_rows
+from fivefold.planner.search.columns import CandidateLayouts, Floats, Ints, RecordTable, encode_rows, factorize
 from fivefold.planner.search.estimates import AllocatedGradients, Estimates, StateFigure
 from fivefold.planner.search.shapes import (
     SPLIT,
@@ -388,10 +388,30 @@ class _RankBounds:
         return np.where(self.is_split & (block != HEAD), waiting, 0.0)
 
 
+class LiveUnitCounter:
+    """Returns the live units of a pipeline by its shape, ``recompute_every`` and number of micro-batches."""
+
+    def __init__(self, counts: Counts, runs: list[UnitGroup]) -> None:
+        self.counts, self.runs = counts, runs
+        self._stages: dict[tuple[PipelineShape, int], StageUnits] = {}
+
+    def __call__(self, key: tuple[PipelineShape, int, int]) -> LiveUnits:
+        """Return the live units; the stages of a pipeline are listed once for all numbers of micro-batches."""
+        shape, recompute_every, micro_batches = key
+        stages = self._stages.get((shape, recompute_every))
+        if stages is None:
+            stages = list_stage_units(self.counts, shape, recompute_every=recompute_every, runs=self.runs)
+            self._stages[shape, recompute_every] = stages
+        return count_live_units(shape, stages, micro_batches=micro_batches)
+
+
 class MemoryBounds:
     """Lower bounds on the memory of layouts of one job; the live units of each pipeline are made once."""
 
-    def __init__(self, counts: Counts, shapes: list[PipelineShape]) -> None:
+    def __init__(
+        self, counts: Counts, shapes: list[PipelineShape], runs: list[UnitGroup], *, like: MemoryBounds | None = None
+    ) -> None:
+        """Initialize the bounds; ``like``: bounds of the same model under the same layouts, to reuse live units."""
         self.counts, self.shapes = counts, shapes
         stack, recipe = counts.job.stack, counts.job.precision
         are_separate = stack.wgrad_accumulation in ("separate", "ddp_buckets")
@@ -399,8 +419,15 @@ class MemoryBounds:
         self._become_sums = (
             recipe.gradients_bytes == recipe.summed_bytes and are_separate and not stack.kernel_facts.allocates_sums
         )
-        self._known: dict[tuple[int, int, int], LiveUnits] = {}
-        self._stages: dict[tuple[int, int], StageUnits] = {}
+        pipelines = [shape.pipeline for shape in shapes]
+        self._facts = (
+            np.array([shape.pp for shape in shapes]),
+            np.array([pipeline.is_interleaved for pipeline in pipelines], bool),
+            np.array([pipeline.forwards_first for pipeline in pipelines], bool),
+        )
+        self._live_units: RecordTable[tuple[PipelineShape, int, int], LiveUnits] = (
+            like._live_units if like else RecordTable(LiveUnitCounter(counts, runs))
+        )
 
     def peak(
         self,
@@ -418,7 +445,7 @@ class MemoryBounds:
         ``micro_batches`` and ``recompute_every`` have one value per candidate. ``states`` replaces the states of the
         candidates' ZeRO stage; ``scaled`` and ``any_recomputation`` as in ``Estimates``.
         """
-        rank_units = self._count_live_units(candidates, micro_batches, recompute_every, runs=estimates.runs)
+        rank_units = self._count_live_units(candidates, micro_batches, recompute_every)
         is_exact = states is None and not scaled  # of the candidates' own ZeRO stage, not of any
         unit_bytes = _read_unit_bytes(
             candidates,
@@ -514,28 +541,15 @@ class MemoryBounds:
                 total[rows] = estimates.backward_with_gradients(candidates.take(rows), allocation)
         return total
 
-    def _count_live_units(
-        self, candidates: CandidateLayouts, micro_batches: Ints, recompute_every: Ints, *, runs: list[UnitGroup]
-    ) -> LiveUnits:
+    def _count_live_units(self, candidates: CandidateLayouts, micro_batches: Ints, recompute_every: Ints) -> LiveUnits:
         """Return the live units of each candidate's pipeline."""
-        pp = np.array([shape.pp for shape in self.shapes])[candidates.shape]
-        is_interleaved = np.array([shape.pipeline.is_interleaved for shape in self.shapes])[candidates.shape]
-        forwards_first = np.array([shape.pipeline.forwards_first for shape in self.shapes])[candidates.shape]
+        pp, is_interleaved, forwards_first = (facts[candidates.shape] for facts in self._facts)
         keeps_all = forwards_first | (is_interleaved & (micro_batches % pp > 0))
         n_micro_batches = np.where(keeps_all, micro_batches, np.minimum(micro_batches, LARGE * pp))
-        _, index, inverse = factorize(encode_rows([candidates.shape, recompute_every, n_micro_batches]))
-        rows = []
-        for row in index:
-            key = int(candidates.shape[row]), int(recompute_every[row]), int(n_micro_batches[row])
-            if key not in self._known:
-                shape, stages = self.shapes[key[0]], self._stages.get(key[:2])
-                if stages is None:
-                    stages = self._stages[key[:2]] = list_stage_units(
-                        self.counts, shape, recompute_every=key[1], runs=runs
-                    )
-                self._known[key] = count_live_units(shape, stages, micro_batches=key[2])
-            rows.append(self._known[key])
-        return LiveUnits(*(stack_rows(column)[inverse] for column in zip(*rows, strict=True)))
+        columns = [candidates.shape, recompute_every, n_micro_batches]
+        _, first, inverse = factorize(encode_rows(columns))
+        keys = zip(*(column[first].tolist() for column in columns), strict=True)
+        return self._live_units.take([(self.shapes[shape], *key) for shape, *key in keys], inverse)
 
 
 def _take_min_over_blocks(unit_counts: Floats, unit_bytes: Floats) -> Floats:

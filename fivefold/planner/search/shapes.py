@@ -50,6 +50,10 @@ class PipelineUnits(NamedTuple):
     v: Ints
 
 
+class StageUnitsCache(dict[tuple[PipelineShape, int], tuple[NDArray[np.float64], Ints]]):
+    """The units of the stages of each pipeline, by its shape and ``recompute_every``."""
+
+
 def count_stage_units(
     counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
 ) -> tuple[NDArray[np.float64], Ints]:
@@ -60,6 +64,16 @@ def count_stage_units(
     Embedding and head have one column each. The blocks of multi-token prediction in the head are recomputed if and
     only if the layout recomputes anything, and the figures of that column are of the layout.
     """
+    cache = counts.caches.get_cache(StageUnitsCache)
+    if (shape, recompute_every) not in cache:
+        cache[shape, recompute_every] = _count_stage_units(counts, shape, recompute_every=recompute_every, runs=runs)
+    return cache[shape, recompute_every]
+
+
+def _count_stage_units(
+    counts: Counts, shape: PipelineShape, *, recompute_every: int, runs: list[UnitGroup]
+) -> tuple[NDArray[np.float64], Ints]:
+    """Return ``count_stage_units``, computed anew."""
     stages = counts.stage_work(build_pipeline_layout(shape, recompute_every=recompute_every))
     table = np.zeros((len(stages), len(runs)))
     columns = {make_column_key(run): column for column, run in enumerate(runs)}

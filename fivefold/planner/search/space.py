@@ -152,6 +152,7 @@ class Space:
         orders = permutations(DEFAULT_ORDER) if self.placements else [DEFAULT_ORDER]
         self.orders: list[tuple[MeshAxis, ...]] = [order for order in orders if stack.supports_order(order)]
         self._legal_orders: dict[tuple[tuple[bool, ...], bool, bool], list[int]] = {}
+        self._zeros: dict[int, list[tuple[int, int]]] = {}
         # bounds of a stage without layers that trains nothing are not known
         self.most_stages = len(model.stage_parts) if job.freezes_text else count_max_stages(model, job)
         shapes = [shape for pp in range(1, self.most_stages + 1) if world % pp == 0 for shape in self._list_shapes(pp)]
@@ -336,8 +337,10 @@ class Space:
         return np.asarray((partials.dp * partials.cp * CP_KEY_BASE + cp) * 2 + (partials.pp > 1))
 
     def _decode_zeros(self, key: int) -> list[tuple[int, int]]:
-        replicas, cp = divmod(key // 2, CP_KEY_BASE)
-        return self.list_zeros(replicas, pp=1 + key % 2, cp=cp)
+        if key not in self._zeros:
+            replicas, cp = divmod(key // 2, CP_KEY_BASE)
+            self._zeros[key] = self.list_zeros(replicas, pp=1 + key % 2, cp=cp)
+        return self._zeros[key]
 
     def list_legal_orders(self, active: tuple[bool, ...], *, spread: bool = False, partly: bool = False) -> list[int]:
         """Return an index into ``orders`` for each legal order of the ``active`` axes; flags as in ``validity``."""
@@ -497,7 +500,7 @@ class Space:
         shape = self.shapes[candidates.shape[row]]
         zero = int(candidates.zero[row])
         shards = int(candidates.shards[row])
-        return Layout.model_construct(  # legal, so that it is not validated, which takes twice as long
+        return Layout.construct_legal(
             dp=dp,
             tp=tp,
             tp_inner=inner,
