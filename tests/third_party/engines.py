@@ -121,14 +121,14 @@ def count_host_bytes(engine: Any) -> int:
     return sum(tensor.nbytes for tensor in (*list_host_tensors(engine), *states * is_there))
 
 
-def _list_unseen_tensors(engine: Any, *, half: bool) -> list[torch.Tensor]:
+def _list_unseen_tensors(engine: Any) -> list[torch.Tensor]:
     """The tensors that watch would not see, as they are neither parameters nor moments, and there before the steps."""
     zero = engine.optimizer
     if engine.zero_optimization_stage() == 3:
         return [*zero.fp32_partitioned_groups_flat]
     if engine.zero_optimization_stage() and zero.cpu_offload:
         return [*list_host_tensors(engine), zero.temp_grad_buffer_for_gpu_offload]
-    return [*zero.single_partition_of_fp32_groups] if engine.zero_optimization_stage() and half else []
+    return [*zero.single_partition_of_fp32_groups] if engine.zero_optimization_stage() else []
 
 
 def _separate_host_memory(engine: Any) -> None:
@@ -209,7 +209,7 @@ def deepspeed(
     optimizer = getattr(wrapped, "optimizer", wrapped)
     if offload:
         _separate_host_memory(engine)
-    for place, tensor in enumerate(_list_unseen_tensors(engine, half=half)):
+    for place, tensor in enumerate(_list_unseen_tensors(engine)):
         engine.register_buffer(f"unseen{place}", tensor.detach(), persistent=False)
 
     if "sub_group_size" in keys:

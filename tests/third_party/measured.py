@@ -54,7 +54,8 @@ class Case(NamedTuple):
     norm_messages: int = 1  # their number
     open: float = 0.0  # that a peak is known to be off, for a reason that the page states
     work: bool = True  # whether FLOPs are; if not likewise
-    flat: bool = False  # parameters are views of other tensors, or but shards once a step has ended
+    # parameters are views of other tensors, or but shards once a step has ended, or what is updated are others
+    flat: bool = False
     adapter: dict[str, object] | None = None
     freeze: tuple[str, ...] = ()
     model: Model = loops.SHAPE
@@ -197,7 +198,7 @@ def deepspeed(
     if adapter:
         adapter |= ({"base": "nf4"} if quantized else {}) | ({"targets": targets} if targets else {})
     layout = f"dp{ranks} zero{zero}{' ac=full' if recompute else ''}"
-    case = Case(loop, "deepspeed", layout, 2, micro_batches, changed, flat=zero == 3, adapter=adapter)
+    case = Case(loop, "deepspeed", layout, 2, micro_batches, changed, flat=zero > 0, adapter=adapter)
     if ranks > 1:
         case = case._replace(norm=norm + checks, norm_messages=1 + checks)
     return case._replace(work=not quantized, precision="bf16-grad16" if half else "fp32", offload=offload)

@@ -130,7 +130,10 @@ def count_part_states(
     offloads_parameters = "parameters" in layout.list_offloaded(job)
     shard_bytes = shard_numel_padded * count_reduced_width(layout, job)
     reduced_bytes = padded * recipe.summed_bytes if shards == 1 and not is_alone else shard_bytes
-    bytes_per_element = recipe.updated_bytes if has_own_shard else 0  # per element of this rank's shard
+    # DeepSpeed's ZeRO-1 and -2 update a clone of this rank's weights, in fp32 too
+    # (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups)
+    is_cloned = job.stack.reduce_bucket > 0 and layout.zero in (1, 2) and (shards > 1 or is_alone)
+    bytes_per_element = recipe.updated_bytes if has_own_shard or is_cloned else 0  # per element of this rank's shard
     gathers_copies = job.stack.zero3_gather == "weights" and not (zero_policy.weights_stay or recipe.sends_masters)
     if gathers_copies and not stays_gathered:  # DeepSpeed has 16-bit shards next to the masters
         bytes_per_element += recipe.high_precision_bytes

@@ -134,3 +134,14 @@ def test_deepspeed_has_the_shards_that_it_gathers_next_to_the_masters() -> None:
         job = Job(stack="deepspeed", sequence=128, global_batch=8, precision=precision)
         (rank,) = count_rank_memory(Counts(model, job), layout)
         assert rank.parameters_bytes == pytest.approx(width * model.parameters / 8, rel=1e-3)
+
+
+@pytest.mark.parametrize("text", ["dp8 zero1 mbs1", "dp8 zero2 mbs1", "dp1 zero2 mbs1"])
+def test_deepspeed_updates_a_clone_of_the_weights_of_a_rank_in_fp32_too(text: str) -> None:
+    """4 bytes of every weight and 4 of this rank's share; under ZeRO-0 the weights themselves are updated."""
+    model, layout = build_model("llama3.2-1b"), Layout.parse(text)
+    counts = Counts(model, Job(stack="deepspeed", sequence=128, global_batch=8, precision="fp32"))
+    (rank,) = count_rank_memory(counts, layout)
+    assert rank.parameters_bytes == pytest.approx((4 + 4 / layout.dp) * model.parameters, rel=1e-3)
+    (plain,) = count_rank_memory(counts, layout.replace(zero=0))
+    assert plain.parameters_bytes == pytest.approx(4 * model.parameters, rel=1e-3)
