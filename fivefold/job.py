@@ -13,6 +13,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from fivefold.adapter import Adapter, parse_adapter
 from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Positive, Seed, Sequences, Steps, Tokens
 from fivefold.freeze import parse_part
+from fivefold.layout.names import Offloaded
 from fivefold.number_formats import NUMBER_FORMATS, NumberFormat
 from fivefold.record import Record, UserError, find_spelling, make_unknown_name_error
 from fivefold.stack.catalog import STACKS, build_stack
@@ -36,7 +37,6 @@ def count_norm_programs(rows: int, width: int) -> int:
     return max(1, min(NORM_PROGRAMS, ceil_div(rows, tile_rows(rows, width))))
 
 
-Offloaded = Literal["optimizer", "activations", "parameters"]
 Objective = Literal["pretrain", "sft", "dpo"]
 # by the format of the data that it is trained on ([data] format of a run file)
 FORMAT_OBJECTIVES: dict[str, Objective] = {

@@ -15,7 +15,7 @@ from fivefold.interop.format import ConfigFormat, ConfigPlan, Overrides, Written
 from fivefold.interop.launch.run_file import set_objective
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_format
-from fivefold.job import Offloaded
+from fivefold.layout.names import Offloaded
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse

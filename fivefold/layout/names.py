@@ -1,4 +1,4 @@
-"""The names of mesh axes, and the kinds of context parallelism with their properties.
+"""The names of mesh axes and of what is offloaded, and the kinds of context parallelism with their properties.
 
 Imports nothing, so that any record may use them. Whoever adds a kind of context parallelism states its properties here.
 """
@@ -13,6 +13,7 @@ MeshAxis = Literal["tp", "cp", "dp", "pp"]
 DEFAULT_ORDER: tuple[MeshAxis, ...] = ("tp", "cp", "dp", "pp")  # nearest ranks first
 
 CpKind = Literal["ring", "ulysses"]
+Offloaded = Literal["optimizer", "activations", "parameters"]  # what is kept in host memory
 
 
 class ContextParallelism(NamedTuple):

@@ -20,8 +20,16 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from fivefold.bounded_types import RANKS, Degree, Sequences, StageLayers
-from fivefold.job import Job, Offloaded
-from fivefold.layout.names import CONTEXT_PARALLELISMS, CP_KINDS, DEFAULT_ORDER, ContextParallelism, CpKind, MeshAxis
+from fivefold.job import Job
+from fivefold.layout.names import (
+    CONTEXT_PARALLELISMS,
+    CP_KINDS,
+    DEFAULT_ORDER,
+    ContextParallelism,
+    CpKind,
+    MeshAxis,
+    Offloaded,
+)
 from fivefold.layout.recomputation import RECOMPUTABLE
 from fivefold.layout.schedule.pipeline_schedule import (
     DEFAULT_SCHEDULE,

@@ -16,8 +16,7 @@ from typing import get_args
 
 from fivefold.adapter import ADAPTERS
 from fivefold.bounded_types import RANKS
-from fivefold.job import Offloaded
-from fivefold.layout.names import CP_KINDS
+from fivefold.layout.names import CP_KINDS, Offloaded
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.record import UserError, make_unknown_name_error
 

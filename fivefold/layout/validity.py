@@ -23,9 +23,9 @@ from fivefold.adapter import (
     Adapter,
 )
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
-from fivefold.job import Job, Offloaded
+from fivefold.job import Job
 from fivefold.layout.local_weight import pad_vocab
-from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis
+from fivefold.layout.names import DEFAULT_ORDER, Axis, MeshAxis, Offloaded
 from fivefold.layout.quantized_base import explain_cut_block, explain_cut_experts
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
@@ -948,19 +948,23 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
     yield from filter(None, (schedule, base, cut, cut_experts))
 
 
-def explain_unsharded_offload(offloaded: Iterable[Offloaded], *, zero: int) -> str | None:
+def explain_unsharded_offload(offloaded: Iterable[Offloaded], *, zero: int, stack: Stack) -> str | None:
     """Return why what is in host memory cannot be sharded like this, in one line; None if it can be."""
-    if "parameters" not in offloaded or zero == 3:
-        return None
-    return f"offload=parameters is not modelled with zero{zero}; use zero3, on one rank too, or offload=optimizer"
+    if "parameters" in offloaded and zero < 3:
+        return f"offload=parameters is not modelled with zero{zero}; use zero3, on one rank too, or offload=optimizer"
+    if "optimizer" in offloaded and zero not in stack.runs.optimizer_offload_zero:
+        fix = " or ".join(f"zero{stage}" for stage in stack.runs.optimizer_offload_zero)
+        return f"{stack.name} does not run offload=optimizer with zero{zero}; use {fix}, on one rank too"
+    return None
 
 
 def _check_offload(layout: Layout, job: Job) -> Iterator[str]:
-    """Yield the reasons why parameters in host memory are not modelled with this layout or job."""
-    if "parameters" not in layout.list_offloaded(job):
-        return
-    if (reason := explain_unsharded_offload(("parameters",), zero=layout.zero)) is not None:
+    """Yield the reasons why what is in host memory is not modelled with this layout or job."""
+    offloaded = layout.list_offloaded(job)
+    if (reason := explain_unsharded_offload(offloaded, zero=layout.zero, stack=job.stack)) is not None:
         yield reason
+    if "parameters" not in offloaded:
+        return
     yield from _list_present(
         "offload=parameters is not modelled with",
         (job.precision.gathers == "fp8", f"precision {job.precision.name}, which gathers weights in fp8", "bf16"),

@@ -23,7 +23,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.questions import MAX_SEQUENCE, search_longest_sequence
 from fivefold.planner.search import find_fitting_layout
 from fivefold.planner.search.garbage import collect_garbage_rarely
-from fivefold.planner.search.layout_changes import change, list_changed_keywords
+from fivefold.planner.search.layout_changes import change, list_changed_keywords, list_offloadings
 from fivefold.planner.search.work import EXACT_UNITS, WorkBudget
 from fivefold.record import UserError
 from fivefold.results.search_result import LengthCurve, LengthPoint, Lengths, NearMiss, QuestionAnswer, SearchResult
@@ -155,20 +155,24 @@ def describe_risk_limit(longest: QuestionAnswer, *, model: Model, machine: Machi
 def find_offloaded_sequence(
     longest: QuestionAnswer, *, model: Model, machine: Machine, job: Job, risk: float = FITS_RISK
 ) -> QuestionAnswer | None:
-    """Return the longest sequence of ``longest``'s layout with its optimizer states and activations in host memory.
+    """Return the longest sequence of ``longest``'s layout with states and activations in host memory.
 
-    None if that is no longer, or not legal.
+    None if the job's software does not offload, or if that is no longer, or not legal.
     """
-    layout = Layout.parse(longest.layout or "").replace(offload=("optimizer", "activations"))
-    try:
-        answer = search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
-    except UserError:
-        return None
-    if answer.value <= longest.value:
-        return None
-    counts = Counts(model, job.replace(sequence=int(answer.value)))
-    host = show_bytes(count_host_bytes(counts, layout, machine))
-    return answer.replace(question="offloaded", line=f"{answer.value:,.0f} tokens; {host} on each host")
+    for _, layout, other in list_offloadings(
+        Layout.parse(longest.layout or ""), job, model=model, with_activations=True
+    ):
+        if other is not job:
+            return None
+        try:
+            answer = search_longest_sequence(model=model, machine=machine, job=job, layout=layout, risk=risk)
+        except UserError:
+            continue
+        if answer.value > longest.value:
+            counts = Counts(model, job.replace(sequence=int(answer.value)))
+            host = show_bytes(count_host_bytes(counts, layout, machine))
+            return answer.replace(question="offloaded", line=f"{answer.value:,.0f} tokens; {host} on each host")
+    return None
 
 
 def _find_undivided_batch(model: Model, machine: Machine, job: Job) -> list[Layout]:

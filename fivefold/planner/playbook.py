@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -17,6 +18,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.batch import advise_sequences, apply_scaling_laws, find_nearby_advice
 from fivefold.planner.predict import Planner
+from fivefold.planner.search.layout_changes import list_offload_settings
 from fivefold.record import UserError
 from fivefold.results.playbook import Attempt, Stage
 from fivefold.results.search_result import Proposal, Walk
@@ -71,9 +73,10 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
                 f"none of the {len(tried)} layouts that plan tries is possible for {what}{why}; use another number of "
                 "GPUs"
             )
+        advice = "".join(f", or --set {words}" for words, _ in islice(list_offload_settings(planner.job), 1))
         raise UserError(
             f"none of the {len(tried)} layouts that plan tries fits {what}: the nearest, {least[1]}, needs "
-            f"{show_bytes(least[0])} of {show_bytes(room)}; use more ranks, or --set offload=optimizer"
+            f"{show_bytes(least[0])} of {show_bytes(room)}; use more ranks{advice}"
         )
     limit = f"with at most {show_risk(planner.risk)} risk of running out" if planner.machine.has_gpus else ""
     within = " ".join(filter(None, [show_bytes(room), limit]))

@@ -35,8 +35,8 @@ from fivefold.planner.search.layout_changes import (
     RANKED,
     change,
     list_changed_keywords,
+    list_offload_settings,
     list_offloadings,
-    list_offloads,
     rank_moves,
     with_virtual_stages,
     with_zero,
@@ -169,10 +169,11 @@ def list_fine_tunes(
 def _describe_full_remedy(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> Iterator[str]:
     """Yield with what full fine-tuning fits: optimizer states in host memory, or else a larger number of GPUs."""
     smallest = layout.replace(mbs=job.min_micro_batch)
-    for _, offloaded in list_offloadings(smallest, job):
-        if _fits(model, machine, job, offloaded, risk=risk):
-            host = show_bytes(count_host_bytes(Counts(model, job), offloaded, machine))
-            yield f"full fits as {str(offloaded)!r}, with {host} in the memory of each host"
+    for _, offloaded, other in list_offloadings(smallest, job, model=model):
+        if _fits(model, machine, other, offloaded, risk=risk):
+            host = show_bytes(count_host_bytes(Counts(model, other), offloaded, machine))
+            software = "" if other is job else f" with --stack {other.stack.name}"
+            yield f"full fits as {str(offloaded)!r}{software}, with {host} in the memory of each host"
             break
     yield from _describe_enough(model, machine, job, layout, risk=risk)
 
@@ -315,9 +316,9 @@ def _describe_too_few(
         advice += f" (weights and optimizer states already fill {least:,})"
     if machine.ranks < MAX_TRIED_GPUS:
         advice += f", or name {machine.name} without a number, which tries up to {MAX_TRIED_GPUS:,}"
-    for offload in list_offloads(job):
-        if _fits_offloaded(model, machine, job.replace(offload=offload), budget=budget, risk=risk):
-            advice += f", or use --set offload={','.join(offload)}"
+    for words, offloaded in list_offload_settings(job):
+        if _fits_offloaded(model, machine, offloaded, budget=budget, risk=risk):
+            advice += f", or use --set {words}"
             break
     if job.global_batch < machine.ranks:
         advice += ", or raise --gbs, so that more ranks can share the step"
@@ -668,8 +669,9 @@ def _list_single_changes(model: Model, job: Job, layout: Layout) -> Iterator[tup
         if other := with_virtual_stages(layout, 2 * layout.v):
             yield "interleaved, twice the stages", job, other
         yield "zero bubble", job, layout.replace(schedule="zb1p", v=1, stages=layout.stages if layout.v == 1 else ())
-    for offloading in list_offloadings(layout, job):
-        yield offloading.words, job, offloading.layout
+    for offloading in list_offloadings(layout, job, model=model):
+        if offloading.job is job:  # another software is no single change
+            yield offloading.words, job, offloading.layout
     for job_change in list_job_changes(model, job, layout):
         if job_change.goal != "memory":
             yield job_change.words, job_change.job, layout
@@ -751,9 +753,11 @@ def _describe_shortage(planner: Planner, layout: Layout, *, smallest: str = "") 
     is_full_legal = is_legal(recomputed, model=planner.model, job=planner.job, machine=planner.machine)
     if recomputed != layout and is_full_legal and planner.fits(recomputed):
         mend += f", or use ac=full, which needs {show_bytes(planner.peak_bytes(recomputed))}"
-    for words, other in list_offloadings(layout, planner.job):
-        if is_legal(other, model=planner.model, job=planner.job, machine=planner.machine) and planner.fits(other):
-            host = count_host_bytes(planner.counts, other, planner.machine)
+    for words, offloaded, job in list_offloadings(layout, planner.job, model=planner.model):
+        other = Planner(model=planner.model, machine=planner.machine, job=job, risk=planner.risk)
+        is_run = is_legal(offloaded, model=planner.model, job=job, machine=planner.machine)
+        if is_run and other.fits(offloaded):
+            host = count_host_bytes(other.counts, offloaded, planner.machine)
             mend += f", or add {words}, which takes {show_bytes(host)} of host memory per node"
             break
     if risk <= TIGHT_RISK:

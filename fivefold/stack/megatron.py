@@ -93,6 +93,9 @@ MEGATRON_DEEPSPEED = StackEntry(
         "pipelined_zero": Fact(
             (0, 1), "deepspeedai/DeepSpeed@03f6f75:deepspeed/runtime/pipe/engine.py, __init__: no ZeRO-2 and ZeRO-3"
         ),
+        "offloads": Fact(
+            ("optimizer",), "microsoft/DeepSpeed@cde57d2:deepspeed/runtime/zero/stage_1_and_2.py, cpu_offload"
+        ),
     },
 )
 
@@ -117,6 +120,9 @@ CORE_RUNS = {
     "recomputes": Fact(
         ("full", "core", "norm", "mlp", "up", "rope", "latent"),
         f"{CORE_RECOMPUTES}; moe_act without experts is refused",
+    ),
+    "offloads": Fact(
+        ("optimizer",), "NVIDIA/Megatron-LM@core_v0.16.1:megatron/training/arguments.py, --optimizer-cpu-offload"
     ),
     "expert_recomputes": Fact(("act", "moe", "shared"), f"{CORE_RECOMPUTES}, with moe_grouped_gemm"),
 }

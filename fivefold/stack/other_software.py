@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.stack.entry import Fact, StackEntry
-from fivefold.stack.pytorch import TRAINER_OPTIMIZERS
+from fivefold.stack.pytorch import ACTIVATION_OFFLOADING, TRAINER_OPTIMIZERS
 
 ENGINE = "deepspeedai/DeepSpeed@03f6f75:deepspeed/runtime/pipe/engine.py"
 ZERO_CONFIG = "deepspeedai/DeepSpeed@1b88ac3:deepspeed/runtime/zero/config.py"
@@ -59,6 +59,15 @@ DEEPSPEED = StackEntry(
             ("ulysses",), "deepspeedai/DeepSpeed@3492962:deepspeed/sequence/layer.py, DistributedAttention"
         ),
         "shard_groups": Fact(False, "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/config.py: MiCS was removed"),
+        "offloads": Fact(
+            ("optimizer", "activations", "parameters"),
+            f"{ZERO_CONFIG}: offload_optimizer, offload_param; {ACTIVATION_OFFLOADING}",
+        ),
+        "optimizer_offload_zero": Fact(
+            (1, 2, 3),
+            "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/engine.py, _configure_basic_optimizer: DeepSpeedCPUAdam "
+            "under stage 0 too, which then finds weights on the GPU (ops/adam/cpu_adam.py, step)",
+        ),
     },
 )
 

@@ -41,6 +41,8 @@ DATA_PARALLEL = Fact(("dp",), "fully shards over data-parallel ranks, and nothin
 
 TRAINER = "huggingface/transformers@5.23.0:src/transformers/training_args.py"
 TRAINER_OPTIMIZERS = Fact(("adamw", "adamw8bit", "adamw4bit", "adafactor", "sgd"), f"{TRAINER}, OptimizerNames")
+ACTIVATION_OFFLOADING = "trl@1.16.0:trl/models/activation_offloading.py, OffloadActivations"
+OFFLOAD_POLICY = "pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_api.py, CPUOffloadPolicy"
 PLANS = "huggingface/accelerate@1.15.0:src/accelerate/parallelism_config.py"
 FSDP2 = StackEntry(
     name="fsdp2",
@@ -73,6 +75,7 @@ FSDP2 = StackEntry(
             ("fp32", "tf32", "bf16-grad16", "fp16"),
             "huggingface/accelerate@1.15.0:src/accelerate/utils/dataclasses.py, set_mixed_precision: reduce_dtype",
         ),
+        "offloads": Fact(("activations", "parameters"), f"{OFFLOAD_POLICY}; {ACTIVATION_OFFLOADING}"),
     },
 )
 
@@ -98,6 +101,7 @@ DDP = StackEntry(
         "config_precisions": Fact(
             ("fp32", "tf32", "bf16-autocast", "fp16-autocast"), f"{TRAINER}, bf16 and fp16: autocast over fp32 weights"
         ),
+        "offloads": Fact(("activations",), ACTIVATION_OFFLOADING),
     },
 )
 
@@ -165,6 +169,7 @@ TORCHTITAN = StackEntry(
         "cp_kinds": Fact(("ring",), f"{PARALLEL_DIMS}, seq_len_divisor: two parts of a sequence per rank"),
         "no_sp": Fact(False, f"{PARALLELIZE}, apply_tp: SequenceParallel in every plan"),
         "orders": Fact(False, f"{PARALLEL_DIMS}, build_mesh: pp, dp, cp, tp"),
+        "offloads": Fact(("parameters",), f"{PARALLELIZE}, apply_fsdp: {OFFLOAD_POLICY}"),
     },
 )
 
@@ -235,6 +240,10 @@ TORCHTUNE = StackEntry(
         "config_precisions": Fact(
             ("bf16-pure", "bf16-full", "fp32"),
             f"{TUNE}:torchtune/training/precision.py, get_dtype: no master copy",
+        ),
+        "offloads": Fact(
+            ("activations", "parameters"),
+            f"{TUNE}:recipes/full_finetune_distributed.py: enable_activation_offloading, fsdp_cpu_offload",
         ),
     },
 )

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from fivefold.bounded_types import Bytes, Elements, Multiple
-from fivefold.layout.names import DEFAULT_ORDER, Axis, CpKind, MeshAxis
+from fivefold.layout.names import DEFAULT_ORDER, Axis, CpKind, MeshAxis, Offloaded
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.model.mixers.chunk_groups import CPU_TEMPORARY_BYTES, GPU_TEMPORARY_BYTES
 from fivefold.model.shape import MixerName
@@ -63,6 +63,8 @@ class SupportedLayouts(Record):
     precisions: tuple[str, ...] = ()  # names of recipes that it trains with; empty: those of its config, or all
     config_precisions: tuple[str, ...] = ()  # names of recipes with which a config of it is written; empty: all
     config_dense_precisions: tuple[str, ...] = ()  # further recipes, only of models without experts
+    offloads: tuple[Offloaded, ...] = ()  # what it can keep in host memory; advice to offload names no other software
+    optimizer_offload_zero: tuple[ZeroStage, ...] = (0, 1, 2, 3)  # ZeRO stages with which the optimizer can be there
     cp_shards: bool = False  # its config always shards weights over all of cp: no ZeRO-0 with cp, groups span cp
 
     def zero_with(self, pp: int) -> tuple[ZeroStage, ...]:

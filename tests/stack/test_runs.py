@@ -61,6 +61,12 @@ LACKS: tuple[tuple[str, Any, str, str], ...] = (
         "tp2 nosp",
         "mine does not support tensor parallelism without sequence parallelism; use it without nosp",
     ),
+    (
+        "optimizer_offload_zero",
+        (1, 3),
+        "dp2 zero2 offload=optimizer",
+        "mine does not run offload=optimizer with zero2; use zero1 or zero3, on one rank too",
+    ),
     ("uneven_stages", False, "pp2 stages=3-5", "mine does not support stages of other sizes; use it without stages="),
     (
         "orders",
@@ -94,7 +100,8 @@ SEARCHED = {
     "config_precisions",
     "config_dense_precisions",
     "cp_shards",
-}  # what the search keeps to, or a remark says, and legality does not
+    "offloads",
+}  # what the search or advice keeps to, or a remark says, and legality does not
 
 
 def test_stack_that_shards_over_cp_has_no_zero0() -> None:

@@ -41,7 +41,8 @@ from fivefold.interop.huggingface.keys import (
 )
 from fivefold.interop.huggingface.parse import find_config_file, find_strategy
 from fivefold.interop.keys import Values, to_list
-from fivefold.job import Offloaded, Recipe, get_recipe
+from fivefold.job import Recipe, get_recipe
+from fivefold.layout.names import Offloaded
 from fivefold.model import catalog
 from fivefold.model.spec import Model
 from fivefold.record import UserError, join_names

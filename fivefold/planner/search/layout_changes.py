@@ -6,18 +6,25 @@ simplest (``simplest.py``), the reasons for each choice (``alternatives.py``), a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
+from contextlib import suppress
 from itertools import permutations
 from typing import Any, NamedTuple, get_args
 
-from fivefold.job import Job, Offloaded
+from fivefold.job import Job
+from fivefold.layout.names import Offloaded
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, get_1f1b_name
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import can_express, is_legal
+from fivefold.model.spec import Model
+from fivefold.planner.compare import with_stack
 from fivefold.planner.predict import Planner
+from fivefold.record import UserError
+from fivefold.stack.catalog import build_stack
 
 RANKED = ("dp", "tp", "cp", "pp")  # axes whose product is the world
 DEGREES = {*RANKED, "v"}  # with which something else may no longer go
+OFFLOADING_STACKS = ("deepspeed", "fsdp2")  # software that is named where that of the job offloads nothing
 
 
 def can_run(layout: Layout, planner: Planner) -> bool:
@@ -57,47 +64,84 @@ def with_virtual_stages(layout: Layout, v: int) -> Layout | None:
 
 
 class Offloading(NamedTuple):
-    """The keywords that a layout gets so that less of its states is on the device, and the layout with them."""
+    """The keywords that a layout gets so that less is on the device, the layout with them, and the job that runs it.
+
+    They name the software if it is another one than that of the job.
+    """
 
     words: str
     layout: Layout
+    job: Job
 
 
-def list_offloads(job: Job) -> Iterator[tuple[Offloaded, ...]]:
-    """Yield what a job can offload in addition: optimizer states, and weights too."""
-    for added in (
-        ("optimizer",),
-        ("parameters",) if job.stack.offloads_with_parameters else ("optimizer", "parameters"),
-    ):
-        if not {*added} <= {*job.offload}:
-            yield tuple(word for word in get_args(Offloaded) if word in {*job.offload, *added})
+def list_offload_settings(job: Job) -> Iterator[tuple[str, Job]]:
+    """Yield what a job can offload in addition, under every layout: optimizer states, and weights too."""
+    for other in _list_offloading_jobs(job):
+        for added in _list_offloaded_states(other):
+            if {*added} <= {*other.stack.runs.offloads} and not {*added} <= {*job.offload}:
+                offload = _sort_offloaded({*job.offload, *added})
+                yield f"offload={','.join(offload)}{_name_software(other, job)}", other.replace(offload=offload)
 
 
-def list_offloadings(layout: Layout, job: Job) -> Iterator[Offloading]:
+def list_offloadings(layout: Layout, job: Job, *, model: Model, with_activations: bool = False) -> Iterator[Offloading]:
     """Yield the layout with optimizer states in host memory, and with weights there too, unless the job has them there.
 
-    Its ZeRO stage is raised to the one from which the software frees on the device what it offloads.
+    Its ZeRO stage is raised to the one from which the software frees on the device what it offloads. If the job's
+    software offloads nothing, others do that can express the layout. ``with_activations``: these too, if it can.
     """
-    offloaded = layout.list_offloaded(job)
-    is_separate = not job.stack.offloads_with_parameters
-    if "optimizer" not in offloaded:
-        stage = 2 if is_separate and layout.dp * layout.cp == 1 else 0
-        yield from _make_offloading(layout, job, ("optimizer",), stage=stage)
-    if "parameters" not in offloaded:
-        yield from _make_offloading(
-            layout, job, ("optimizer", "parameters") if is_separate else ("parameters",), stage=3
-        )
+    for other in _list_offloading_jobs(job):
+        activations = {"activations"} & {*other.stack.runs.offloads} if with_activations else set()
+        for states in _list_offloaded_states(other):
+            changed = _make_offloading(layout, other, _sort_offloaded({*states, *activations}))
+            if changed is not None and (other is job or can_express(changed.layout, model=model, job=other)):
+                yield changed._replace(words=f"{changed.words}{_name_software(other, job)}")
 
 
-def _make_offloading(layout: Layout, job: Job, added: tuple[Offloaded, ...], *, stage: int) -> Iterator[Offloading]:
-    """Yield the layout that offloads ``added`` under ZeRO ``stage`` or a later one, if its software has that stage."""
-    words = {*layout.offload, *added}
-    offload = tuple(word for word in get_args(Offloaded) if word in words)
+def _make_offloading(layout: Layout, job: Job, added: tuple[Offloaded, ...]) -> Offloading | None:
+    """Return the layout that offloads ``added`` too; None if the job's software does not, or has it there already."""
+    runs = job.stack.runs
+    if not {*added} <= {*runs.offloads} or {*added} <= layout.list_offloaded(job):
+        return None
+    frees_alone = 2 if "optimizer" in added and not job.stack.offloads_with_parameters else 0
+    stage = 3 if "parameters" in added else frees_alone if layout.dp * layout.cp == 1 else 0
+    if "optimizer" in added:
+        stage = max(stage, min(runs.optimizer_offload_zero))
     zero = max(layout.zero, stage)
-    if zero not in job.stack.runs.zero_with(layout.pp):
+    if zero not in runs.zero_with(layout.pp):
+        return None
+    changed = layout.replace(zero=zero, offload=_sort_offloaded({*layout.offload, *added}))
+    words = f"zero{zero} " * (zero != layout.zero) + f"offload={'+'.join(added)}"
+    if layout.cp > 1 and layout.cp_kind not in runs.cp_kinds:
+        changed = changed.replace(cp_kind=runs.cp_kinds[0])
+        words += f" cp={changed.cp_kind}"
+    return Offloading(words, changed, job)
+
+
+def _list_offloaded_states(job: Job) -> tuple[tuple[Offloaded, ...], ...]:
+    """Return optimizer states, and those with weights, as the job's software has them in host memory."""
+    both: tuple[Offloaded, ...] = ("parameters",) if job.stack.offloads_with_parameters else ("optimizer", "parameters")
+    return ("optimizer",), both
+
+
+def _list_offloading_jobs(job: Job) -> Iterator[Job]:
+    """Yield the job if its software can offload anything, else the job in software that can."""
+    if job.stack.runs.offloads:
+        yield job
         return
-    changed = f"zero{zero} " if zero != layout.zero else ""
-    yield Offloading(f"{changed}offload={'+'.join(added)}", layout.replace(zero=zero, offload=offload))
+    usual = build_stack(job.stack.name)
+    own_kernels = {"kernels": usual.kernels, "scan_temporary_bytes": usual.scan_temporary_bytes}
+    for name in OFFLOADING_STACKS:
+        with suppress(UserError):  # its facts contradict a setting of the job
+            yield with_stack(job.replace(stack=job.stack.replace(**own_kernels)), name)
+
+
+def _name_software(job: Job, before: Job) -> str:
+    """Return the option that names the software of ``job`` if it is not that of ``before``."""
+    return "" if job is before else f" --stack {job.stack.name}"
+
+
+def _sort_offloaded(words: Set[str]) -> tuple[Offloaded, ...]:
+    return tuple(word for word in get_args(Offloaded) if word in words)
 
 
 def _list_forced_changes(before: Layout, layout: Layout) -> dict[str, Any]:

@@ -153,10 +153,11 @@ def find_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
 def find_job_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
     """Yield changes of the job that its software has and that make a layout fit: the nearest precision and length."""
     model, machine, job = planner.model, planner.machine, planner.job
-    for offloading in list_offloadings(layout, job):
-        if size := _predict_fitting_peak(planner, job, offloading.layout):
-            host_memory = show_bytes(count_host_bytes(Counts(model, job), offloading.layout, machine))
-            yield Fix(offloading.words, f"{show_bytes(size)}, and {host_memory} of host memory per node")
+    for words, offloaded, other in list_offloadings(layout, job, model=model):
+        is_run = is_legal(offloaded, model=model, job=other, machine=machine)
+        if is_run and (size := _predict_fitting_peak(planner, other, offloaded)):
+            host_memory = show_bytes(count_host_bytes(Counts(model, other), offloaded, machine))
+            yield Fix(words, f"{show_bytes(size)}, and {host_memory} of host memory per node")
             break
     for recipe in list_smaller_precisions(model, job):
         recipe_job = job.replace(precision=recipe)

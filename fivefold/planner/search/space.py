@@ -328,7 +328,7 @@ class Space:
             if self.where.is_allowed("zero", zero)
             and self.where.is_allowed("shards", size)
             and explain_unsharded_base(self.job, tp=1, zero=zero, shards=size) is None
-            and explain_unsharded_offload(self.job.offload, zero=zero) is None
+            and explain_unsharded_offload(self.job.offload, zero=zero, stack=self.job.stack) is None
         ]
 
     def _encode_zeros(self, partials: PartialLayouts) -> Ints:

@@ -2,11 +2,34 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
+from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.planner.search.layout_changes import change, rank_moves, with_virtual_stages, with_zero
+from fivefold.layout.validity import can_express, is_legal
+from fivefold.machine.catalog import resolve, with_ranks
+from fivefold.model.catalog import build_model
+from fivefold.planner.compare import with_stack
+from fivefold.planner.predict import Planner
+from fivefold.planner.questions import list_changes
+from fivefold.planner.search.layout_changes import (
+    change,
+    list_offload_settings,
+    list_offloadings,
+    rank_moves,
+    with_virtual_stages,
+    with_zero,
+)
+from fivefold.planner.search.rejections import find_job_fixes
 from fivefold.planner.search.simplest import _list_moves
+from fivefold.record import UserError
+from fivefold.stack.catalog import STACKS, build_stack
+from fivefold.step import FITS_RISK
+from fivefold.trainer.supported import check_supported
+
+LLAMA = build_model("llama3-8b")
 
 
 @pytest.mark.parametrize(
@@ -51,3 +74,59 @@ def test_a_pipeline_that_recomputes_on_some_ranks_has_simpler_layouts_without_it
     """``ac=full@1`` goes with the pipeline whose ranks it names; it does not rule out a layout without pipeline."""
     simpler = set(_list_moves(Layout.parse("dp4 pp2 mbs1 ac=full@1")))
     assert Layout.parse("dp8 mbs1 ac=full") in simpler
+
+
+OFFERED = (
+    "dp8 zero1 mbs1",
+    "dp1 mbs1 ac=full",
+    "dp4 tp2 zero3 mbs1",
+    "dp2 pp4 zero0 mbs1",
+    "cp8 zero3 mbs1 ac=full",
+)
+
+
+@pytest.mark.parametrize("stack", STACKS)
+def test_advice_to_offload_names_software_that_does(stack: str) -> None:
+    """Each layout is one of its software, which is the job's unless that offloads nothing, as Fivefold's trainer."""
+    job = Job(stack=build_stack(stack), global_batch=64)
+    own = bool(job.stack.runs.offloads)
+    for text in OFFERED:
+        layout = Layout.parse(text)
+        offers = [
+            offer
+            for with_activations in (False, True)
+            for offer in list_offloadings(layout, job, model=LLAMA, with_activations=with_activations)
+        ]
+        for words, offered, other in offers:
+            runs = other.stack.runs
+            assert {*offered.offload} <= {*runs.offloads}
+            assert "optimizer" not in offered.offload or offered.zero in runs.optimizer_offload_zero
+            assert (other is job) == own == ("--stack" not in words)
+            assert own or words.endswith(f" --stack {other.stack.name}")
+            if not own and is_legal(offered, model=LLAMA, job=other):
+                assert can_express(offered, model=LLAMA, job=other)
+    for words, offloaded in list_offload_settings(job):
+        assert {*offloaded.offload} <= {*offloaded.stack.runs.offloads}
+        assert (offloaded.stack == job.stack) == own == ("--stack" not in words)
+
+
+@pytest.mark.parametrize("text", OFFERED)
+def test_no_change_of_a_layout_is_one_that_the_trainer_rejects_for_offloading(text: str) -> None:
+    layout, node = Layout.parse(text), resolve("h100:8", local=Path("/nowhere"))
+    job = Job(global_batch=64, sequence=8192)
+    changes = list_changes(model=LLAMA, machine=with_ranks(node, layout.world), job=job, layout=layout)
+    assert not any(Layout.parse(item.layout).offload for item in changes)
+    planner = Planner(model=build_model("llama3-70b"), machine=with_ranks(node, layout.world), job=job, risk=FITS_RISK)
+    for fix in find_job_fixes(planner, layout):
+        assert "offload" not in fix.words or "--stack" in fix.words
+
+
+def test_a_layout_that_would_fit_in_host_memory_is_offered_with_the_software_that_runs_it() -> None:
+    machine, job = resolve("rtx4090:1", local=Path("/nowhere")), Job(global_batch=16, sequence=2048)
+    planner, layout = Planner(model=LLAMA, machine=machine, job=job, risk=FITS_RISK), Layout.parse("dp1 mbs1 ac=full")
+    words = next(find_job_fixes(planner, layout)).words
+    assert words == "zero3 offload=optimizer+parameters --stack deepspeed"
+    offered = layout.replace(zero=3, offload=("optimizer", "parameters"))
+    assert Planner(model=LLAMA, machine=machine, job=with_stack(job, "deepspeed"), risk=FITS_RISK).fits(offered)
+    with pytest.raises(UserError, match="the trainer keeps everything on the device"):
+        check_supported(offered, job, model=LLAMA)

@@ -18,6 +18,7 @@ from fivefold.planner.predict import Planner, predict
 from fivefold.planner.questions import search_longest_sequence
 from fivefold.planner.search import search
 from fivefold.planner.search.rejections import find_fixes
+from fivefold.planner.search.space import Space
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.record import UserError
 from fivefold.step import FITS_RISK
@@ -255,16 +256,24 @@ def test_deepspeed_sends_weights_with_every_gather_and_gradients_with_every_redu
     )
 
 
-def test_a_layout_that_does_not_fit_is_advised_to_offload_with_its_host_memory() -> None:
-    """16 bytes of each of Llama 3 70B's 70.6 B parameters are 1.03 TiB of the one node."""
-    model, job, node = build_model("llama3-70b"), Job(global_batch=8), resolve("h100:8", local=Path("/nowhere"))
-    layout = Layout.parse("dp8 zero3 mbs1 ac=full")
-    words = r"offload=optimizer, which takes 1\.03 TiB of host memory per node"
-    with pytest.raises(UserError, match=words):
+@pytest.mark.parametrize(
+    ("stack", "software", "size"), [("megatron-core", "", "1.03 TiB"), ("fivefold", " --stack deepspeed", "1.28 TiB")]
+)
+def test_a_layout_that_does_not_fit_is_advised_to_offload_with_its_host_memory(
+    stack: str, software: str, size: str
+) -> None:
+    """16 bytes of each of Llama 3 70B's 70.6 B parameters are 1.03 TiB of the one node, in DeepSpeed's ZeRO-3 20 bytes.
+
+    Fivefold's own trainer offloads nothing, so that another software is named.
+    """
+    model, job, node = build_model("llama3-70b"), JOB.replace(stack=stack), resolve("h100:8", local=Path("/nowhere"))
+    layout = Layout.parse("tp8 zero1 mbs1 ac=full" if stack == "megatron-core" else "dp8 zero3 mbs1 ac=full")
+    with pytest.raises(UserError, match=rf"add offload=optimizer{software}, which takes {size} of host memory per"):
         search_longest_sequence(model=model, machine=node, job=job, layout=layout)
     first = next(find_fixes(Planner(model=model, machine=node, job=job, risk=FITS_RISK), layout)).line
-    peak = Planner(model=model, machine=node, job=job).step(layout.replace(offload=("optimizer",))).memory.peak_bytes
-    assert first == f"offload=optimizer: {show_bytes(peak)}, and 1.03 TiB of host memory per node"
+    other = job.replace(stack="deepspeed") if software else job
+    peak = Planner(model=model, machine=node, job=other).step(layout.replace(offload=("optimizer",))).memory.peak_bytes
+    assert first == f"offload=optimizer{software}: {show_bytes(peak)}, and {size} of host memory per node"
 
 
 def test_the_trainer_rejects_offloading() -> None:
@@ -272,3 +281,16 @@ def test_the_trainer_rejects_offloading() -> None:
         check_supported(Layout.parse("dp8 mbs1 offload=optimizer"), JOB, model=LLAMA)
     with pytest.raises(UserError, match=r"offload=parameters\+optimizer: the trainer keeps everything on the device"):
         check_supported(Layout.parse("dp8 zero3 mbs1 offload=parameters"), JOB, model=LLAMA)
+
+
+def test_deepspeed_offloads_no_optimizer_under_zero0() -> None:
+    """Its engine makes a DeepSpeedCPUAdam of weights on the GPU, which stops at the first step."""
+    job = JOB.replace(stack="deepspeed")
+    for text in ("dp8 mbs1", "dp1 mbs1"):
+        layout = Layout.parse(f"{text} offload=optimizer")
+        assert list(list_reasons(layout, model=LLAMA, job=job, machine=None)) == [
+            "deepspeed does not run offload=optimizer with zero0; use zero1 or zero2 or zero3, on one rank too"
+        ]
+    space = Space(LLAMA, job.replace(offload=("optimizer",)), world=1)
+    assert space.list_zeros(1, pp=1, cp=1) == [(2, 1), (3, 1)]
+    assert {zero for zero, _ in space.list_zeros(8, pp=1, cp=1)} == {1, 2, 3}
