@@ -19,7 +19,7 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import fivefold
@@ -30,12 +30,9 @@ from fivefold.requests.configs import build_request, load_config
 KINDS = ("predicted", "predicted with --model", "named", "error of Fivefold")
 
 
-def list_recipes(folder: Path, suffixes: Sequence[str]) -> Iterator[list[str]]:
-    """Yield the files of a folder, and the commands of its scripts, as words; no copies of earlier ones."""
-    seen = set[str]()
-    for path in sorted(folder.rglob("*")):
-        if not path.is_file() or path.suffix.lstrip(".") not in suffixes:
-            continue
+def list_recipes(paths: Iterable[Path], seen: set[str]) -> Iterator[list[str]]:
+    """Yield files, and the commands of scripts, as words; no copies of earlier ones, which are ``seen``."""
+    for path in sorted(paths):
         content = path.read_text(encoding="utf-8", errors="replace")
         commands = list_commands(content) if path.suffix == ".py" else [[str(path.resolve())]]
         for words in commands:
@@ -79,6 +76,33 @@ def judge(words: list[str], *, gpus: str, model: str) -> tuple[str, str]:
     return KINDS[2], lines[-1]
 
 
+class Tally:
+    """What became of recipes, and the lines that say why."""
+
+    def __init__(self, *, gpus: str, model: str, added: Sequence[str] = (), verbose: bool = False) -> None:
+        self.gpus, self.model, self.added, self.verbose = gpus, model, added, verbose
+        self.counts, self.reasons = collections.Counter[str](), collections.Counter[str]()
+        self.seen = set[str]()
+
+    def add_folder(self, folder: Path, paths: Iterable[Path]) -> None:
+        """Count the recipes among ``paths`` of a folder, in which the files that they name are looked for."""
+        recipes = list(list_recipes(paths, self.seen))
+        with show_progress(folder.name) as progress, contextlib.chdir(folder):
+            for number, recipe in enumerate(recipes):
+                progress(recipe[-1], number, len(recipes))
+                words = [*recipe, *self.added]
+                kind, line = judge(words, gpus=self.gpus, model=self.model)
+                self.counts[kind] += 1
+                self.reasons[shorten_line(line)] += bool(line)
+                if self.verbose or kind == KINDS[3]:
+                    print(f"{' '.join(words)}: {kind}: {line}")
+
+    def print_counts(self, name: str, *, reasons: int = 12) -> None:
+        """Print how many recipes became what, and the most frequent reasons."""
+        print(f"{name}: {self.counts.total()} recipes: " + ", ".join(f"{self.counts[kind]} {kind}" for kind in KINDS))
+        print(*(f"  {count}: {line}" for line, count in self.reasons.most_common(reasons) if line), sep="\n")
+
+
 def shorten_line(line: str) -> str:
     """Return a line without paths and numbers, so that equal reasons are counted together."""
     return re.sub(r"\d+", "N", re.sub(r"\S*/\S*", "…", line))[:110]
@@ -94,22 +118,13 @@ def main() -> int:
     options.add_argument("--add", nargs="*", default=[])
     options.add_argument("--verbose", action="store_true")
     asked = options.parse_args()
-    wrong = 0
+    wrong, suffixes = 0, asked.ext.split(",")
     for folder in asked.folders:
-        counts, reasons = collections.Counter[str](), collections.Counter[str]()
-        recipes = list(list_recipes(folder, asked.ext.split(",")))
-        with show_progress(folder.name) as progress, contextlib.chdir(folder):
-            for number, recipe in enumerate(recipes):
-                progress(recipe[-1], number, len(recipes))
-                words = [*recipe, *asked.add]
-                kind, line = judge(words, gpus=asked.gpus, model=asked.model)
-                counts[kind] += 1
-                reasons[shorten_line(line)] += bool(line)
-                wrong += kind == KINDS[3]
-                if asked.verbose or kind == KINDS[3]:
-                    print(f"{' '.join(words)}: {kind}: {line}")
-        print(f"{folder}: {len(recipes)} recipes: " + ", ".join(f"{counts[kind]} {kind}" for kind in KINDS))
-        print(*(f"  {count}: {line}" for line, count in reasons.most_common(12) if line), sep="\n")
+        tally = Tally(gpus=asked.gpus, model=asked.model, added=asked.add, verbose=asked.verbose)
+        files = (path for path in folder.rglob("*") if path.is_file())
+        tally.add_folder(folder, [path for path in files if path.suffix.lstrip(".") in suffixes])
+        tally.print_counts(str(folder))
+        wrong += tally.counts[KINDS[3]]
     return 1 if wrong else 0
 
 
