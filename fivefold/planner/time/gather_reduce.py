@@ -12,7 +12,7 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name, ends_on_different_ranks
 from fivefold.planner.counts.memory.states import count_sent_gradient_width
 from fivefold.planner.counts.message import RepeatedMessage
-from fivefold.planner.counts.traffic import copy_messages, list_unit_messages
+from fivefold.planner.counts.traffic import copy_messages, count_passes, list_unit_messages
 from fivefold.planner.time.network import Network
 
 GatherReduceKey = tuple[object, ...]
@@ -61,6 +61,35 @@ def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
     )
 
 
+class UnitMessages(NamedTuple):
+    """The messages of ``list_unit_messages`` for any number of micro-batches, and those of ``copy_messages``."""
+
+    of_shards: tuple[RepeatedMessage, ...]
+    copies: tuple[RepeatedMessage, ...]
+
+
+class MessageCache(dict[tuple[object, ...], UnitMessages]):
+    """The messages of units by what they depend on, which is not where the ranks of a group are."""
+
+
+def _list_messages(counts: Counts, layout: Layout, name: Name) -> UnitMessages:
+    """Return the messages of a unit, listed once for all orders of the mesh."""
+    repeats = counts.job.stack.replicated_grad_reduce == "weight"  # after each backward, if they are reduced often
+    key = (
+        name,
+        counts.states_key(layout),
+        layout.sp,
+        layout.pipeline.enters_both_ends,
+        repeats and (count_passes(layout, counts.job), counts.reduces_every_micro_batch(layout)),
+    )
+    cache = counts.caches.get_cache(MessageCache)
+    messages = cache.get(key)
+    if messages is None:
+        of_shards = tuple(list_unit_messages(counts, layout, name))
+        messages = cache[key] = UnitMessages(of_shards, tuple(copy_messages(counts, layout, name)))
+    return messages
+
+
 def gather_reduce_seconds(
     counts: Counts,
     network: Network,
@@ -80,7 +109,8 @@ def gather_reduce_seconds(
     reduces_every_backward = counts.reduces_every_micro_batch(layout, name)
     gather = reduce = copies = gather_busy = reduce_busy = 0.0
     buckets = _count_unit_buckets(counts, layout, name)
-    for message in list_unit_messages(counts, layout, name):
+    messages = _list_messages(counts, layout, name)
+    for message in messages.of_shards:
         filled = buckets.get(_find_buffer(message), 1.0)
         mesh_group = make_group(layout, message.group, message.ranks)
         collective = message.collective, int(message.payload / filled), mesh_group
@@ -94,7 +124,7 @@ def gather_reduce_seconds(
             reduce, reduce_busy = reduce + seconds, reduce_busy + busy
         out_bytes, in_bytes = _count_copied_bytes(message, counts.job)
         copied_out, copied_in = copied_out + out_bytes, copied_in + in_bytes
-    for message in copy_messages(counts, layout, name):
+    for message in messages.copies:
         is_dualpipe = message.axis == "pp"
         mesh_group = (
             _find_dualpipe_replicas(layout) if is_dualpipe else make_group(layout, message.group, message.ranks)
@@ -123,7 +153,7 @@ def _find_buffer(message: RepeatedMessage) -> str:
 def _count_elements(counts: Counts, layout: Layout, name: Name) -> dict[str, tuple[int, int]]:
     """Return the elements of a unit's gradients in each buffer, and the ranks that reduce them."""
     elements: dict[str, tuple[int, int]] = {}
-    for message in list_unit_messages(counts, layout, name):
+    for message in _list_messages(counts, layout, name).of_shards:
         if message.collective != "all_gather":  # of two, the first: over the shards, then over their replicas
             numel = message.payload // counts.job.precision.summed_bytes
             elements.setdefault(_find_buffer(message), (numel, message.ranks))

@@ -13,12 +13,14 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
+from fivefold.planner.search.neighbours import list_neighbours
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.data_parallel import _sum_overlapped_seconds, estimate_step_ends
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.stage_time import estimate_stage_seconds
 from fivefold.planner.time.unit_overlap import estimate_unit_seconds
 from fivefold.stack.catalog import build_stack as named_stack
+from tests.planner.draws import case
 
 JOB = Job(sequence=2048, global_batch=64, cuda_graphs="full")
 
@@ -243,3 +245,15 @@ def test_later_stages_of_megatrons_pipeline_reduce_all_gradients_in_one_bucket()
             assert ends.exposed == pytest.approx(messages, rel=1e-6)
         else:
             assert ends.exposed < messages
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_messages_that_are_listed_once_for_equal_layouts_are_those_of_each(seed: int) -> None:
+    """Of a layout of a random job and its single changes, estimated after one another and each by itself."""
+    model, machine, layout, job = case(seed)
+    shared = Planner(model=model, machine=machine, job=job)
+    changed = list(list_neighbours(layout, shared, uneven=False))
+    for other in (layout, *random.Random(seed).sample(changed, min(12, len(changed)))):
+        alone = Planner(model=model, machine=machine, job=job)
+        for name in ("embed", *shared.counts.example, "head"):
+            assert shared.units.gather_reduce(other, name) == alone.units.gather_reduce(other, name), (other, name)
