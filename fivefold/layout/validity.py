@@ -681,6 +681,7 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
             f"queries and gates of {model.name} that read a joined latent",
             "a model without them",
         ),
+        (model.norm_gate_rank is not None, f"gates of norms of {model.name}", "a model without them"),
         (model.hyper_connections is not None, f"hyper-connections of {model.name}", "a model with one residual stream"),
         (model.per_layer_inputs is not None, f"per-layer inputs of {model.name}", "a model without them"),
         (model.shared_kv_layers > 0, f"keys that layers of {model.name} share", "a model without them"),

@@ -138,7 +138,7 @@ def list_block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
 
 
 def _list_block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
-    """Yield the weights of one block as if the repository stored all of them alike."""
+    """Yield the weights of one block as if the repository stored all of them in one format."""
     hyper = model.hyper_connections
     if model.mixer_name(layer) != "none":
         if hyper is not None:
@@ -392,8 +392,8 @@ def _list_norm(model: ModelShape, name: str, *shape: int) -> Iterator[Weight]:
 
 def _list_norm_gate(model: ModelShape, name: Literal["norm1", "norm2"], layer: int) -> Iterator[Weight]:
     if model.norm_gate_rank is not None and model.gates_norm(layer, name):
-        yield Weight(f"{name}.gate_down.weight", (model.norm_gate_rank, model.width), "router")
-        yield Weight(f"{name}.gate_up.weight", (model.width, model.norm_gate_rank), "router")
+        yield Weight(f"{name}_gate.down.weight", (model.norm_gate_rank, model.width), "router")
+        yield Weight(f"{name}_gate.up.weight", (model.width, model.norm_gate_rank), "router")
 
 
 def _list_linear(

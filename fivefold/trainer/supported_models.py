@@ -23,13 +23,14 @@ FREE_FIELDS = frozenset({
     "laurel_rank", "gate_sparsity", "joins_mamba2", "multipliers", "differential", "dynamic_mask", "residual_weights",
     "hyper_connections", "mlp_clamp", "shared_key_attention", "heavily_compressed_attention",
     "compressed_sparse_attention", "residual_by_depth", "gate_bias", "sliding_mla", "unquantized",
+    "norm_gate_rank",
 })  # fmt: skip
 
 
 def list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
     """Yield what of a model the trainer does not support, and what to do instead."""
     estimated = "`predict` estimates it"
-    moe, mla = model.moe, model.mla
+    moe = model.moe
     all_moe = all(map(model.is_moe, filter(model.has_feed_forward, range(model.layers + model.mtp_depth))))
     only_experts = (
         moe is not None and all_moe and not (moe.shared_experts or moe.joins_mlp)
@@ -54,8 +55,6 @@ def list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
         )
     if model.residual_by_depth and (model.mtp is not None or model.feed_forwards):
         yield "residual_by_depth with mtp, or with layers of one branch, yet", estimated
-    if mla is not None and mla.gates_queries:
-        yield "mla.gates_queries yet", estimated
     if model.activation == "xielu" and model.mlp != "plain":
         yield "gated xielu yet", "use mlp 'plain'"
     if model.activation == "xielu" and "lightning" in model.non_attention_mixers:

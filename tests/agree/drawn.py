@@ -122,6 +122,8 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "shortcut": lambda model: model.moe is not None and model.moe.shortcut,
     "scaled latents": lambda model: model.mla is not None and model.mla.scaled != "none",
     "normed rotary key": lambda model: model.mla is not None and model.mla.key_norm,
+    "gated queries": lambda model: model.mla is not None and model.mla.gates_queries,
+    "gates of norms": lambda model: model.norm_gate_rank is not None,
     "sliding latents": lambda model: model.sliding_mla is not None,
     "experts next to an mlp": lambda model: model.moe is not None and model.moe.joins_mlp,
     "masks from values": lambda model: model.dynamic_mask is not None,
@@ -397,16 +399,24 @@ def _add_scaled_latents(chance: random.Random, model: Model, *, layout: Layout, 
 
 
 def _add_parts_of_latents(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
-    """Return some latent models with a norm of the rotary key, or with other latents in sliding layers, where legal."""
+    """Return some models with gates of norms; some latent ones with a norm of the rotary key, queries made with gates,
+    or other latents in sliding layers; each where legal.
+    """
+    if chance.random() < 0.3:
+        model = _replace_if_legal(model, {"norm_gate_rank": 3}, layout=layout, job=job) or model
     if model.mla is None:
         return model
+    if chance.random() < 0.4:
+        gated = model.mla.replace(q_rank=model.mla.q_rank or 22, scaled="none").replace(gates_queries=True)
+        fields: dict[str, Any] = {"mla": gated, "output_gate": True, "gate_per_head": False}
+        model = _replace_if_legal(model, fields, layout=layout, job=job) or model
     if chance.random() < 0.5:
         model = _replace_if_legal(model, {"mla": model.mla.replace(key_norm=True)}, layout=layout, job=job) or model
-    if model.mla is None or chance.random() < 0.5:
+    if chance.random() < 0.5 or model.mla is None:
         return model
     sizes = {"kv_rank": 10, "nope_dim": chance.choice((3, 4)), "rope_dim": chance.choice((2, 4)), "v_dim": 5}
     latent = model.mla.replace(**sizes, indexer=None, q_rank=None if model.mla.q_rank is None else 15)
-    fields: dict[str, Any] = {
+    fields = {
         "sliding_mla": latent,
         "sliding": Sliding(heads=chance.choice((1, 2)) * model.heads),
         "window": chance.choice((3, 7)),

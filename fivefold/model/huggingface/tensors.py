@@ -119,6 +119,9 @@ def list_tensors(
                 ours: theirs.replace("<n>", str(place)) if isinstance(theirs, str) else theirs
                 for ours, theirs in of_layer.items()
             } | {"blocks": str(names["blocks"]).format(number)}
+        if "gated norm2" in of_layer and weight.name.startswith("blocks."):
+            gates = model.gates_norm(get_layer(model, weight.name), "norm2")
+            of_layer = of_layer | {"norm2": of_layer["gated norm2" if gates else "norm2"]}
         is_of_indexer = ".indexer." in weight.name
         is_reordered = record.indexer_rows != "ours" if is_of_indexer else reordered
         for part in _list_parts(weight, model, of_layer, weight_by_name, reordered=is_reordered, ones=record.ones):

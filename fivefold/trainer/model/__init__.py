@@ -8,7 +8,8 @@ indexed_attention · indexer · sparse_attention   latent attention to chosen ke
 attention_mask   score scaling and the keys that a query sees     dropout         dropout masks equal in every layout
 differential · dynamic_mask   pairs of heads whose outputs are subtracted; masks that values make
 mixers/          token mixers other than attention, one module each
-mlp · moe · routing · experts · norm · mtp   the other layers     sparse_mixer    experts that training draws
+mlp · moe · routing · experts · norm · norm_gate · mtp   the other layers
+sparse_mixer                      experts that training draws
 per_layer_inputs · altup · hyper_connections   what ids add to each layer; streams of several parts
 linear · linear_op                linear layers; the same in compiled blocks
 lora · expert_lora · embed_lora   low-rank adapters next to frozen linear layers, experts and the embedding

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import sqrt
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -252,13 +252,15 @@ class LatentAttention(_Attention):
         else:
             self.q_down = Linear(model.width, mla.q_rank, bias=model.qkv_bias)
             self.q_norm = build_norm(model, mla.q_rank, epsilon=mla.norm_epsilon)
-            self.q_up = Linear(mla.q_rank, q_width, bias=False)
+            q_inputs = 2 * mla.q_rank if mla.gates_queries else mla.q_rank
+            self.q_up = Linear(q_inputs, q_width, bias=False)
         self.kv_down = Linear(model.width, mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
         self.kv_norm = build_norm(model, mla.kv_rank, epsilon=mla.norm_epsilon)
         self.key_norm = build_norm(model, mla.rope_dim, epsilon=mla.norm_epsilon) if mla.key_norm else None
         self.kv_up = Linear(mla.kv_rank, heads * (mla.nope_dim + mla.v_dim), bias=False)
         gate_width = model.count_gate_columns(self.shape)
-        self.gate = Linear(model.width, gate_width, bias=False) if model.output_gate else None
+        gate_inputs = 2 * mla.q_rank if mla.gates_queries and mla.q_rank else model.width
+        self.gate = Linear(gate_inputs, gate_width, bias=False) if model.output_gate else None
         self.out = Linear(heads * mla.v_dim, model.width, bias=model.out_bias)
         # √(width / rank) on what follows from the latents: the queries or their latent, and the latent of keys
         self.q_scale, self.kv_scale = (
@@ -315,9 +317,11 @@ class LatentAttention(_Attention):
             gate = projected[0] if projected else None
             (kv,) = project(self.run, "attention.down", x_RD, self.kv_down, keys_B=keys_B)
         else:
-            if self.gate is not None:
+            if self.gate is not None and not self.mla.gates_queries:
                 (gate,) = project(self.run, "attention.gate", x_RD, self.gate, keys_B=keys_B)
             latent, kv = project(self.run, "attention.down", x_RD, self.q_down, self.kv_down, keys_B=keys_B)
+            if self.mla.gates_queries:
+                return self._make_gated_queries(latent, kv, keys_B)
             latent = self.run("attention.q_norm", self.q_norm, latent)
             if self.mla.scaled == "latents":
                 latent = self.run("attention.scale.q", torch.mul, latent, self.q_scale)
@@ -325,6 +329,17 @@ class LatentAttention(_Attention):
             if self.mla.scaled == "queries":
                 q = self.run("attention.scale.q", torch.mul, q, self.q_scale)
         return q, kv, gate, latent
+
+    def _make_gated_queries(
+        self, latent: Tensor, kv: Tensor, keys_B: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
+        """Return what ``_project_down`` does, with queries and gate of the latent both after and before its norm."""
+        assert self.gate is not None
+        normed = self.run("attention.q_norm", self.q_norm, latent)
+        joined = self.run("attention.q_join", _join, normed, latent)
+        del latent
+        q, gate = project(self.run, "attention.q_up", joined, self.q_up, self.gate, keys_B=keys_B)
+        return q, kv, gate, normed
 
     def _share_key(self, key: Tensor) -> Tensor:
         """Return the rotary key [R, rope_dim] for the heads of every rank, normed if the model says so."""
@@ -339,6 +354,25 @@ class LatentAttention(_Attention):
 def _append_key(k_BTNH: Tensor, key_BT1H: Tensor) -> Tensor:
     """Append the shared key [B, T, 1, H] to the key of every head, as ``append_rotated`` without a rotation."""
     return torch.cat((k_BTNH, key_BT1H.expand(-1, -1, k_BTNH.shape[2], -1)), dim=-1)
+
+
+def _join(normed: Tensor, latent: Tensor) -> Tensor:
+    """Return a latent [R, q_rank] after and before its norm, side by side."""
+    joined: Tensor = _Join.apply(normed, latent)  # type: ignore[no-untyped-call]
+    return joined
+
+
+class _Join(torch.autograd.Function):
+    """``_join``; both gradients are tensors of their own, so that neither keeps the other's storage."""
+
+    @staticmethod
+    def forward(ctx: Any, normed: Tensor, latent: Tensor) -> Tensor:
+        ctx.size = normed.shape[1]
+        return torch.cat((normed, latent), dim=1)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        return gradient[:, : ctx.size].contiguous(), gradient[:, ctx.size :].contiguous()
 
 
 def _identity(rows: Tensor) -> Tensor:

@@ -13,13 +13,15 @@ Factors may multiply both summands of a sum. F may be the sum of an MLP and expe
 (Gemma 4), or whose output is added at the end of the next layer (LongCat-Flash). A layer may lack either branch, with
 its norms: Mamba has no feed-forward, Nemotron-H one branch in each layer. The first layer of ModernBERT has no n1.
 Gemma 3n and Gemma 4 add an input of each layer to z (``per_layer_inputs.py``); Gemma 3n has a stream of several parts,
-of which a layer computes the first (``altup.py``). Streams: ``hyper_connections.py``.
+of which a layer computes the first (``altup.py``). Streams: ``hyper_connections.py``. A norm before a branch may have a
+gate: ``norm_gate.py``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +37,7 @@ from fivefold.trainer.model.mixers import build_mixer
 from fivefold.trainer.model.mlp import Mlp
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.norm import build_norm
+from fivefold.trainer.model.norm_gate import NormGate
 from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.per_layer_inputs import LayerInput
 from fivefold.trainer.model.rotary import RowInputs
@@ -62,6 +65,9 @@ class Block(nn.Module):
         connects = model.hyper_connections is not None
         self.hyper1 = HyperConnection(model, name="hyper1") if connects and mixes else None
         self.norm1 = build_norm(model, model.width) if model.has_norm1(layer) else None
+        gates = (mixes and model.gates_norm(layer, "norm1"), feeds and model.gates_norm(layer, "norm2"))
+        self.norm1_gate = NormGate(model, name="norm1") if gates[0] else None
+        self.norm2_gate = NormGate(model, name="norm2") if gates[1] else None
         self.attention = build_attention(model, layer=layer) if attends else None
         joins = attends and model.joins_mamba2
         self.mixer = build_mixer(model, layer=layer) if joins or (mixes and not attends) else None
@@ -134,7 +140,7 @@ class Block(nn.Module):
         norms_stream = self.kind == "norm_stream"
         y_RD, entry_RD = x_RD, None
         if self.token_mixer is not None:
-            h_RD: Tensor = x_RD if is_post or self.norm1 is None else self.run("norm1", self.norm1, x_RD)
+            h_RD = x_RD if is_post or self.norm1 is None else self._normalize("norm1", x_RD)
             mixed = self.token_mixer(h_RD, rows)
             a_RD: Tensor = mixed[0] if self.lends_attention else mixed
             lent += mixed[1:] if self.lends_attention else ()
@@ -156,7 +162,7 @@ class Block(nn.Module):
             return y_RD
         if entry_RD is None:
             stream_RD = x_RD if is_parallel else y_RD
-            entry_RD = stream_RD if is_post else self.run("norm2", self.norm2, stream_RD)
+            entry_RD = stream_RD if is_post else self._normalize("norm2", stream_RD)
             del stream_RD
         if norms_stream:
             y_RD = entry_RD
@@ -182,7 +188,7 @@ class Block(nn.Module):
         """
         if self.hyper1 is not None and self.token_mixer is not None:
             entry_RD, numbers = self.hyper1(x_RnD)
-            entry_RD = self.run("norm1", self.norm1, entry_RD)
+            entry_RD = self._normalize("norm1", entry_RD)
             mixed = self.token_mixer(entry_RD, rows)
             del entry_RD
             a_RD: Tensor = mixed[0] if self.lends else mixed
@@ -192,7 +198,7 @@ class Block(nn.Module):
             del a_RD, numbers
         if self.hyper2 is not None and self.feed_forward is not None:
             entry_RD, numbers = self.hyper2(x_RnD)
-            entry_RD = self.run("norm2", self.norm2, entry_RD)
+            entry_RD = self._normalize("norm2", entry_RD)
             joins = self.moe is not None and self.mlp is not None
             d_RD = self._join_experts(entry_RD, entry_RD, rows) if joins else self._feed_forward(entry_RD, rows)
             del entry_RD
@@ -200,6 +206,13 @@ class Block(nn.Module):
                 d_RD = self.run("norm2_post", self.norm2_post, d_RD)
             x_RnD = self.hyper2.mix(x_RnD, d_RD, numbers)
         return x_RnD
+
+    def _normalize(self, name: Literal["norm1", "norm2"], x_RD: Tensor) -> Tensor:
+        """Return the norm ``name`` of the stream, times its gate if it has one."""
+        normed_RD: Tensor = self.run(name, getattr(self, name), x_RD)
+        gate: NormGate | None = getattr(self, f"{name}_gate")
+        gated_RD: Tensor = normed_RD if gate is None else gate(normed_RD)
+        return gated_RD
 
     def _feed_forward(self, entry_RD: Tensor, rows: RowInputs) -> Tensor:
         """Return the output of the experts or of the MLP, of which the layer has one."""

@@ -231,6 +231,15 @@ OWN: Mapping[str, Model] = {
         output_gate=True,
         gate_per_head=True,
     ),
+    "axk2": TINY.replace(
+        kv_heads=8,
+        mla=MLA(q_rank=24, kv_rank=16, nope_dim=6, rope_dim=4, v_dim=6, gates_queries=True).replace(
+            indexer=Indexer(heads=4, head_dim=8, topk=24)
+        ),
+        output_gate=True,
+        norm_gate_rank=12,
+        moe=MoE(experts=8, topk=2, ffn=96, dense_layers=1),
+    ),
     "masks from values": TINY.replace(dynamic_mask=40, residual_weights=True, qk_norm="head", qkv_bias=True),
     "gated mamba2": TINY.replace(
         mixers=("mamba2",), mamba2=Mamba2(heads=6, head_dim=10, state=32, chunk=32, conv_bias=False, norm="none")

@@ -596,7 +596,8 @@ def test_a_ring_holds_the_gradients_of_unrotated_keys_until_their_deferred_produ
     assert list_miscounts(Drawn(ON_CPUS, model, layout, FP32.replace(global_batch=4))) == []
 
 
-LATENT_KINDS = ("latent", "latent, odd", "indexer", "normed rotary key", "scaled latents", "sliding latents")
+LATENT_KINDS = ("latent", "latent, odd", "indexer", "gated queries", "normed rotary key", "scaled latents",
+                "sliding latents")  # fmt: skip
 SCANS = ("gated delta net", "kimi delta", "lightning", "mamba", "mamba2", "negative eigenvalues", "rg lru",
          "short convolution")  # fmt: skip
 MIXTURES_OF_EXPERTS = ("biased experts", "clamped experts", "experts", "gated shared expert", "norm after experts",
@@ -634,6 +635,9 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
                     "qk norm", "scaled values", "sinusoidal positions", "sub-norms", "temperature", "tied values",
                     "unit qk norm", "value dims")),
     (("sliding latents",), ("chunks",)),
+    (("gated queries",), ("adapters", "freeze", "gate of heads", "scaled latents")),
+    (("gates of norms",), ("adapters", "altup", "freeze", "no first norm", "norms by mixer", "normed stream",
+                           "parallel block", "post norm")),
     (("indexer",), ("adapters", "attention dropout", "chunks", "dropout", "freeze", "no positions", "ring",
                     "soft caps", "ulysses", "unfused")),
     (("differential",), (*LATENT_KINDS, *LENT_KEYS, "adapters", "attention dropout", "dropout", "etp", "freeze",

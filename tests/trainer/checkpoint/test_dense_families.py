@@ -135,6 +135,8 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
             "mlp_layer_types": ["dense", "sparse", "sparse"],
         },
     ),
+    "a.x k2": ("axk2", {}),
+    "a.x k2, all keys": ("axk2", {"index_topk": 50, "attention_bias": True, "gated_norm_rank": 7}),
     "bitnet": ("bitnet", {"pad_token_id": 0}),
     "dbrx": ("dbrx", {}),
     "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "layer_types": None, "rms_norm_eps": 1e-3}),
@@ -151,6 +153,8 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 # parts of names in memory, and on disk
 RENAMED = {
+    "axk2": {"layernorm.mlp.fc1.": "layernorm.W_down.", "layernorm.mlp.fc2.": "layernorm.W_up.",
+             "self_attn.q_gate_proj.": "self_attn.q_b_proj."},
     "gpt_neox": {"lm_head.weight": "embed_out.weight"},
     "kimi_linear": {"forget_gate.": ""},
     "bailing_hybrid": {"forget_gate.": ""},
@@ -159,6 +163,7 @@ RENAMED = {
                    "router.weight": "router.layer.weight"},
 }  # fmt: skip
 STACKED = (
+    "axk2",
     "bailing_hybrid",
     "deepseek_v32",
     "deepseek_v4",

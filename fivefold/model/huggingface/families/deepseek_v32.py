@@ -174,7 +174,12 @@ GLM_MOE_DSA = replace(
     write=_write_glm_moe_dsa,
 )
 
-# A.X K2: gates on the norms and on attention.
+# A.X K2: gates on the norms and on attention. transformers has other names in memory than in files.
+AXK2_RENAMED = {
+    "layernorm.mlp.fc1.": "layernorm.W_down.",
+    "layernorm.mlp.fc2.": "layernorm.W_up.",
+    "self_attn.q_gate_proj.": "self_attn.q_b_proj.",
+}
 AXK2 = replace(
     V32,
     model_type="axk2",
@@ -194,17 +199,18 @@ AXK2 = replace(
     to_model=lambda config: _build(
         config, pattern=(), gates_queries=True, output_gate=True, norm_gate_rank=config.norm_gate_rank
     ),
-    is_trained=False,
+    renamed=AXK2_RENAMED,
     write=lambda model: _write(model) | {"gated_norm_rank": model.norm_gate_rank},
     tensors={
         **V32.tensors,
         "norm1": "input_layernorm.norm",
-        **{f"norm1.gate_{end}": f"input_layernorm.mlp.fc{n}" for n, end in ((1, "down"), (2, "up"))},
+        **{f"norm1_gate.{end}": f"input_layernorm.W_{end}" for end in ("down", "up")},
         "norm2": "post_attention_layernorm",
-        **{f"norm2.gate_{end}": f"post_attention_layernorm.mlp.fc{n}" for n, end in ((1, "down"), (2, "up"))},
+        "gated norm2": "post_attention_layernorm.norm",
+        **{f"norm2_gate.{end}": f"post_attention_layernorm.W_{end}" for end in ("down", "up")},
         **dict.fromkeys(
             ("attention.q_up", "attention.gate"),
-            FusedTensor("self_attn.q_gate_proj", ("attention.q_up", "attention.gate"), groups="heads"),
+            FusedTensor("self_attn.q_b_proj", ("attention.q_up", "attention.gate"), groups="heads"),
         ),
     },
 )

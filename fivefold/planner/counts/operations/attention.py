@@ -747,12 +747,12 @@ def _list_gated_queries(local: Local, *, rank: int, out_features: int, gate_colu
     up_input = LinearInput(local, "cqj", in_features=2 * rank, rows=rows)
     return [
         norm("attention.q_norm", "cq", "cqn", rows=rows, dim=rank, width=width, kind=kind),
-        elementwise("attention.q_join", "cast", ("cqn", "cq"), "cqj", size=size)._replace(
+        elementwise("attention.q_join", "activation", ("cqn", "cq"), "cqj", size=size)._replace(
             moved_bytes=2 * size, moved_backward_bytes=2 * size
         ),
         *up_input.ops,
         up_input.column("attention.q_up", "q", out_features=out_features),
-        up_input.column("attention.gate", "gate", out_features=gate_columns),
+        up_input.column("attention.gate_up", "gate", out_features=gate_columns),
     ]
 
 

@@ -272,14 +272,15 @@ def _gate_norm(local: Local, name: str) -> list[Op]:
     kept = (source, f"{name}.up")
     act = elementwise(f"{name}.gate_act", "activation", (f"{name}.low",), f"{name}.lowa", size=latent_size)
     product = elementwise(f"{name}.gate", "activation", kept, f"{name}.gated", size=size, keeps=kept)
+    numbers = 4 * rows * model.width  # transformers makes the logits, their sigmoid and the product in fp32
+    scratch = (0, size) if local.facts.has_own_attention_kernels else (2 * numbers, 3 * numbers)
     down = {"in_features": model.width, "out_features": rank}
     up = {"in_features": rank, "out_features": model.width}
     return [
         matmul(f"{name}.gate_down", source, f"{name}.low", rows=rows, width=width, bias=False, **down),
         act._replace(keeps=(f"{name}.low",)),
         matmul(f"{name}.gate_up", f"{name}.lowa", f"{name}.up", rows=rows, width=width, bias=False, **up),
-        # in fp32: the logits, their sigmoid, the product
-        product._replace(forward_scratch=4 * rows * model.width * 2, backward_scratch=4 * rows * model.width * 3),
+        product._replace(forward_scratch=scratch[0], backward_scratch=scratch[1]),
     ]
 
 
