@@ -67,10 +67,16 @@ def list_units(model: Model, job: Job) -> list[FsdpUnit]:
 
 
 class Policy(NamedTuple):
-    """A ZeRO stage as data: the full tensors of a unit that are kept between its uses."""
+    """What a ZeRO stage decides: the full tensors of a unit that are kept between its uses, and where gradients go.
+
+    Over how many ranks it shards is ``Layout.shards``.
+    """
 
     weights_stay: bool  # gathered weights are kept from step to step, else only while the unit computes
     gradients_stay: bool  # full gradients are kept until the update, else only until the unit is reduced
+    runs_alone: bool = False  # ZeRO runs on the only data-parallel rank, which is the one shard
+    computes_with_shard: bool = False  # that rank's shards are the weights
+    host_gradients: Literal["", "buckets", "shards"] = ""  # leave for host memory with their bucket, or as a shard
 
 
 # By ZeRO stage. From stage 1 on the optimizer states are sharded.
@@ -80,37 +86,31 @@ POLICIES = {0: Policy(True, True), 1: Policy(True, True), 2: Policy(True, False)
 def get_policy(layout: Layout, job: Job) -> Policy:
     """Return the policy of the layout's ZeRO stage; that of stage 0 if there is only one shard, which nothing offloads.
 
-    Stage 2 has the policy of stage 3 where the stack keeps only shards from step to step.
+    Stage 2 has the policy of stage 3 where the stack keeps only shards from step to step. On one rank DeepSpeed runs
+    every stage (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/engine.py, _configure_zero_optimizer), whose stage 3
+    computes with its shards (zero/partition_parameters.py, NoGatherCoalescedHandle), and FSDP2 copies weights from host
+    memory one by one (pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py,
+    wait_for_unshard). With the optimizer there, gradients leave DeepSpeed's stages 1 and 2 once their bucket is reduced
+    (zero/stage_1_and_2.py, copy_grads_in_partition), and are accumulated there after each reduction of stage 3
+    (zero/stage3.py, grad_partitions_flat_buffer).
     """
-    if layout.shards == 1 and not runs_zero_alone(layout, job):
+    stack, zero, offloaded = job.stack, layout.zero, layout.list_offloaded(job)
+    runs_alone = zero > 0 and layout.dp * layout.cp == 1
+    if stack.offloads_with_parameters:
+        runs_alone &= zero == 3 and "parameters" in offloaded
+    if layout.shards == 1 and not runs_alone:
         return POLICIES[0]
-    if offloads_buckets(layout, job):  # stage 1 too, unless it sums gradients of several micro-batches on the device
-        return POLICIES[2 if layout.micro_batches(job) == 1 else layout.zero]
-    frees_weights = layout.zero == 2 and layout.pp == 1 and job.stack.zero2_shards == "separate"
-    return POLICIES[3 if frees_weights else layout.zero]
-
-
-def runs_zero_alone(layout: Layout, job: Job) -> bool:
-    """Tell whether the layout's only data-parallel rank runs ZeRO: it is the one shard of what its software offloads.
-
-    DeepSpeed's engine does under every stage (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/engine.py,
-    _configure_zero_optimizer), FSDP2 copies weights from host memory one by one
-    (pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_param_group.py, wait_for_unshard).
-    """
-    if layout.dp * layout.cp > 1 or layout.zero == 0:
-        return False
-    if job.stack.offloads_with_parameters:
-        return layout.zero == 3 and "parameters" in layout.list_offloaded(job)
-    return True
-
-
-def offloads_buckets(layout: Layout, job: Job) -> bool:
-    """Tell whether a gradient leaves for host memory once its bucket is reduced: DeepSpeed's ZeRO-1 and -2 do.
-
-    Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, copy_grads_in_partition.
-    """
-    is_bucketed = job.stack.reduce_bucket > 0 and not job.stack.offloads_with_parameters and layout.zero in (1, 2)
-    return is_bucketed and "optimizer" in layout.list_offloaded(job)
+    if "optimizer" in offloaded and stack.reduce_bucket > 0 and not stack.offloads_with_parameters and zero < 3:
+        # stage 1 too, unless it sums gradients of several micro-batches on the device
+        policy = POLICIES[2 if layout.micro_batches(job) == 1 else zero]
+        return policy._replace(runs_alone=runs_alone, host_gradients="buckets")
+    frees_weights = zero == 2 and layout.pp == 1 and stack.zero2_shards == "separate"
+    policy = POLICIES[3 if frees_weights else zero]
+    if policy.weights_stay:
+        return policy._replace(runs_alone=runs_alone)
+    leaves = stack.zero3_gather == "weights" and "optimizer" in offloaded
+    computes_with_shard = runs_alone and "parameters" not in offloaded
+    return Policy(False, False, runs_alone, computes_with_shard, "shards" if leaves else "")
 
 
 def reduces_every_micro_batch(layout: Layout, job: Job) -> bool:

@@ -87,7 +87,7 @@ class PipelineShape(NamedTuple):
 
 
 def list_zeros_alone(job: Job) -> tuple[int, ...]:
-    """Return the ZeRO stages by which one rank has less on the device if the job offloads (``runs_zero_alone``)."""
+    """Return the ZeRO stages by which one rank has less on the device if the job offloads (``Policy.runs_alone``)."""
     if "parameters" in job.offload:
         return (3,)
     return (2, 3) if "optimizer" in job.offload and not job.stack.offloads_with_parameters else ()

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.mesh import RankGroup, group, make_group
-from fivefold.layout.sharding import runs_zero_alone
+from fivefold.layout.sharding import get_policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name, ends_on_different_ranks
 from fivefold.planner.counts.memory.states import count_sent_gradient_width
@@ -133,7 +133,7 @@ def gather_reduce_seconds(
     if layout.list_offloaded(counts.job):
         sent_width = count_sent_gradient_width(layout, counts.job)
         # the only rank of FSDP2 copies weights in the stream that computes (_fsdp_param_group.py, wait_for_unshard)
-        blocks = runs_zero_alone(layout, counts.job) and counts.job.stack.offloads_with_parameters
+        blocks = get_policy(layout, counts.job).runs_alone and counts.job.stack.offloads_with_parameters
         for part in counts.parts(layout, name):
             gather += part.offloaded / host_link_bandwidth
             gather_busy += blocks * part.offloaded / host_link_bandwidth

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from fivefold.job import Job
 from fivefold.layout.mesh import group
-from fivefold.layout.sharding import is_trained
+from fivefold.layout.sharding import get_policy, is_trained
 from fivefold.layout.spec import Layout
 from fivefold.optimizers.cost import find_cost
 from fivefold.planner.counts.counts import get_group_degrees
 from fivefold.planner.counts.memory.peak import RankMemory
-from fivefold.planner.counts.memory.states import offloads_gradients
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import update_messages, update_products
 from fivefold.planner.time.unit_time import combine_host_and_device
@@ -72,7 +71,7 @@ def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory,
     offloaded, constants = layout.list_offloaded(job), units.constants
     sent_bytes = count_update_link_bytes(layout, job, numel)
     if "optimizer" in offloaded:
-        casts_on_host = offloads_gradients(layout, job)
+        casts_on_host = bool(get_policy(layout, job).host_gradients)
         seconds = (update_bytes + cast_bytes * casts_on_host) / constants.host_memory_bandwidth
     return seconds + sent_bytes / (constants.host_link_share * constants.host_link_bandwidth)
 
@@ -88,7 +87,7 @@ def count_update_link_bytes(layout: Layout, job: Job, numel: int) -> int:
     offloaded, recipe = layout.list_offloaded(job), job.precision
     if "parameters" in offloaded and job.stack.offloads_with_parameters:
         return 0
-    gradient_bytes = recipe.updated_bytes if offloads_gradients(layout, job) else recipe.summed_bytes
+    gradient_bytes = recipe.updated_bytes if get_policy(layout, job).host_gradients else recipe.summed_bytes
     if "optimizer" in offloaded:
         return numel * (gradient_bytes + (0 if "parameters" in offloaded else recipe.weights_bytes))
     return numel * recipe.weights_bytes if "parameters" in offloaded else 0

@@ -21,7 +21,6 @@ from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts, UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.peak import RankMemory, make_table
 from fivefold.planner.counts.memory.stages import build_stages
-from fivefold.planner.counts.memory.states import offloads_gradients
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.units import MIB, ceil_div
@@ -179,7 +178,7 @@ def _count_concatenated(
     """
     recipe, joined = counts.job.precision, counts.job.stack.flat_copies
     sizes, numel = [], rank.joined_numel
-    if "gradients" in joined and not offloads_gradients(layout, counts.job):
+    if "gradients" in joined and not get_policy(layout, counts.job).host_gradients:
         norm_copies = [8 * min(rank.updated_numel, max(_list_numels(counts, layout, runs)))]
         gradient_copies = [numel * recipe.summed_bytes, numel * recipe.updated_bytes]
         sizes += max(norm_copies, gradient_copies, key=sum) + [constants.bucket_elements * recipe.summed_bytes] * (

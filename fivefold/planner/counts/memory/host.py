@@ -13,7 +13,7 @@ from bisect import bisect_left, bisect_right
 from itertools import accumulate
 
 from fivefold.job import Job
-from fivefold.layout.sharding import offloads_buckets
+from fivefold.layout.sharding import get_policy
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts
@@ -22,7 +22,6 @@ from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.memory.states import (
     accumulates_on_host,
     count_reduced_width,
-    offloads_partitions,
 )
 from fivefold.planner.counts.update import list_stages
 from fivefold.units import ceil_div
@@ -44,9 +43,9 @@ def count_host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
         count_rank_memory(counts_without_offload, layout.replace(offload=())),
         strict=True,
     )
+    gradients = get_policy(layout, job).host_gradients
     bucket_bytes = [
-        _count_bucket_buffers(counts, layout, held) if offloads_buckets(layout, job) else 0
-        for held in list_stages(layout)
+        _count_bucket_buffers(counts, layout, held) if gradients == "buckets" else 0 for held in list_stages(layout)
     ]
     rank_bytes = max(
         rank.offloaded_bytes
@@ -67,13 +66,13 @@ def _count_updated_width(layout: Layout, job: Job) -> int:
     have updated weights once more, in the dtype in which they are sent to the device (stage_1_and_2.py,
     param_buffer_of_bit16_for_cpu_offload_groups).
     """
-    recipe = job.precision
-    if offloads_buckets(layout, job):
+    recipe, gradients = job.precision, get_policy(layout, job).host_gradients
+    if gradients == "buckets":
         return 2 * recipe.updated_bytes + recipe.high_precision_bytes
     width = count_reduced_width(layout, job)
     if "parameters" in layout.list_offloaded(job) and job.stack.offloads_with_parameters:
         return width
-    return width + recipe.updated_bytes * (2 if offloads_partitions(layout, job) else 1)
+    return width + recipe.updated_bytes * (2 if gradients == "shards" else 1)
 
 
 def _count_bucket_buffers(counts: Counts, layout: Layout, held: tuple[int, ...]) -> int:

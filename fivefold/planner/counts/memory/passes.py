@@ -23,9 +23,7 @@ from fivefold.layout.sharding import (
     is_trained,
     joins_ends,
     needs_backward_gather,
-    offloads_buckets,
     regathers_vision,
-    runs_zero_alone,
     shard_weight,
 )
 from fivefold.layout.spec import Layout
@@ -43,7 +41,7 @@ from fivefold.planner.counts.memory.stages import (
     count_gathered_stage_bytes,
     count_stage_buffers,
 )
-from fivefold.planner.counts.memory.states import computes_with_shard, count_reduced_width, offloads_gradients
+from fivefold.planner.counts.memory.states import count_reduced_width
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.parameter_prefetch import Fetches, list_fetches
 from fivefold.units import ceil_div
@@ -117,7 +115,8 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
     stack = counts.job.stack
     degrees = get_local_degrees(layout)
     local = counts.get_local(degrees)
-    gathers_weights = not get_policy(layout, job).weights_stay
+    zero_policy = get_policy(layout, job)
+    gathers_weights = not zero_policy.weights_stay
     keeps_gathered = gathers_weights and not gathers_for_backward(layout, job)
     reductions = plan_reductions(counts, layout)
     buffers = count_stage_buffers(layout, job, stages=len(stages.chunks), stream_bytes=local.entry_bytes)
@@ -142,7 +141,7 @@ def pass_rules(counts: Counts, layout: Layout, stages: PipelineStages) -> PassRu
         and not reductions.table.is_local,
         prefetches="dp" in stack.overlap
         and stack.param_all_gather == "overlapped"
-        and not (retains_gather_output or runs_zero_alone(layout, job)),
+        and not (retains_gather_output or zero_policy.runs_alone),
         retains_gather_output=retains_gather_output,
         joins_ends=joins_ends(layout, job),
         regathers_embedding=needs_backward_gather("embed", layout, job)
@@ -872,13 +871,12 @@ RECOMPUTATION = "recomputation"  # the cause of a peak in a backward while its u
 def _find_coalesced(counts: Counts, layout: Layout) -> CoalescedMessages:
     """Return the messages that the job's software joins under a layout."""
     stack, keeps = counts.job.stack, get_policy(layout, counts.job)
-    has_buckets = layout.shards > 1 or runs_zero_alone(layout, counts.job)
+    has_buckets = layout.shards > 1 or keeps.runs_alone
     bucket = stack.reduce_bucket * counts.job.precision.summed_bytes if has_buckets else 0
     by_weights = stack.zero3_gather == "weights" and not keeps.weights_stay
     allocates_shards = bucket > 0 and keeps.weights_stay and not keeps.gradients_stay
-    is_offloaded = offloads_gradients(layout, counts.job)
-    returned_bytes = _count_returned_bytes(counts, layout) if is_offloaded else {}
-    allocates_shards &= not is_offloaded
+    returned_bytes = _count_returned_bytes(counts, layout) if keeps.host_gradients else {}
+    allocates_shards &= not keeps.host_gradients
     return CoalescedMessages(bucket, by_weights, allocates_shards, {}, returned_bytes)
 
 
@@ -889,7 +887,7 @@ def _count_returned_bytes(counts: Counts, layout: Layout) -> dict[Name, int]:
     came back from host memory, and copies part after part (deepspeed/runtime/zero/stage3.py, partition_grads and
     _constant_buffered_norm2; stage_1_and_2.py, set_norm_for_param_grad_in_gpu).
     """
-    returns = not offloads_buckets(layout, counts.job)
+    returns = get_policy(layout, counts.job).host_gradients == "shards"
     width = count_reduced_width(layout, counts.job) if returns else 0
     most = NORM_ELEMENTS if returns else COUNTED_BYTES
     vocab = pad_vocab(counts.model, counts.job, tp=layout.tp)
@@ -916,7 +914,8 @@ def _with_coalesced(
     first_units = [0, *accumulate(unit.group.times for unit in units)]
     gathers = _list_fetches(rules, stage)
     job = rules.counts.job
-    element_bytes = 0 if computes_with_shard(rules.layout, job) else job.precision.high_precision_bytes
+    has_shards = get_policy(rules.layout, job).computes_with_shard
+    element_bytes = 0 if has_shards else job.precision.high_precision_bytes
     for moment in moments:
         if len(moment.cause) > 2:
             group_index, unit_index, phase, *_ = moment.cause

@@ -19,7 +19,7 @@ from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
 from fivefold.layout.schedule.table import Table
-from fivefold.layout.sharding import offloads_buckets
+from fivefold.layout.sharding import get_policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.ddp_buckets import count_largest_gradient, list_update_groups
@@ -48,7 +48,6 @@ from fivefold.planner.counts.memory.stages import (
 from fivefold.planner.counts.memory.states import (
     UnitStates,
     count_reduced_width,
-    offloads_gradients,
     updates_flat_tensor,
 )
 from fivefold.planner.counts.update import count_scratch_bytes
@@ -364,9 +363,8 @@ def _rank_memory(rank_bytes: RankBytes, rank: int, peak: PassesPeak) -> RankMemo
     base = rank_bytes.resident_bytes[rank] + rank_bytes.recv_buffer_bytes[rank]
     gradients = _count_gradients(rank_bytes.rules, total)
     passes_peak = base + peak.live_bytes
-    gradients_left = rank_bytes.rules.reductions.is_persistent or offloads_buckets(
-        rank_bytes.layout, rank_bytes.rules.counts.job
-    )
+    zero_policy = get_policy(rank_bytes.layout, rank_bytes.rules.counts.job)
+    gradients_left = rank_bytes.rules.reductions.is_persistent or zero_policy.host_gradients == "buckets"
     update = base + (0 if gradients_left else gradients) + rank_bytes.update_bytes[rank]
     return RankMemory(
         parameters_bytes=_count_parameters(rank_bytes.rules, total),
@@ -544,7 +542,7 @@ def _count_staging_bytes(rules: PassRules, rank_stages: Sequence[int]) -> int:
     Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, temp_grad_buffer_for_gpu_offload.
     """
     counts, layout = rules.counts, rules.layout
-    if not offloads_buckets(layout, counts.job):
+    if get_policy(layout, counts.job).host_gradients != "buckets":
         return 0
     return count_largest_gradient(counts, layout, rank_stages) * counts.job.precision.high_precision_bytes
 
@@ -569,7 +567,7 @@ def _count_update_bytes(job: Job, layout: Layout, numel: int, scratch_bytes: int
     Updated weights are cast on the device before they are copied to shards in host memory.
     """
     recipe, copied_bytes, offloaded = job.precision, 0, layout.list_offloaded(job)
-    if "optimizer" in offloaded and ("parameters" in offloaded or offloads_gradients(layout, job)):
+    if "optimizer" in offloaded and ("parameters" in offloaded or get_policy(layout, job).host_gradients):
         return 0  # the CPU updates what lies in host memory
     if "parameters" in offloaded and not recipe.sends_masters:
         scratch_bytes = max(scratch_bytes, numel * recipe.high_precision_bytes)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
-from fivefold.layout.sharding import get_policy, runs_zero_alone
+from fivefold.layout.sharding import get_policy
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.in_flight import Kind, PendingReductions, PreviousPass
@@ -281,7 +281,7 @@ def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
             release = "next_copy"
         elif "dp" in stack.overlap and (kernel_facts.overlaps_each_reduction or not reduces_every_backward):
             release = "next_reduction"
-    has_buckets = zero_policy.weights_stay and (layout.shards > 1 or runs_zero_alone(layout, job))
+    has_buckets = zero_policy.weights_stay and (layout.shards > 1 or zero_policy.runs_alone)
     n_buckets = (2 if "dp" in stack.overlap else 1) if has_buckets else 0
     reduced_width = count_reduced_width(layout, job)
     summed_width = job.precision.summed_bytes

@@ -18,8 +18,6 @@ from fivefold.layout.sharding import (
     count_frozen_bytes,
     count_padded_numel,
     get_policy,
-    offloads_buckets,
-    runs_zero_alone,
     select_trained,
     shard_numel,
     shard_weight,
@@ -93,7 +91,7 @@ def count_part_states(
     # frozen weights are sharded where gathered weights are freed, and have no gradients or states
     keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
     shards_frozen = keeps_copy or not zero_policy.weights_stay
-    is_alone = runs_zero_alone(layout, job)
+    is_alone = zero_policy.runs_alone
     frozen = count_frozen_bytes(
         all_weights,
         shards=shards if shards_frozen else 1,
@@ -158,8 +156,8 @@ def count_part_states(
             offloaded=offloaded_bytes,
         )
     frozen_bytes = weights_bytes + frozen.gathered if stays_gathered else frozen.shard * shards_frozen
-    gradients_leave = zero_policy.gradients_stay or offloads_gradients(layout, job)
-    is_gathered = not (stays_gathered or computes_with_shard(layout, job))
+    gradients_leave = zero_policy.gradients_stay or bool(zero_policy.host_gradients)
+    is_gathered = not (stays_gathered or zero_policy.computes_with_shard)
     return UnitStates(
         gathered=weights_bytes + frozen.gathered if is_gathered else 0,
         separate=shard_numel_padded * bytes_per_element
@@ -176,30 +174,6 @@ def count_part_states(
     )
 
 
-def computes_with_shard(layout: Layout, job: Job) -> bool:
-    """Tell whether the only rank of ZeRO-3 computes with its shards, which are the weights.
-
-    Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/partition_parameters.py, NoGatherCoalescedHandle.
-    """
-    is_alone = runs_zero_alone(layout, job) and not get_policy(layout, job).weights_stay
-    return is_alone and "parameters" not in layout.list_offloaded(job)
-
-
-def offloads_gradients(layout: Layout, job: Job) -> bool:
-    """Tell whether the optimizer's gradients are in host memory, as under DeepSpeed's ZeRO with the optimizer there.
-
-    Source: deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage3.py, grad_partitions_flat_buffer;
-    stage_1_and_2.py, single_partition_of_fp32_groups.
-    """
-    return offloads_partitions(layout, job) or offloads_buckets(layout, job)
-
-
-def offloads_partitions(layout: Layout, job: Job) -> bool:
-    """Tell whether reduced gradients are accumulated in host memory after each reduction: DeepSpeed's ZeRO-3 does."""
-    by_weight = job.stack.zero3_gather == "weights" and not get_policy(layout, job).weights_stay
-    return by_weight and "optimizer" in layout.list_offloaded(job)
-
-
 def count_sent_gradient_width(layout: Layout, job: Job) -> int:
     """Return the bytes of an element of reduced gradients that cross the link to the host after each reduction.
 
@@ -207,7 +181,7 @@ def count_sent_gradient_width(layout: Layout, job: Job) -> int:
     partition_grads). Its ZeRO-2 does so to sum gradients of several micro-batches (stage_1_and_2.py,
     async_accumulate_grad_in_cpu_via_gpu); those of the last leave with the update (``count_update_link_bytes``).
     """
-    if offloads_partitions(layout, job) or accumulates_on_host(layout, job):
+    if get_policy(layout, job).host_gradients == "shards" or accumulates_on_host(layout, job):
         return 2 * count_reduced_width(layout, job)
     is_sent = "parameters" in layout.list_offloaded(job) and job.stack.offloads_with_parameters
     return count_reduced_width(layout, job) if is_sent else 0
@@ -215,7 +189,8 @@ def count_sent_gradient_width(layout: Layout, job: Job) -> int:
 
 def accumulates_on_host(layout: Layout, job: Job) -> bool:
     """Tell whether DeepSpeed's ZeRO-2 sums the gradients of several micro-batches in host memory."""
-    return offloads_buckets(layout, job) and layout.zero == 2 and layout.micro_batches(job) > 1
+    in_buckets = get_policy(layout, job).host_gradients == "buckets"
+    return in_buckets and layout.zero == 2 and layout.micro_batches(job) > 1
 
 
 def count_reduced_width(layout: Layout, job: Job) -> int:
