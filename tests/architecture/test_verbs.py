@@ -89,7 +89,8 @@ NAMES = {  # single functions, by file
     "units.py: ceil_div": "a function of numbers, as cdiv of Triton",
     "web/app.py: lifespan": "an event handler, as FastAPI names it",
 }
-TENSOR_FOLDERS = ("trainer/model/", "trainer/optimizers/", "trainer/parallel/")
+SYMBOLIC = ("planner/counts/operations/symbolic.py", "planner/counts/operations/mixers/symbolic_scan.py")
+TENSOR_FOLDERS = ("trainer/model/", "trainer/optimizers/", "trainer/parallel/", *SYMBOLIC)
 TENSOR_TYPES = {"Tensor", "Cast", "tuple", "list", "dict", "str", "int", "Any", "Callable", "Iterator", "Sequence"}
 
 

@@ -11,6 +11,7 @@ feedforward               MLP and mixture of experts
 linear · fused_linears    column and row parallel; several linear layers on one input as one operation
 adapters                  low-rank adapters over frozen weights
 op                        the record of an operation
+symbolic                  tensors without values, whose bytes are counted as PyTorch allocates and frees them
 recompute · narrow        operations that run again in the backward; activations kept in fp8
 local_shapes              a rank's share of a micro-batch
 launches                  kernels that the trainer's own scans and routing launch

@@ -91,21 +91,3 @@ def sum_flops(
 def count_hand_on_flops(group: ChunkGroup, state: int) -> int:
     """Return the FLOPs of the matmul that hands states of ``state`` numbers on within a group."""
     return 2 * (group.chunks + group.updates) ** 2 * state if group.chunks > 1 else 0
-
-
-class StateBytes(NamedTuple):
-    """Bytes of states while a group is computed."""
-
-    states: int  # between the chunks of the group; 0 if it has one
-    added: int  # what each chunk adds
-    after: int  # after the group, and before it
-
-
-def count_state_bytes(groups: Sequence[int], size: int, state: int) -> StateBytes:
-    """Return the bytes of states while the first of ``groups`` is computed; ``state``: bytes of one."""
-    chunks, has_after = groups[0] // min(size, groups[0]), len(groups) > 1
-    return StateBytes(
-        states=(chunks + has_after) * state if chunks > 1 else 0,
-        added=chunks * state if chunks > 1 or has_after else 0,
-        after=(1 + (len(groups) > 2)) * state if has_after else 0,
-    )

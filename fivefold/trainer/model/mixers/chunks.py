@@ -103,7 +103,7 @@ def scan_backward(
             into.copy_(gradient)
         for total, gradient in zip(factor_grads, gradients[len(rows) :], strict=True):
             total += gradient
-        del state, gradients
+        del state, gradient, gradients
     return [total.to(factor.dtype) for total, factor in zip(factor_grads, factors, strict=True)]
 
 

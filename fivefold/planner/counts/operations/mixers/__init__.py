@@ -4,6 +4,7 @@ short_conv         gated short convolution
 gated_delta_net    Gated DeltaNet with an output gate
 kimi_delta         Kimi delta attention
 delta_rule         FLOPs of the rule that both of these apply
+symbolic_scan      scans with symbolic tensors: their temporaries
 lightning          lightning attention
 mamba              Mamba
 mamba2             Mamba-2

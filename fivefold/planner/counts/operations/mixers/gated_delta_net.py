@@ -17,7 +17,7 @@ from typing import Literal
 
 from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.gated_delta_net import DELTA_CHUNK, GatedDeltaNet
-from fivefold.planner.counts.operations.chunks import ChunkGroup, count_state_bytes, split_sequence, sum_flops
+from fivefold.planner.counts.operations.chunks import ChunkGroup, split_sequence, sum_flops
 from fivefold.planner.counts.operations.launches import (
     GATE_LAUNCHES,
     count_convolution_launches,
@@ -27,7 +27,17 @@ from fivefold.planner.counts.operations.launches import (
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers import delta_rule
+from fivefold.planner.counts.operations.mixers.symbolic_scan import (
+    ScanInputs,
+    apply_delta_rule,
+    compute_decay,
+    count_scratch,
+    decay_pairs,
+    normalize_to_unit_length,
+    split_heads,
+)
 from fivefold.planner.counts.operations.op import Op, rename_tensors, swap_heads
+from fivefold.planner.counts.operations.symbolic import Tensor
 
 
 def operations(local: Local, source: str) -> list[Op]:
@@ -136,7 +146,7 @@ def _scan(local: Local, net: GatedDeltaNet) -> Op:
     causal, _ = scan_flops(chunks, key_dim=net.key_dim, value_dim=net.value_dim)
     state = 4 * heads * net.key_dim * net.value_dim  # bytes
     moved = rows * (2 * net.key_width + 2 * net.value_width) * width + 2 * len(chunks) * state
-    forward_scratch, backward_scratch = count_scan_scratch(held, local.part.sequences, groups, is_wide=width == 4)
+    forward_scratch, backward_scratch = count_scan_scratch(held, local.part.sequences, groups, width=width)
     return Op(
         "mixer.core.scan",
         "scan",
@@ -177,28 +187,11 @@ def _count_sizes(net: GatedDeltaNet, sequences: int, tokens: int) -> dict[str, i
     }
 
 
-def count_scan_scratch(net: GatedDeltaNet, sequences: int, groups: Sequence[int], *, is_wide: bool) -> tuple[int, int]:
-    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them.
-
-    The backward is largest when the states' gradients are made, or, with small heads, those of the pairs.
-    """
-    pairs, keys, values, shared_keys, states = _count_sizes(net, sequences, groups[0]).values()
-    state = 4 * sequences * net.value_heads * net.key_dim * net.value_dim
-    after = count_state_bytes(groups, net.chunk, state).after
-    kept = (len(groups) - 1) * state + after
-    if groups[0] > net.chunk:
-        forward = 5 * keys + 4 * pairs + shared_keys + 6 * values + states + after
-        of_states = 8 * keys + 6 * pairs + (7 - is_wide) * values + 4 * states
-        of_pairs = 6 * keys + 9 * pairs + (4 - is_wide) * values
-    elif len(groups) > 1:
-        forward = 3 * keys + 4 * pairs + shared_keys + max(5 * values, 3 * (values + state)) + after
-        of_states = 7 * keys + 6 * pairs + (7 - is_wide) * values + 2 * state
-        of_pairs = 7 * keys + 9 * pairs + (4 - is_wide) * values
-    else:
-        forward = 3 * keys + 4 * pairs + shared_keys + 5 * values
-        of_states = 3 * keys + 7 * pairs + (6 - is_wide) * values
-        of_pairs = 3 * keys + 9 * pairs + (3 - is_wide) * values
-    return forward, kept + 2 * shared_keys + max(of_states, of_pairs)
+def count_scan_scratch(net: GatedDeltaNet, sequences: int, groups: Sequence[int], *, width: int) -> tuple[int, int]:
+    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them."""
+    heads, columns = net.value_heads, (net.key_width, net.key_width, net.value_width)
+    inputs = ScanInputs((*columns, heads, heads), (heads, heads), net.value_width, sequences, width)
+    return count_scratch(compute_chunks, net, inputs, groups)
 
 
 def scan_flops(groups: Sequence[int], *, key_dim: int, value_dim: int) -> tuple[int, int]:
@@ -209,3 +202,30 @@ def scan_flops(groups: Sequence[int], *, key_dim: int, value_dim: int) -> tuple[
         return delta_rule.count_flops(group, pairs=pairs, key_dim=key_dim, value_dim=value_dim)
 
     return sum_flops(groups, DELTA_CHUNK, count_flops)
+
+
+def compute_chunks(
+    inputs: Sequence[Tensor],
+    state: Tensor | None,
+    *,
+    net: GatedDeltaNet,
+    is_last: bool = False,
+    only_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Run ``compute_chunks`` of ``trainer/model/mixers/gated_delta_net.py`` with symbolic tensors."""
+    q, k, v, b, a, a_log, dt_bias = inputs
+    repeats = net.value_heads // net.key_heads
+    k = normalize_to_unit_length(split_heads(k, net.key_heads)).repeat_interleave(repeats, 2)
+    beta = split_heads(b, net.value_heads).sigmoid()
+    if net.negative_eigenvalues:
+        beta = beta * 2
+    a_log, dt_bias = (factor.unsqueeze(1).unsqueeze(2) for factor in (a_log, dt_bias))
+    decay = compute_decay(split_heads(a, net.value_heads), a_log, dt_bias, is_bounded=False)
+    decay = decay.cumsum()
+    pairs = decay_pairs(decay.select(-1)).tril()
+    lefts = [k * beta]
+    if not only_state:
+        q = normalize_to_unit_length(split_heads(q, net.key_heads)) * 1
+        lefts.append(q.repeat_interleave(repeats, 2))
+    products = [(left @ k.mT) * pairs for left in lefts]
+    return apply_delta_rule(lefts, k, split_heads(v, net.value_heads), beta, decay, products, state, is_last=is_last)

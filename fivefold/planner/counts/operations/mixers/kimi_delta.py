@@ -22,13 +22,22 @@ from collections.abc import Sequence
 from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.gated_delta_net import DELTA_CHUNK
 from fivefold.model.mixers.kimi_delta import KimiDelta
-from fivefold.planner.counts.operations.chunks import ChunkGroup, count_state_bytes, split_sequence, sum_flops
+from fivefold.planner.counts.operations.chunks import ChunkGroup, split_sequence, sum_flops
 from fivefold.planner.counts.operations.launches import count_launched_bytes, count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers import delta_rule
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_convolution, list_gate, list_swapped
+from fivefold.planner.counts.operations.mixers.symbolic_scan import (
+    ScanInputs,
+    apply_delta_rule,
+    compute_decay,
+    count_scratch,
+    normalize_to_unit_length,
+    split_heads,
+)
 from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.counts.operations.symbolic import Tensor, concatenate
 
 
 def operations(local: Local, source: str) -> list[Op]:
@@ -67,7 +76,7 @@ def _scan(local: Local, net: KimiDelta) -> Op:
     forward, backward = (heads * flops for flops in scan_flops(groups, dim=net.dim))
     causal, _ = scan_flops(chunks, dim=net.dim)
     moved = rows * (5 * inner + N) * width + 2 * len(chunks) * 4 * heads * net.dim**2
-    forward_scratch, backward_scratch = count_scan_scratch(held, local.part.sequences, groups, is_wide=width == 4)
+    forward_scratch, backward_scratch = count_scan_scratch(held, local.part.sequences, groups, width=width)
     return Op(
         "mixer.core.scan",
         "scan",
@@ -106,31 +115,11 @@ def _count_sizes(net: KimiDelta, sequences: int, tokens: int) -> dict[str, int]:
     }
 
 
-def count_scan_scratch(net: KimiDelta, sequences: int, groups: Sequence[int], *, is_wide: bool) -> tuple[int, int]:
-    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them.
-
-    The backward is largest when the states' gradients are made, or, with small heads, those of the pairs. It holds five
-    halves of ``dims`` for each time that blocks of tokens are joined in pairs.
-    """
-    size = min(net.chunk, groups[0])
-    rounds = (size - 1).bit_length()
-    pairs, dims, states = _count_sizes(net, sequences, groups[0]).values()
-    padded = dims * 2**rounds // size  # to a power of two, in copies if need be
-    copies = 4 * padded if padded > dims else 0
-    joined = 5 * rounds * padded // 2
-    state = 4 * sequences * net.heads * net.dim**2
-    after = count_state_bytes(groups, net.chunk, state).after
-    kept = (len(groups) - 1) * state + after
-    if groups[0] > net.chunk:
-        forward = 14 * dims + 3 * pairs + states + after
-        backward = max((22 - is_wide) * dims + 2 * pairs + 4 * states, (17 - is_wide) * dims + 5 * pairs)
-    elif len(groups) > 1:
-        forward = 3 * pairs + after + max(11 * dims, 9 * dims + 2 * state)
-        backward = (21 - is_wide) * dims + 2 * pairs + 2 * state
-    else:
-        forward = 11 * dims + 3 * pairs
-        backward = max(14 * dims + 3 * pairs, (10 - is_wide) * dims + 5 * pairs)
-    return forward + copies, kept + joined + copies + backward
+def count_scan_scratch(net: KimiDelta, sequences: int, groups: Sequence[int], *, width: int) -> tuple[int, int]:
+    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them."""
+    inner = net.inner_width
+    inputs = ScanInputs((inner,) * 4 + (net.heads,), (net.heads, inner), inner, sequences, width)
+    return count_scratch(compute_chunks, net, inputs, groups)
 
 
 def scan_flops(groups: Sequence[int], *, dim: int) -> tuple[int, int]:
@@ -141,3 +130,52 @@ def scan_flops(groups: Sequence[int], *, dim: int) -> tuple[int, int]:
         return delta_rule.count_flops(group, pairs=tokens * (tokens - 1) * dim, key_dim=dim, value_dim=dim)
 
     return sum_flops(groups, DELTA_CHUNK, count_flops)
+
+
+def compute_chunks(
+    inputs: Sequence[Tensor],
+    state: Tensor | None,
+    *,
+    net: KimiDelta,
+    is_last: bool = False,
+    only_state: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Run ``compute_chunks`` of ``trainer/model/mixers/kimi_delta.py`` with symbolic tensors."""
+    q, k, v, f, b, a_log, dt_bias = inputs
+    a_log, dt_bias = a_log.unsqueeze(1).unsqueeze(2), dt_bias.reshape(net.heads, 1, net.dim)
+    decay = compute_decay(split_heads(f, net.heads), a_log, dt_bias, is_bounded=net.lower_bound is not None)
+    decay = decay.cumsum()
+    k = normalize_to_unit_length(split_heads(k, net.heads))
+    beta = split_heads(b, net.heads).sigmoid()
+    lefts = [k * beta]
+    if not only_state:
+        lefts.append(normalize_to_unit_length(split_heads(q, net.heads)) * 1)
+    products = _multiply_decayed(lefts, k, decay)
+    return apply_delta_rule(lefts, k, split_heads(v, net.heads), beta, decay, products, state, is_last=is_last)
+
+
+def _multiply_decayed(lefts: Sequence[Tensor], right: Tensor, decay: Tensor) -> list[Tensor]:
+    """Run ``multiply_decayed`` of the trainer: blocks of 1, 2, 4 … tokens are joined in pairs."""
+    tokens = right.shape[-2]
+    padding = 2 ** (tokens - 1).bit_length() - tokens
+    if padding:
+        last = decay.narrow(-2, 1).expand(*decay.shape[:-2], padding, decay.shape[-1])
+        decay = concatenate([decay, last], -2)
+        del last
+        right, *lefts = (x.pad(-2, 0, padding) for x in (right, *lefts))
+    results = [(left * right).sum(-1).unsqueeze(-1).unsqueeze(-1) for left in lefts]
+    while results[0].shape[-3] > 1:
+        size = results[0].shape[-1]
+        earlier, later = _split_pairs(decay, size)
+        begin = later.narrow(-2, 1).detach()
+        before, factor = _split_pairs(right, size)[0] * (begin - earlier).exp(), (later - begin).exp()
+        for index, left in enumerate(lefts):
+            block = (_split_pairs(left, size)[1] * factor) @ before.mT
+            first, second = results[index].unflatten(-3, (-1, 2)).unbind(-3)
+            second = concatenate([block, second], -1)
+            results[index] = concatenate([first.pad(-1, 0, size), second], -2)
+    return [result.squeeze(-3).keep_first(-2, tokens).keep_first(-1, tokens) for result in results]
+
+
+def _split_pairs(x: Tensor, size: int) -> list[Tensor]:
+    return x.unflatten(-2, (-1, 2, size)).unbind(-3)

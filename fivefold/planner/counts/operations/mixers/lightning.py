@@ -31,7 +31,6 @@ from fivefold.model.norms import NORMS
 from fivefold.planner.counts.operations.chunks import (
     ChunkGroup,
     count_hand_on_flops,
-    count_state_bytes,
     split_sequence,
     sum_flops,
 )
@@ -39,7 +38,9 @@ from fivefold.planner.counts.operations.launches import count_launched_bytes, co
 from fivefold.planner.counts.operations.linear import LinearInput, build_sub_norm, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
+from fivefold.planner.counts.operations.mixers.symbolic_scan import ScanInputs, count_scratch, hand_on_sums
 from fivefold.planner.counts.operations.op import Op, elementwise
+from fivefold.planner.counts.operations.symbolic import Tensor, compute
 
 
 def operations(local: Local, source: str) -> list[Op]:
@@ -77,7 +78,7 @@ def _build_scan(local: Local, net: Lightning) -> Op:
     forward, backward = (heads * flops for flops in scan_flops(groups, dim=net.dim, size=net.chunk))
     causal, _ = scan_flops(chunks, dim=net.dim, size=net.chunk)
     states = 4 * len(chunks) * heads * net.dim**2  # bytes of all states
-    forward_scratch, backward_scratch = count_scan_scratch(net, local.part.sequences, groups, is_wide=width == 4)
+    forward_scratch, backward_scratch = count_scan_scratch(net, local.part.sequences, groups, width=width)
     moved = 4 * rows * inner * width + 2 * states
     return Op(
         "mixer.core.scan",
@@ -102,7 +103,11 @@ def _build_scan(local: Local, net: Lightning) -> Op:
 
 
 def _count_launched_bytes(net: Lightning, sequences: int, groups: Sequence[int]) -> tuple[int, int]:
-    """Return the bytes that the kernels other than matmuls read and write; for names see ``count_scan_scratch``."""
+    """Return the bytes that the kernels other than matmuls read and write.
+
+    ``pairs``, ``dims``, ``states``: bytes in fp32 of all pairs of tokens in a chunk, of the queries, keys or values,
+    and of all states between chunks.
+    """
     tokens = sum(groups)
     size, numbers = min(net.chunk, tokens), 4 * sequences * tokens
     states = 4 * sequences * (tokens // size + len(groups)) * net.heads * net.dim**2
@@ -110,35 +115,10 @@ def _count_launched_bytes(net: Lightning, sequences: int, groups: Sequence[int])
     return count_launched_bytes("lightning", groups, sizes)
 
 
-def count_scan_scratch(net: Lightning, sequences: int, groups: Sequence[int], *, is_wide: bool) -> tuple[int, int]:
-    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them.
-
-    ``pairs``, ``dims``: bytes in fp32 of a group's pairs of tokens in a chunk, and of its queries, keys or values;
-    ``decays``: bytes of the decays of the pairs, which all chunks share; ``state``: bytes of one state; ``states``:
-    bytes of all states between the chunks of a group.
-    """
-    size, tokens = min(net.chunk, groups[0]), groups[0]
-    chunks = tokens // size
-    pairs, decays = 4 * sequences * tokens * size * net.heads, 4 * size * size * net.heads
-    dims = 4 * sequences * tokens * net.inner_width
-    state = 4 * sequences * net.heads * net.dim**2
-    cast = 0 if is_wide else 3 * dims
-    has_after = len(groups) > 1
-    states, added, after = count_state_bytes(groups, net.chunk, state)
-    reads = 4 * dims + states + added if chunks > 1 else 0
-    scan = cast + decays + after + max(2 * pairs + (states or added), reads)
-    # of dims: casts, copies by matmuls that read them in another order, and gradients of groups that read and hand on
-    reads_and_hands_on = len(groups) > 2
-    if chunks > 1:
-        copies = 9 + 3 * reads_and_hands_on if is_wide else 10 + 3 / 2 * reads_and_hands_on
-    elif sequences == 1:
-        copies = (2 if is_wide else 6) + (3 if is_wide else 2) * (has_after + reads_and_hands_on)
-    else:
-        copies = (8 + 2 * has_after) if is_wide else 9
-    kept = decays + (len(groups) - 1) * state
-    of_pairs = 2 * pairs + int(copies * dims) + added + has_after * states
-    of_states = pairs + cast + 9 * dims + added + (1 + has_after) * states if chunks > 1 else 0
-    return scan, kept + max(of_pairs, of_states)
+def count_scan_scratch(net: Lightning, sequences: int, groups: Sequence[int], *, width: int) -> tuple[int, int]:
+    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them."""
+    inputs = ScanInputs((3 * net.inner_width,), (), net.inner_width, sequences, width)
+    return count_scratch(compute_chunks, net, inputs, groups)
 
 
 def scan_flops(groups: Sequence[int], *, dim: int, size: int) -> tuple[int, int]:
@@ -155,3 +135,42 @@ def scan_flops(groups: Sequence[int], *, dim: int, size: int) -> tuple[int, int]
         return products + handed_on, 3 * products + 2 * handed_on + group.updates * through_state
 
     return sum_flops(groups, size, count_flops)
+
+
+def compute_chunks(
+    inputs: Sequence[Tensor], state: Tensor | None, *, net: Lightning, is_last: bool = False, only_state: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Run ``compute_chunks`` of ``trainer/model/mixers/lightning.py`` with symbolic tensors."""
+    (qkv,) = inputs
+    memory = qkv.memory
+    size = qkv.shape[1] if only_state else min(net.chunk, qkv.shape[1])
+    heads = qkv.cast(4).unflatten(1, (-1, size)).unflatten(-1, (net.heads, 3, -1))
+    q, k, v = heads.permute(4, 0, 1, 3, 2, 5).unbind(0)
+    rate = memory.allocate((net.heads, 1, 1))
+    place = memory.allocate((size, 1))
+    before: Tensor | None = None
+    after: Tensor | None = None
+    if not is_last or k.shape[1] > 1:
+        added = (k * compute(rate, compute(place))).mT @ v
+        decay = compute(rate.select(-1)).expand(1, k.shape[1], net.heads, 1)
+        before, after = hand_on_sums(added, decay, state, is_last=is_last)
+        del added
+    elif state is not None:
+        before = state.unsqueeze(1)
+    if only_state:
+        return qkv, after
+    pairs = _compute_decays(rate, place)
+    out = ((q @ k.mT) * pairs) @ v
+    if before is not None:
+        out = out + (q * compute(rate, place)) @ before
+    return out.transpose(2, 3).flatten(3).flatten(1, 2), after
+
+
+def _compute_decays(rate: Tensor, place: Tensor) -> Tensor:
+    """Return the decays from each token of a chunk to the later ones, by e^(−rate · ReLU(i − j)) and a triangle."""
+    distances = compute(compute(place, place.mT))
+    product = compute(compute(rate), distances)
+    del distances
+    decayed = compute(product)
+    del product
+    return compute(decayed)

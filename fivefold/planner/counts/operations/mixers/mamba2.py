@@ -25,7 +25,6 @@ from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.planner.counts.operations.chunks import (
     ChunkGroup,
     count_hand_on_flops,
-    count_state_bytes,
     split_sequence,
     sum_flops,
 )
@@ -38,7 +37,14 @@ from fivefold.planner.counts.operations.launches import (
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
+from fivefold.planner.counts.operations.mixers.symbolic_scan import (
+    ScanInputs,
+    count_scratch,
+    decay_pairs,
+    hand_on_sums,
+)
 from fivefold.planner.counts.operations.op import Op, elementwise, rename_tensors
+from fivefold.planner.counts.operations.symbolic import Tensor, addcmul
 
 
 def operations(local: Local, source: str) -> list[Op]:
@@ -119,7 +125,11 @@ def _count_launches(net: Mamba2, groups: Sequence[int], *, fused: bool) -> tuple
 
 
 def _count_launched_bytes(net: Mamba2, sequences: int, groups: Sequence[int]) -> tuple[int, int]:
-    """Return the bytes that the kernels other than matmuls read and write; for names see ``count_scan_scratch``."""
+    """Return the bytes that the kernels other than matmuls read and write.
+
+    ``pairs``, ``dims``, ``shared_pairs``, ``shared_dims``: bytes in fp32 of all pairs of tokens in a chunk, of the
+    heads' dims, of the pairs, and of B or C, that heads share; ``states``: bytes of all states between chunks.
+    """
     tokens = sum(groups)
     size, numbers = min(net.chunk, tokens), 4 * sequences * tokens
     sizes = {
@@ -143,37 +153,18 @@ def _count_scratch(local: Local, net: Mamba2, groups: Sequence[int]) -> tuple[in
         "before_gate": (4 if is_wide else 12, 20 if is_wide else 28),
         "none": (0 if is_wide else 6, 8 if is_wide else 16),
     }[net.norm]
-    scan, scan_backward = count_scan_scratch(net.shard(local.part.cp), local.part.sequences, groups, is_wide=is_wide)
+    scan, scan_backward = count_scan_scratch(net.shard(local.part.cp), local.part.sequences, groups, width=width)
     return (
         max(convolved * width + scan - inner * width, gate * inner),
         max((convolved + inner) * width + scan_backward, gate_backward * inner, (8 if is_wide else 12) * convolved),
     )
 
 
-def count_scan_scratch(net: Mamba2, sequences: int, groups: Sequence[int], *, is_wide: bool) -> tuple[int, int]:
-    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them.
-
-    ``pairs``, ``dims``, ``shared_pairs``, ``shared_dims``: bytes in fp32 of a group's pairs of tokens in a chunk, of
-    its heads' dims, of the pairs, and of B or C, that heads share; ``state``: bytes of one state; ``states``: bytes of
-    all states between the chunks of a group.
-    """
-    size, tokens = min(net.chunk, groups[0]), groups[0]
-    chunks = tokens // size
-    dims = 4 * sequences * tokens * net.inner_width
-    pairs = 4 * sequences * tokens * size * net.heads
-    shared_pairs = 4 * sequences * tokens * size * net.groups
-    shared_dims = 4 * sequences * tokens * net.groups * net.state
-    state = 4 * sequences * net.inner_width * net.state
-    cast = 0 if is_wide else dims + 2 * shared_dims
-    has_after = len(groups) > 1
-    states, added, after = count_state_bytes(groups, net.chunk, state)
-    handed_on = added + 3 * states + dims if chunks > 1 else 0
-    scan = cast + dims + max(2 * pairs + shared_pairs + states + after, handed_on)
-    copies = 4 if chunks > 1 or has_after else 2  # of dims, by matmuls and sums that read them in another order
-    shared_copies = 4 if chunks > 1 or sequences > 1 else 0
-    scan_backward = cast + (copies + (not is_wide) + 1) * dims + 4 * pairs + 2 * shared_pairs
-    scan_backward += shared_copies * shared_dims + added + (1 + has_after) * states + (len(groups) - 1) * state
-    return scan, scan_backward
+def count_scan_scratch(net: Mamba2, sequences: int, groups: Sequence[int], *, width: int) -> tuple[int, int]:
+    """Return the bytes of temporaries of the scan of ``net``, forward and backward, the output not among them."""
+    columns, factors = (net.conv_width, net.heads), (net.heads,) * 3
+    inputs = ScanInputs(columns, factors, net.inner_width, sequences, width)
+    return count_scratch(compute_chunks, net, inputs, groups)
 
 
 def scan_flops(groups: Sequence[int], net: Mamba2) -> tuple[int, int]:
@@ -190,3 +181,40 @@ def scan_flops(groups: Sequence[int], net: Mamba2) -> tuple[int, int]:
         return products, 3 * products + group.updates * through_state
 
     return sum_flops(groups, net.chunk, count_flops)
+
+
+def compute_chunks(
+    inputs: Sequence[Tensor], state: Tensor | None, *, net: Mamba2, is_last: bool = False, only_state: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Run ``compute_chunks`` of ``trainer/model/mixers/mamba2.py`` with symbolic tensors."""
+    xbc, dt, a_log, dt_bias, d = inputs
+    heads = (net.groups, net.heads // net.groups)
+    size = xbc.shape[1] if only_state else min(net.chunk, xbc.shape[1])
+    chunked = xbc.cast(4).unflatten(1, (-1, size))
+    x, b, c = chunked.split(-1, (net.inner_width, *[net.groups * net.state] * 2))
+    b, c = (part.unflatten(-1, (net.groups, -1)).transpose(2, 3) for part in (b, c))
+    x = x.unflatten(-1, (*heads, -1)).permute(0, 1, 3, 4, 2, 5)
+    step = (dt.cast(4) + dt_bias.cast(4)).softplus().clamp()
+    decay, step = (
+        part.unflatten(1, (-1, size)).transpose(2, 3).unflatten(2, heads)
+        for part in (step * a_log.cast(4).exp().neg(), step)
+    )
+    decay = decay.cumsum()
+    driven = x * step.unsqueeze(-1)
+    last = decay.narrow(-1, 1)
+    before: Tensor | None = None
+    after: Tensor | None = None
+    if not is_last or chunked.shape[1] > 1:
+        added = b.mT @ (driven * (last - decay).exp().unsqueeze(-1)).transpose(3, 4).flatten(4)
+        before, after = hand_on_sums(added, last.select(-1), state, is_last=is_last)
+        del added
+    elif state is not None:
+        before = state.unsqueeze(1)
+    if only_state:
+        return xbc, after
+    out = ((c @ b.mT).tril().unsqueeze(3) * decay_pairs(decay)) @ driven
+    out = addcmul(out, x, d.cast(4).reshape(*heads, 1, 1))
+    if before is not None:
+        read = (c @ before).unflatten(-1, (heads[1], -1)).transpose(3, 4)
+        out = addcmul(out, read, decay.exp().unsqueeze(-1))
+    return out.permute(0, 1, 4, 2, 3, 5).flatten(3).flatten(1, 2), after
