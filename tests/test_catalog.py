@@ -1,9 +1,9 @@
 """Every model of the catalog through every command that answers questions of it, on a small and on a large machine.
 
-One model of each set of features is searched on the large machine, where few layouts are tried, and planned, compared,
-reported and dry-run on the small one, with few layers and few of many experts; ``make endure`` takes those that differ
-from one of them in numbers or in the name of their architecture alone. As many architectures as together have most
-features are proposed a layout, too. ``python -m tests.endure.catalog`` has full models and all layouts.
+Models that together have every feature, and all that differ from each of them in two or more, are searched on the large
+machine, where few layouts are tried, and planned, compared, reported and dry-run on the small one, with few layers and
+few of many experts; ``make endure`` takes the others. As many architectures as together have most features are proposed
+a layout, too. ``python -m tests.endure.catalog`` has full models and all layouts.
 """
 
 from __future__ import annotations
@@ -76,14 +76,23 @@ def cover_features() -> tuple[str, ...]:
 
 
 def leave_out_sizes(names: Collection[str]) -> list[Any]:
-    """Return ``names`` for ``parametrize``: of models that differ in numbers alone, all but one are for ``--long``."""
-    in_order = sorted(names, key=cover_features().__contains__)  # of equal features the last is kept
-    kept = set({frozenset(list_features(build_model(name))): name for name in in_order}.values())
+    """Return ``names`` for ``parametrize``: those that differ from another in numbers or in one feature are ``--long``.
+
+    A feature that no other model has is kept.
+    """
+    kept: dict[str, set[str]] = {}
+    for name in sorted(names, key=lambda name: name not in cover_features()):
+        features = set(list_features(build_model(name)))
+        if features - set[str]().union(*kept.values()) or all(len(features - other) > 1 for other in kept.values()):
+            kept[name] = features
     return [name if name in kept else pytest.param(name, marks=pytest.mark.long) for name in names]
 
 
 def shorten_model(model: Model) -> Model:
-    """Return the model with at least one layer of each kind, and a quarter of its experts if it has many."""
+    """Return the model with at least one layer of each kind, and a quarter of its experts if it has many.
+
+    Of a model whose last layers share keys, as many layers follow, which share those of the others.
+    """
     slides = [model.has_window(layer) for layer in range(model.layers)]
     mixers = [model.mixer_name(layer) for layer in range(model.layers)]
     first_layers = [*map(slides.index, set(slides)), *map(mixers.index, {*mixers} - {"attention", "none"})]
@@ -92,7 +101,10 @@ def shorten_model(model: Model) -> Model:
         dense_layers=min(model.moe.dense_layers, 1),
         experts=model.moe.experts // (4 if model.moe.experts >= MANY_EXPERTS else 1),
     )
-    return model.replace(layers=min(model.layers, max(2, needed)), moe=moe)
+    shared = needed if model.shared_kv_layers else 0
+    layers = min(model.layers, max(2, needed + shared))
+    sparsity = model.gate_sparsity[:layers]
+    return model.replace(layers=layers, moe=moe, shared_kv_layers=shared, gate_sparsity=sparsity)
 
 
 @pytest.mark.slow
@@ -100,8 +112,9 @@ def shorten_model(model: Model) -> Model:
 def test_a_layout_of_a_large_machine_fits_every_model(name: str) -> None:
     model = build_model(name)
     large = Job(sequence=min(model.positions, 2048), global_batch=512)
+    where = Where.parse(str(FEW).replace("pp=2,4", "pp=1")) if model.shared_kv_layers else FEW
     within = 0.01 if name in cover_features()[:PROPOSED] else None
-    assert search(model=model, machine=LARGE, job=large, where=FEW, within=within, top=2, levels=0).best
+    assert search(model=model, machine=LARGE, job=large, where=where, within=within, top=2, levels=0).best
 
 
 @pytest.mark.slow

@@ -55,6 +55,19 @@ VERSIONS = {
     "deepseek-r1": Version("deepseek-v3"),
     "deepseek-r1-0528": Version("deepseek-v3"),
     "deepseek-v3.2-exp": Version("deepseek-v3.2"),
+    "kimi-k2-thinking": Version("kimi-k2.5"),
+    "kimi-k2.6": Version("kimi-k2.5"),
+    "minimax-m2.5": Version("minimax-m2"),
+    "minimax-m2.7": Version("minimax-m2"),
+    "minimax-m1-80k": Version("minimax-text-01"),
+    "minimax-m1-40k": Version("minimax-text-01"),
+    "qwen3.6-27b": Version("qwen3.5-27b"),
+    "qwen3.6-35b-a3b": Version("qwen3.5-35b-a3b"),
+    "qwen1.5-moe-a2.7b": Version("qwen1.5-moe-14b-a2.7b"),
+    "glm-5.1": Version("glm5-744b-a40b"),
+    "codegemma-7b": Version("gemma-7b"),
+    "jamba-mini-1.5": Version("jamba-v0.1"),
+    "ai21-jamba-1.5-mini": Version("jamba-v0.1"),
     "deepseek-r1-distill-llama-8b": Version("llama3.1-8b"),
     "deepseek-r1-distill-llama-70b": Version("llama3.3-70b"),
     "deepseek-r1-distill-qwen-1.5b": Version("qwen2.5-math-1.5b"),
@@ -77,6 +90,7 @@ VERSIONS = {
     "mistral-7b-instruct-v0.1": Version("mistral-7b"),
     "mistral-7b-instruct-v0.3": Version("mistral-7b-v0.3"),
     "mistral-nemo-instruct-2407": Version("mistral-nemo-12b"),
+    "mistral-small-3.2-24b-instruct-2506": Version("mistral-small-3.1-24b"),
     "mistral-large-instruct-2411": Version("mistral-large-123b"),
     "mixtral-8x7b-instruct-v0.1": Version("mixtral-8x7b"),
     "glm-4.6": Version("glm4.5", 202_752),
@@ -407,6 +421,7 @@ _DEFAULTS = """
     ernie4.5-0.3b ernie4_5 ernie4_5 Ernie4_5Config
     ernie4.5-21b-a3b ernie4_5_moe ernie4_5_moe Ernie4_5_MoeConfig
     flint-40b-a3b flint flint FlintConfig
+    gemma3n-e4b gemma3n_text gemma3n Gemma3nTextConfig
     glm5-744b-a40b glm_moe_dsa glm_moe_dsa GlmMoeDsaConfig
     glm4-lite-30b-a4b glm4_moe_lite glm4_moe_lite Glm4MoeLiteConfig
     granite-swash-2b granite_swa granite_swa GraniteSWAConfig
@@ -421,6 +436,8 @@ _DEFAULTS = """
     kolibri1-78b-a4b kolibri1 kolibri1 Kolibri1Config
     ling3-flash-124b bailing_hybrid bailing_hybrid BailingHybridConfig
     llama4-scout llama4_text llama4 Llama4TextConfig
+    longcat-flash-560b-a27b longcat_flash longcat_flash LongcatFlashConfig
+    minicpm3-4b minicpm3 minicpm3 MiniCPM3Config
     mellum2-12b-a2.5b mellum mellum MellumConfig
     minimax-m2 minimax_m2 minimax_m2 MiniMaxM2Config
     ministral3-8b ministral3 ministral3 Ministral3Config
@@ -428,6 +445,7 @@ _DEFAULTS = """
     opt-125m opt opt OPTConfig
     qwen1.5-moe-14b-a2.7b qwen2_moe qwen2_moe Qwen2MoeConfig
     smollm3-3b smollm3 smollm3 SmolLM3Config
+    stablelm-3b stablelm stablelm StableLmConfig
     solar-open-100b solar_open solar_open SolarOpenConfig
     youtu-2b youtu youtu YoutuConfig
     laguna-xs-33b-a3b laguna laguna LagunaConfig
@@ -439,6 +457,19 @@ _TIED = {"tie_word_embeddings": True}
 _LLAMA3 = {"model_type": "llama", "kv_heads": 8, "vocab": 128_256, "rms_norm_eps": 1e-5, "rope_theta": 5e5}
 _QWEN3 = {"vocab": 151_936, "positions": 40_960, "head_dim": 128, "rope_theta": 1e6}
 _QWEN3_MOE = {"num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
+_QWEN35_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}}
+_GRANITE4 = {
+    "layer_types": ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)],
+    "position_embedding_type": "nope",
+    "mamba_d_state": 128,
+    "mamba_d_head": 64,
+    "mamba_n_groups": 1,
+    "embedding_multiplier": 12.0,
+    "attention_multiplier": 1 / 128,
+    "residual_multiplier": 0.22,
+}
+_GEMMA4_LARGE = {"hidden_size_per_layer_input": 0, "attention_k_eq_v": True, "use_bidirectional_attention": "vision"}
+_SMOLLM = {"rope_theta": 1e4, "rms_norm_eps": 1e-5, **_TIED}
 _GEMMA3 = {"sliding_window": 1024, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
 
 _GEMMA = "google-deepmind/gemma@7691fd4:gemma/gm/nn/_gemma.py"
@@ -446,6 +477,11 @@ _SLIME = "THUDM/slime@624b824:scripts/models"
 _VIME = "vllm-project/vime@b332ffc:scripts/models"
 _COPIED = "citsjtu2020/LLM-Prof@8434c8d:sglang/Model_Config.md, a copy"
 _QWEN25 = "Qwen2.5 report, arXiv:2412.15115, table 1"
+_CONFIGS = "ai-dynamo/aiconfigurator@095f58a:aic-core/src/aiconfigurator_core/model_configs, a copy"
+_MAXTEXT = "AI-Hypercomputer/maxtext@e591f30:src/maxtext/checkpoint_conversion/utils/hf_model_configs.py, a copy"
+_NEMO = "NVIDIA/NeMo@8cfedd7:nemo/collections/llm/gpt/model"
+_LITGPT = "Lightning-AI/litgpt@2685705:litgpt/config.py"
+_MLC = "mlc-ai/mlc-llm@79d603f:python/mlc_llm/model/model_preset.py, a copy"
 _BRIDGE = "NVIDIA-NeMo/Megatron-Bridge@067f987:docs/models/glm/glm45.md"
 
 CATALOG: dict[str, CatalogEntry] = {
@@ -516,7 +552,7 @@ CATALOG: dict[str, CatalogEntry] = {
             "Qwen/Qwen3-Coder-480B-A35B-Instruct", 62, 6144, 96, 8192, 2560,
             {"num_experts": 160, "num_key_value_heads": 8, "rope_theta": 1e7, "max_position_embeddings": 262_144,
              "router_aux_loss_coef": 0.0},
-            "ai-dynamo/aiconfigurator@095f58a:aic-core/src/aiconfigurator_core/model_configs, a copy",
+            _CONFIGS,
         ),
     }, model_type="qwen3_moe", kv_heads=4, **_QWEN3, **_QWEN3_MOE),
     "qwen2.5-vl-7b": CatalogEntry("Qwen/Qwen2.5-VL-7B-Instruct", {
@@ -600,23 +636,47 @@ CATALOG: dict[str, CatalogEntry] = {
        num_nextn_predict_layers=0, n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_theta=5e4,
        rope_scaling=_make_yarn(32.0, mscale=1.0, beta_fast=1.0)),
     **_list_models("layers width heads kv_heads ffn vocab positions", {
+        "kimi-k2.5": ("moonshotai/Kimi-K2.5", 61, 7168, 64, 64, 18_432, 163_840, 262_144, _CONFIGS),  # its text_config
+    }, model_type="kimi_k2", n_routed_experts=384, first_k_dense_replace=1, aux_loss_alpha=0.001,
+       num_nextn_predict_layers=0, n_group=1, topk_group=1, routed_scaling_factor=2.827, rope_theta=5e4,
+       rms_norm_eps=1e-5, rope_scaling=_make_yarn(64.0, mscale=1.0)),
+    **_list_models("layers width heads kv_heads ffn vocab positions", {
+        "moonlight-16b-a3b": (
+            "moonshotai/Moonlight-16B-A3B", 27, 2048, 16, 16, 11_264, 163_840, 8192,
+            f"{_SLIME}/moonlight.sh; its 8192 positions in its model card",
+        ),
+    }, model_type="deepseek_v3", q_lora_rank=None, moe_intermediate_size=1408, n_routed_experts=64, n_shared_experts=2,
+       num_experts_per_tok=6, first_k_dense_replace=1, num_nextn_predict_layers=0, n_group=1, topk_group=1,
+       routed_scaling_factor=2.446, rope_theta=5e4, rms_norm_eps=1e-5),
+    **_list_models("layers width heads kv_heads ffn vocab positions", {
         "qwen3-next-80b-a3b": ("Qwen/Qwen3-Next-80B-A3B-Instruct", 48, 2048, 16, 2, 5120, 151_936, 262_144),
     }, model_type="qwen3_next", rope_theta=1e7),
     **_list_models("layers width heads positions num_experts num_experts_per_tok moe_intermediate_size", {
         "qwen3.5-35b-a3b": (
-            "defaults of Qwen3_5MoeTextConfig in transformers 5.23, which documents Qwen3.5-35B-A3B by them",
-            40, 2048, 16, 32_768, 256, 8, 512, {"shared_expert_intermediate_size": 512},
+            "Qwen/Qwen3.5-35B-A3B", 40, 2048, 16, 262_144, 256, 8, 512,  # its text_config
+            {"shared_expert_intermediate_size": 512, **_QWEN35_ROPE}, _CONFIGS,
+        ),
+        "qwen3.5-122b-a10b": (
+            "Qwen/Qwen3.5-122B-A10B", 48, 3072, 32, 262_144, 256, 8, 1024,
+            {"shared_expert_intermediate_size": 1024, "linear_num_value_heads": 64, **_QWEN35_ROPE}, _CONFIGS,
         ),
         "qwen3.5-397b-a17b": (
             "Qwen/Qwen3.5-397B-A17B",  # its text_config
             60, 4096, 32, 262_144, 512, 10, 1024,
-            {"shared_expert_intermediate_size": 1024, "linear_num_value_heads": 64,
-             "rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}},
+            {"shared_expert_intermediate_size": 1024, "linear_num_value_heads": 64, **_QWEN35_ROPE},
             "THUDM/slime@aa84536:scripts/models/qwen3.5-397B-A17B.sh; 64 value heads, with which 17 billion parameters "
             "are active as its name says (15 with the 32 of the class); the longest sequence of docs of "
             "xorbitsai/inference",
         ),
     }, model_type="qwen3_5_moe_text", kv_heads=2, head_dim=256, vocab=248_320),
+    **_list_models("layers width heads kv_heads ffn linear_num_value_heads", {  # their text_config
+        "qwen3.5-0.8b": ("Qwen/Qwen3.5-0.8B", 24, 1024, 8, 2, 3584, 16,
+                         _TIED, f"{_SLIME}/qwen3.5-0.8B.sh; 16 value heads, with which it has its 752.39 million "
+                         "parameters in llama.cpp"),
+        "qwen3.5-4b": ("Qwen/Qwen3.5-4B", 32, 2560, 16, 4, 9216, 32, _TIED, f"{_SLIME}/qwen3.5-4B.sh"),
+        "qwen3.5-9b": ("Qwen/Qwen3.5-9B", 32, 4096, 16, 4, 12_288, 32, f"{_SLIME}/qwen3.5-9B.sh"),
+        "qwen3.5-27b": ("Qwen/Qwen3.5-27B", 64, 5120, 24, 4, 17_408, 48, _CONFIGS),
+    }, model_type="qwen3_5_text", head_dim=256, vocab=248_320, positions=262_144, **_QWEN35_ROPE),
     **_list_models("layers width heads kv_heads ffn vocab positions", {
         "nemotron3-nano-30b-a3b": (
             "nvidia/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16", 52, 2688, 32, 2, 1856, 131_072, 262_144,
@@ -626,6 +686,136 @@ CATALOG: dict[str, CatalogEntry] = {
             "basetenlabs/kingkong@2a53581:torchtitan/experiments/nemotron3/__init__.py, which quotes it",
         ),
     }, model_type="nemotron_h"),
+    **_list_models("layers width heads ffn mamba_num_heads mamba_head_dim ssm_state_size positions", {
+        "nemotron-nano-9b-v2": (
+            "nvidia/NVIDIA-Nemotron-Nano-9B-v2", 56, 4480, 40, 15_680, 128, 80, 128, 131_072,
+            {"hybrid_override_pattern": "M-M-M-MM-M-M-M*-M-M-M*-M-M-M-M*-M-M-M-M*-M-MM-M-M-M-M-M-"}, f"{_NEMO}/ssm.py",
+        ),
+        "nemotron-nano-12b-v2": (
+            "nvidia/NVIDIA-Nemotron-Nano-12B-v2", 62, 5120, 40, 20_480, 128, 80, 128, 131_072,
+            {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M*-M-M-M-M-"},
+            f"{_NEMO}/ssm.py",
+        ),
+        "nemotron-h-8b": (
+            "nvidia/Nemotron-H-8B-Base-8K", 52, 4096, 32, 21_504, 128, 64, 128, 8192,
+            {"hybrid_override_pattern": "M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M*-M-M-M-M-M-"}, f"{_NEMO}/ssm.py",
+        ),
+        "nemotron-h-56b": (
+            "nvidia/Nemotron-H-56B-Base-8K", 118, 8192, 64, 32_768, 256, 64, 256, 8192,
+            {"hybrid_override_pattern": "M-M-M-M*" + "-M-M-M-M-M*" * 9 + "-M-M-M-M-M-"}, _CONFIGS,
+        ),
+    }, model_type="nemotron_h", kv_heads=8, head_dim=128, n_groups=8, vocab=131_072),
+    **_list_models("width heads kv_heads num_local_experts num_experts_per_tok ffn shared_intermediate_size", {
+        "granite4.0-h-tiny": (
+            "ibm-granite/granite-4.0-h-tiny", 1536, 12, 4, 64, 6, 512, 1024,
+            {"mamba_n_heads": 48, "logits_scaling": 6.0},
+            "DocDBrown/IBMGranite4Tiny@60d949f:README.md, a copy of its model card; the layers of attention in ollama"
+            "/ollama#12982, the multipliers as recalled",
+        ),
+        "granite4.0-h-small": (
+            "ibm-granite/granite-4.0-h-small", 4096, 32, 8, 72, 10, 768, 1536,
+            {"mamba_n_heads": 128, "logits_scaling": 16.0},
+            "DocDBrown/IBMGranite4Tiny@60d949f:README.md, a copy of its model card; the layers of attention in ollama"
+            "/ollama#12982, the multipliers those of Granite 4's 8B, which is as wide, in foundation-model-stack"
+            "/foundation-model-stack@062adf6:fms/models/granite_moe_hybrid.py",
+        ),
+    }, model_type="granitemoehybrid", layers=40, vocab=100_352, positions=131_072, **_GRANITE4, **_TIED),
+    **_list_models("layers width heads kv_heads ffn sliding_window positions", {
+        "gemma4-e2b": (
+            "google/gemma-4-E2B", 35, 1536, 8, 1, 6144, 512, 131_072,  # the text models of the repositories
+            {"num_kv_shared_layers": 20, "use_double_wide_mlp": True,
+             "layer_types": [*["sliding_attention"] * 4, "full_attention"] * 7}, _MAXTEXT,
+        ),
+        "gemma4-e4b": (
+            "google/gemma-4-E4B", 42, 2560, 8, 2, 10_240, 512, 131_072,
+            {"num_kv_shared_layers": 18, "layer_types": [*["sliding_attention"] * 5, "full_attention"] * 7}, _MAXTEXT,
+        ),
+        "gemma4-26b-a4b": (
+            "google/gemma-4-26B-A4B", 30, 2816, 16, 8, 2112, 1024, 262_144,
+            {"num_global_key_value_heads": 2, "enable_moe_block": True, "num_experts": 128, "top_k_experts": 8,
+             "moe_intermediate_size": 704, **_GEMMA4_LARGE}, _CONFIGS,
+        ),
+        "gemma4-31b": (
+            "google/gemma-4-31B", 60, 5376, 32, 16, 21_504, 1024, 262_144,
+            {"num_global_key_value_heads": 4, **_GEMMA4_LARGE}, _CONFIGS,
+        ),
+    }, model_type="gemma4_text", vocab=262_144, final_logit_softcapping=30.0),
+    **_list_models("layers width ffn heads vocab", {
+        "recurrentgemma-2b": ("google/recurrentgemma-2b", 26, 2560, 15_360, 10, 256_000),
+        "recurrentgemma-9b": (
+            "google/recurrentgemma-9b", 38, 4096, 24_576, 16, 256_000, {"lru_width": 4096},
+            "google-deepmind/recurrentgemma@2efa84d:recurrentgemma/common.py; the key holds the gate and the MLP",
+        ),
+    }, model_type="recurrent_gemma", kv_heads=1),
+    **_list_models("layers width heads kv_heads ffn rope_theta", {
+        "starcoder2-3b": ("bigcode/starcoder2-3b", 30, 3072, 24, 2, 12_288, 999_999.4420358813,
+                          f"{_NEMO}/starcoder2.py"),
+        "starcoder2-7b": ("bigcode/starcoder2-7b", 32, 4608, 36, 4, 18_432, 1e6, f"{_NEMO}/starcoder2.py, and {_MLC}"),
+        "starcoder2-15b": ("bigcode/starcoder2-15b", 40, 6144, 48, 4, 24_576, 1e5, {"tie_word_embeddings": False},
+                           f"{_NEMO}/starcoder2.py"),
+    }, model_type="starcoder2", vocab=49_152, positions=16_384, sliding_window=4096),
+    **_list_models("n_layer n_embd n_head n_inner vocab n_positions", {
+        "starcoder-15b": ("bigcode/starcoder", 40, 6144, 48, 24_576, 49_152, 8192,
+                          f"{_NEMO}/starcoder.py, and RahulSChand/gpu_poor@ad2fc0e:public/all_configs.json"),
+    }, model_type="gpt_bigcode"),
+    **_list_models("n_layer n_embd n_head n_inner", {
+        "cerebras-gpt-6.7b": ("cerebras/Cerebras-GPT-6.7B", 32, 4096, 32, 16_384,
+                              "RahulSChand/gpu_poor@ad2fc0e:public/all_configs.json; arXiv:2304.03208, table 1"),
+        "cerebras-gpt-13b": ("cerebras/Cerebras-GPT-13B", 40, 5120, 40, 20_480,
+                             "RahulSChand/gpu_poor@ad2fc0e:public/all_configs.json; arXiv:2304.03208, table 1"),
+    }, model_type="gpt2", vocab=50_257, n_positions=2048),
+    **_list_models("layers width vocab", {
+        "mamba2-2.7b": ("state-spaces/mamba2-2.7b", 64, 2560, 50_288,
+                        {"num_heads": 80, "head_dim": 64, "n_groups": 1, "state_size": 128}, f"{_NEMO}/ssm.py"),
+    }, model_type="mamba2", **_TIED),
+    **_list_models("layers width heads ffn vocab", {
+        "nanochat-d20": ("karpathy/nanochat@92d63d4:scripts/base_train.py with --depth=20, as transformers reads it",
+                         20, 1280, 10, 5120, 65_536),
+        "nanochat-d32": ("karpathy/nanochat@92d63d4:scripts/base_train.py with --depth=32, as transformers reads it",
+                         32, 2048, 16, 8192, 65_536),
+    }, model_type="nanochat", positions=2048),
+    **_list_models("layers width heads kv_heads ffn vocab positions", {
+        "codellama-70b": ("codellama/CodeLlama-70b-hf", 80, 8192, 64, 8, 28_672, 32_016, 16_384,
+                          {"rms_norm_eps": 1e-5, "rope_theta": 1e6}, _LITGPT),
+        "smollm-135m": ("HuggingFaceTB/SmolLM-135M", 30, 576, 9, 3, 1536, 49_152, 2048, _SMOLLM, _MLC),
+        "smollm-360m": ("HuggingFaceTB/SmolLM-360M", 32, 960, 15, 5, 2560, 49_152, 2048, _SMOLLM, _MLC),
+        "smollm-1.7b": ("HuggingFaceTB/SmolLM-1.7B", 24, 2048, 32, 32, 8192, 49_152, 2048, _SMOLLM, _MLC),
+        "internlm2-7b": (
+            "keys of a Llama, whose layers InternLM2 has; its sizes in mlc-ai/mlc-llm@79d603f:python/mlc_llm/model"
+            "/model_preset.py, a copy of internlm/internlm2-7b's",
+            32, 4096, 32, 8, 14_336, 92_544, 32_768, {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        ),
+        "internlm2-20b": (
+            "keys of a Llama, whose layers InternLM2 has; its sizes in microsoft/vidur@7d47513:vidur/config"
+            "/model_config.py",
+            48, 6144, 48, 8, 16_384, 92_544, 32_768, {"rms_norm_eps": 1e-5, "rope_theta": 1e6},
+        ),
+    }, model_type="llama"),
+    **_list_models("layers width heads ffn positions", {
+        "falcon3-1b": ("tiiuae/Falcon3-1B-Base", 18, 2048, 8, 8192, 4096, _LITGPT),
+        "falcon3-3b": ("tiiuae/Falcon3-3B-Base", 22, 3072, 12, 9216, 32_768, _LITGPT),
+        "falcon3-7b": ("tiiuae/Falcon3-7B-Base", 28, 3072, 12, 23_040, 32_768, _LITGPT),
+        "falcon3-10b": ("tiiuae/Falcon3-10B-Base", 40, 3072, 12, 23_040, 32_768, _LITGPT),
+    }, model_type="llama", kv_heads=4, head_dim=256, vocab=131_072, rope_theta=1_000_042.0, rms_norm_eps=1e-6),
+    **_list_models("layers width heads kv_heads ffn vocab positions", {
+        "phi4-mini": ("microsoft/Phi-4-mini-instruct", 32, 3072, 24, 8, 8192, 200_064, 131_072,
+                      {"partial_rotary_factor": 0.75, "sliding_window": 262_144, **_TIED}, _LITGPT),
+    }, model_type="phi3"),
+    "mistral-small-3.1-24b": CatalogEntry(
+        "mistralai/Mistral-Small-3.1-24B-Base-2503", {
+            "model_type": "mistral3", "tie_word_embeddings": False,
+            "text_config": {
+                "model_type": "mistral", "num_hidden_layers": 40, "hidden_size": 5120, "num_attention_heads": 32,
+                "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 32_768, "vocab_size": 131_072,
+                "max_position_embeddings": 131_072, "rms_norm_eps": 1e-5, "rope_theta": 1e9, "sliding_window": None,
+            },
+            "vision_config": {
+                "model_type": "pixtral", "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 24,
+                "num_attention_heads": 16, "patch_size": 14, "image_size": 1540, "head_dim": 64, "hidden_act": "gelu",
+            },
+        },
+        "Mistral3Config, transformers 5.23:models/mistral3/configuration_mistral3.py",
+    ),
     **_list_models("width heads ffn", {
         "lfm2-350m": ("LiquidAI/LFM2-350M", 1024, 16, 6656,
                       "Models/350M/config.json of Thorge-AI/lfm2-web-runtime-weights, a copy"),
@@ -752,6 +942,37 @@ CATALOG |= {
                         {"hidden_act": "xielu", "rope_theta": 1.2e7}),
         "command-r-35b": ("CohereLabs/c4ai-command-r-v01", "cohere", 40, 8192, 64, 64, 22_528, 256_000, 131_072,
                           {"rope_theta": 8e6, "logit_scale": 0.0625}),
+        "command-r-plus-104b": ("CohereLabs/c4ai-command-r-plus", "cohere", 64, 12_288, 96, 8, 33_792, 256_000, 131_072,
+                                {"rope_theta": 7.5e7, "logit_scale": 0.8333333333333334, "use_qk_norm": True}),
+        "aya-expanse-8b": ("CohereLabs/aya-expanse-8b", "cohere", 32, 4096, 32, 8, 14_336, 256_000, 8192,
+                           {"rope_theta": 1e4, "logit_scale": 0.125}),
+        "aya-expanse-32b": ("CohereLabs/aya-expanse-32b", "cohere", 40, 8192, 64, 8, 24_576, 256_000, 8192,
+                            {"rope_theta": 4e6, "logit_scale": 0.0625}),
+        "chatglm3-6b": (
+            "keys of GLM-4, whose layers ChatGLM3 has; its sizes in NVIDIA/NeMo@8cfedd7:nemo/collections/llm/gpt/model"
+            "/chatglm.py and huggingface/candle@2a13b0f:candle-transformers/src/models/chatglm.rs",
+            "glm", 28, 4096, 32, 2, 13_696, 65_024, 8192, {"head_dim": 128, "attention_bias": True,
+                                                          "rms_norm_eps": 1e-5},
+        ),
+        "exaone4-32b": (
+            "LGAI-EXAONE/EXAONE-4.0-32B", "exaone4", 64, 5120, 40, 8, 27_392, 102_400, 131_072,
+            {"sliding_window": 4096, "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16,
+             "rope_theta": 1e6}, "arXiv:2507.11407, table 1",
+        ),
+        "jamba-1.5-large": ("ai21labs/AI21-Jamba-1.5-Large", "jamba", 72, 8192, 64, 8, 24_576, 65_536, 262_144,
+                            "arXiv:2408.12570, section 3"),
+        "qwen2-57b-a14b": (
+            "Qwen/Qwen2-57B-A14B", "qwen2_moe", 28, 3584, 28, 4, 18_944, 151_936, 131_072,
+            {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 2560, "rope_theta": 1e6,
+             "shared_expert_intermediate_size": 20_480}, "arXiv:2407.10671, table 1",
+        ),
+        "solar-10.7b": ("upstage/SOLAR-10.7B-v1.0", "llama", 48, 4096, 32, 8, 14_336, 32_000, 4096,
+                        {"rms_norm_eps": 1e-5}, "arXiv:2312.15166: 48 layers of Mistral 7B"),
+        "deepseek-coder-33b": ("deepseek-ai/deepseek-coder-33b-base", "llama", 62, 7168, 56, 8, 19_200, 32_256, 16_384,
+                               {"rope_theta": 1e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
+                               "arXiv:2401.14196, table 2"),
+        "codestral-22b": ("mistralai/Codestral-22B-v0.1", "mistral", 56, 6144, 48, 8, 16_384, 32_768, 32_768,
+                          {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None}),
         "command-a-111b": ("CohereLabs/c4ai-command-a-03-2025", "cohere2", 64, 12_288, 96, 8, 36_864, 256_000, 131_072,
                            {"rope_theta": 5e4, "logit_scale": 0.25, "sliding_window": 4096}),
         "glm4-9b": ("zai-org/GLM-4-9B-0414", "glm4", 40, 4096, 32, 2, 13_696, 151_552, 32_768,
@@ -784,6 +1005,9 @@ CATALOG |= {
     **_list_models("n_layer n_embd n_head rotary_dim vocab_size n_positions", {
         "gpt-j-6b": ("EleutherAI/gpt-j-6b", 28, 4096, 16, 64, 50_400, 2048),
     }, model_type="gptj"),
+    **_list_models("layers width vocab", {
+        "mamba-2.8b": ("state-spaces/mamba-2.8b-hf", 64, 2560, 50_280),
+    }, model_type="mamba"),
     **_list_models("n_layer hidden_size n_head", {
         "bloom-7b1": ("bigscience/bloom-7b1", 30, 4096, 32),
         "bloom-176b": ("bigscience/bloom", 70, 14_336, 112),

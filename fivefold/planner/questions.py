@@ -439,18 +439,22 @@ def find_largest_model(
 def scale_model(model: Model, factor: float) -> Model:
     """Return ``model`` with layers and width times ``factor``.
 
-    head_dim stays; ffn and kv heads keep their ratio to heads.
+    head_dim stays; ffn and kv heads keep their ratio to heads. Layers that share keys and layers with sparse gates keep
+    their share of all layers.
     """
     ratio = model.heads // model.kv_heads
     kv_heads = max(1, round(model.kv_heads * factor))
     share = kv_heads / model.kv_heads
     layers = max(1, round(model.layers * factor))
+    sparsity = model.gate_sparsity and [model.gate_sparsity[layer * model.layers // layers] for layer in range(layers)]
     name = f"{model.name} x{factor:g}"
     return Model.read(
         model.model_dump()
         | {
             "name": name,
             "layers": layers,
+            "shared_kv_layers": model.shared_kv_layers * layers // model.layers,
+            "gate_sparsity": sparsity,
             "kv_heads": kv_heads,
             "heads": ratio * kv_heads,
             "sliding": model.sliding and _scale_heads(model, share),

@@ -120,6 +120,28 @@ PUBLISHED = {
     "qwen2.5-math-1.5b": 1_777_088_000,
     "qwen2.5-math-7b": 7_615_616_512,
     "minimax-text-01": 456_089_655_296,
+    "starcoder2-3b": 3_030_371_328,
+    "starcoder2-7b": 7_173_923_840,
+    "starcoder2-15b": 15_957_889_024,
+    "starcoder-15b": 15_517_456_384,
+    "codellama-70b": 68_976_910_336,
+    "smollm-135m": 134_515_008,
+    "smollm-360m": 361_821_120,
+    "smollm-1.7b": 1_711_376_384,
+    "nanochat-d20": 560_988_160,
+    "nanochat-d32": 1_879_048_192,
+    "mamba-2.8b": 2_768_345_600,
+    "recurrentgemma-2b": 2_682_862_080,
+    "stablelm-3b": 2_795_443_200,
+    "phi4-mini": 3_836_021_760,
+    "aya-expanse-8b": 8_028_033_024,
+    "command-r-plus-104b": 103_810_674_688,
+    "codestral-22b": 22_247_282_688,
+    "solar-10.7b": 10_731_524_096,
+    "deepseek-coder-33b": 33_342_991_360,
+    "granite4.0-h-small": 32_207_337_984,
+    "aya-expanse-32b": 32_296_476_672,
+    "chatglm3-6b": 6_243_584_000,
 }
 
 # With the vision tower and its projector, by the safetensors metadata of the repository.
@@ -133,6 +155,7 @@ WITH_TOWERS = {
     "gemma3-4b": 4_300_079_472,
     "gemma3-12b": 12_187_325_040,
     "gemma3-27b": 27_432_406_640,
+    "mistral-small-3.1-24b": 24_011_361_280,
 }
 
 # (total, active) in billions, as named in the papers and model cards, to the digits given there.
@@ -171,6 +194,38 @@ ROUNDED = {
     "olmoe-1b-7b": (6.92, 1.28),
     "hunyuan-a13b": (80.4, 12.75),  # 13 billion in its report
     "minimax-text-01": (456, 48.4),  # 45.9 in arXiv:2501.08313, without 2.46 of embedding and head
+    # As llama.cpp counts them, without vision tower and multi-token prediction
+    "qwen3.5-0.8b": (0.75239, 0.75239),
+    "qwen3.5-4b": (4.21, 4.21),
+    "qwen3.5-9b": (8.95, 8.95),
+    "qwen3.5-27b": (26.90, 26.90),
+    "qwen3.5-35b-a3b": (34.66, 3.45),
+    "qwen3.5-122b-a10b": (122.11, 9.8),
+    "kimi-k2.5": (1026, 33),
+    "moonlight-16b-a3b": (15.29 + 0.67, 2.24 + 0.67),  # its model card, and embedding and head
+    "nemotron-nano-9b-v2": (8.89, 8.89),
+    "nemotron-nano-12b-v2": (12.31, 12.31),
+    "nemotron-h-8b": (8.1, 8.1),
+    "nemotron-h-56b": (56.3, 56.3),
+    "granite4.0-h-tiny": (6.94, 1.465),
+    "granite4.0-h-small": (32.2, 8.8),
+    "gemma4-26b-a4b": (25.2, 3.8),
+    "gemma4-31b": (30.7, 30.7),
+    "recurrentgemma-9b": (8.6, 8.6),
+    "cerebras-gpt-6.7b": (6.66, 6.66),
+    "cerebras-gpt-13b": (12.85, 12.85),
+    "mamba2-2.7b": (2.7, 2.7),
+    "internlm2-7b": (7.74, 7.74),
+    "internlm2-20b": (19.86, 19.86),
+    "falcon3-1b": (1.67, 1.67),
+    "falcon3-3b": (3.23, 3.23),
+    "falcon3-7b": (7.46, 7.46),
+    "falcon3-10b": (10.3, 10.3),
+    "exaone4-32b": (32.0, 32.0),
+    "jamba-1.5-large": (398, 94),
+    "qwen2-57b-a14b": (57.4, 14.2),
+    "minicpm3-4b": (4.07, 4.07),
+    "longcat-flash-560b-a27b": (560, 27.95),  # on average 27 of its 18.6 to 31.3, as some of its 12 experts are none
     "dots1": (142.5, 14.0),  # 142 is cut, not rounded: the middle of 142 to 143
 }
 
@@ -194,6 +249,18 @@ def test_catalog_models_have_about_the_published_total_and_active_parameters(nam
     total, active = ROUNDED[name]
     assert build_model(name).parameters / 1e9 == pytest.approx(total, rel=0.005)
     assert build_model(name).active_parameters / 1e9 == pytest.approx(active, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "encoders", "published"),
+    [("gemma4-e2b", 0.15 + 0.3, 5.1), ("gemma4-e4b", 0.15 + 0.3, 8.0), ("gemma3n-e4b", 0.30 + 0.68, 7.85)],
+)
+def test_models_for_devices_have_the_published_size_with_their_encoders_of_images_and_sound(
+    name: str, encoders: float, published: float
+) -> None:
+    model = build_model(name)
+    shared = 2 * model.kv_heads * model.head_dim * model.width * model.shared_kv_layers  # unused, and in the files
+    assert (model.parameters + shared) / 1e9 + encoders == pytest.approx(published, abs=0.06)
 
 
 def test_deepseek_v3_with_its_module_of_multi_token_prediction() -> None:
@@ -409,7 +476,7 @@ REPOSITORIES = """
     mistralai/Mistral-7B-Instruct-v0.2 None
     mistralai/Mistral-Nemo-Base-2407 mistral-nemo-12b
     mistralai/Mistral-Small-24B-Instruct-2501 mistral-small-24b
-    mistralai/Mistral-Small-3.1-24B-Base-2503 None
+    mistralai/Mistral-Small-3.1-24B-Base-2503 mistral-small-3.1-24b
     mistralai/Mixtral-8x7B-v0.1 mixtral-8x7b
     mistralai/Mixtral-8x22B-v0.1 mixtral-8x22b
     google/gemma-7b gemma-7b
@@ -434,7 +501,7 @@ REPOSITORIES = """
     microsoft/Phi-3.5-mini-instruct None
     microsoft/phi-4 phi4
     moonshotai/Kimi-K2-Instruct kimi-k2
-    moonshotai/Kimi-K2-Thinking None
+    moonshotai/Kimi-K2-Thinking kimi-k2.5
     moonshotai/Kimi-K2-Instruct-0905 None
     zai-org/GLM-4.5-Air glm4.5-air
     zai-org/GLM-4.6 glm4.5

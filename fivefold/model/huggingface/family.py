@@ -101,8 +101,8 @@ class Family:
 
     @property
     def may_lack_experts(self) -> bool:
-        """Tell whether models of a family with experts may have none."""
-        return "enable_moe_block" in self.keys.values()
+        """Tell whether models of a family with experts may have none: by a key, or by a pattern of their layers."""
+        return not {"enable_moe_block", "layer_pattern"}.isdisjoint(self.keys.values())
 
     @property
     def has_latent_attention(self) -> bool:
