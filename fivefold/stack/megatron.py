@@ -56,7 +56,11 @@ MEGATRON_LM = StackEntry(
             True,
             f"{SP} §4.2.2: the gather of a layer's input during a product of its backward; {LAYERS}, "
             "allreduce_dgrad: without sequence parallelism the all-reduce of dx during that of dW",
-        )
+        ),
+        "wgrad_accumulation": Fact(
+            "fused",
+            "NVIDIA/Megatron-LM@9c5a830 of February 2022:megatron/mpu/layers.py, gradient_accumulation_fusion: on",
+        ),
     },
     runs={
         "axes": PLAIN_AXES,

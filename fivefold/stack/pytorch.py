@@ -13,6 +13,9 @@ KEMPNERFORGE_REPOSITORY = "KempnerInstitute/KempnerForge@01b461a"
 FOUNDRY = "mosaicml/llm-foundry@8c8dd48:scripts/train/benchmarking/README.md"
 COMPOSER_ADAMW = "mosaicml/composer@28cc4ca:composer/optim/decoupled_weight_decay.py, adamw"
 FLAT = "pytorch/pytorch@v2.1.0:torch/distributed/fsdp/_flat_param.py, FlatParameter"
+FLAT_GRADIENTS = Fact(
+    "updated", "pytorch/pytorch@00ae0bc:torch/distributed/fsdp/_runtime_utils.py, _cast_grad_to_param_dtype; measured"
+)
 TUNE = "meta-pytorch/torchtune@v0.6.1"
 FMS = "foundation-model-stack/fms-fsdp@5a296af"
 
@@ -205,6 +208,7 @@ LLM_FOUNDRY = StackEntry(
             12, f"{COMPOSER_ADAMW}; pytorch/pytorch@v2.1.0: FullyShardedDataParallel.clip_grad_norm_"
         ),
         "flat_shards": Fact(True, FLAT),
+        "reduced_gradients": FLAT_GRADIENTS,
     },
     runs={
         "axes": DATA_PARALLEL._replace(source=f"{FOUNDRY}: only FSDP"),
@@ -260,6 +264,7 @@ FMS_FSDP = StackEntry(
         "overlap": Fact(("dp",), f"{FMS}:README.md: FSDP"),
         "reduce_in_fp32": Fact(False, "foundation-model-stack/fms-fsdp@8ec8256:fms_fsdp/policies/mixed_precision.py"),
         "flat_shards": Fact(True, FLAT),
+        "reduced_gradients": FLAT_GRADIENTS,
     },
     runs={
         "axes": DATA_PARALLEL._replace(source=f"{FMS}:README.md: only FSDP and HSDP"),

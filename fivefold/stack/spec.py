@@ -325,6 +325,11 @@ class Stack(Record):
         return self.zero3_gather == "units"
 
     @property
+    def adds_in_wgrad(self) -> bool:
+        """Tell whether the matmul of a weight gradient adds it to the accumulated gradient (Megatron)."""
+        return self.wgrad_accumulation in ("fused", "fused_dummy")
+
+    @property
     def copies_comm_buffers(self) -> bool:
         """Tell whether kernels copy between the buffers of data-parallel messages and weights or gradients.
 

@@ -24,8 +24,9 @@ from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 SOURCE = "megatron2021"
-# of 2021: no row says fp32 gradients, and all messages of tensor parallelism are waited for
-MEGATRON = build_stack("megatron-lm").replace(reduce_in_fp32=False, async_tp=False)
+# of 2021: no row says fp32 gradients, all messages of tensor parallelism are waited for, and gradients are added by
+# kernels of their own (megatron-lm's fusion is of February 2022)
+MEGATRON = build_stack("megatron-lm").replace(reduce_in_fp32=False, async_tp=False, wgrad_accumulation="separate")
 DEEPSPEED = build_stack("megatron-deepspeed").replace(family="deepspeed")
 
 

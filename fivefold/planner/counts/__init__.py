@@ -3,6 +3,7 @@
 operations/                        operations of a layer: FLOPs, bytes moved, bytes kept
 memory/                            bytes allocated on a rank: states, activations, the peak
 traffic · message                  messages that a rank sends in a step
+accumulation                       kernels that add gradients over micro-batches
 ddp_buckets · parameter_prefetch   messages of several units at once
 update                             messages, products and scratch memory of the update
 flops                              FLOPs of a step

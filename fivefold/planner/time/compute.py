@@ -94,11 +94,7 @@ class Prices:
         self.plain = job.stack.kernels == "plain" and not job.stack.is_compiled and machine.has_gpus
         self.eager = job.stack.kernels == "eager" and self.measured is None and machine.has_gpus
         # our engine on a GPU: one kernel for all experts; separate kernels add gradients and branches
-        adds_in_matmul = job.stack.wgrad_accumulation in (
-            "fused",
-            "fused_dummy",
-        )  # the matmul adds them (Megatron)
-        self.ours = job.stack.kernel_facts.separate_adds and not adds_in_matmul and self.measured is None
+        self.ours = job.stack.kernel_facts.separate_adds and not job.stack.adds_in_wgrad and self.measured is None
         self.launches_scans = self.ours and machine.backend == "nccl"  # PyTorch's operations, one by one
         self.launches_dropouts = self.launches_scans and not job.stack.is_compiled  # the same
         self.autograd = not job.stack.kernel_facts.fuses_linears and self.measured is None
@@ -411,15 +407,16 @@ class Prices:
         return int(moved * (2 / 3 + 1 / self.constants.column_cast_share - 1))
 
     def _price_accumulation(self, numel: int) -> float:
-        """Return the seconds to accumulate a gradient of ``numel`` elements.
+        """Return the seconds to accumulate a gradient of ``numel`` elements in its matmul, or after it by our engine.
 
-        It happens within the matmul that makes the gradient, or after it.
+        Whether other software has kernels for it depends on the layout (``count_accumulated_bytes``).
         """
-        recipe, is_separate = self.job.precision, self.plain or self.ours
-        add_seconds = self.memory_bound_seconds(
-            numel * (2 * recipe.summed_bytes + (recipe.gradients_bytes if is_separate else 0))
-        )
-        return add_seconds if is_separate else (1 - self.constants.hidden_sums_share) * add_seconds
+        recipe = self.job.precision
+        if self.ours:
+            return self.memory_bound_seconds(numel * (2 * recipe.summed_bytes + recipe.gradients_bytes))
+        if not self.job.stack.adds_in_wgrad:
+            return 0.0
+        return (1 - self.constants.hidden_sums_share) * self.memory_bound_seconds(2 * numel * recipe.summed_bytes)
 
     def _get_alignment(self, *rows: int) -> int:
         """Return the elements that rows of these widths are aligned to; torch.compile pads them (``shape_padding``)."""

@@ -160,7 +160,7 @@ def _estimate_micro_batch_ends(
         first *= min(1.0, units.job.stack.prefetch_bucket_size / max(1, numel))
     if not messages.every_micro_batch:
         return first, 0.0
-    room = block.time.backward + block.time.weight + messages.backward_copy + backward_free
+    room = block.time.backward + block.time.weight + messages.accumulation + messages.backward_copy + backward_free
     again = messages.backward.overlappable_seconds - reduce.overlappable_seconds
 
     def expose(overlappable_seconds: float) -> float:
@@ -174,7 +174,7 @@ def _estimate_unit_ends(units: Units, name: Name, seconds: OverlappedUnitSeconds
     """Return a unit at the ends of a step."""
     messages, unit_time, (forward_free, backward_free) = seconds.messages, seconds.time, seconds.free_seconds
     time = messages.time
-    backward_overlap = unit_time.backward + unit_time.weight + backward_free
+    backward_overlap = unit_time.backward + unit_time.weight + messages.accumulation + backward_free
     # ``backward`` counts a reduction after every backward as overlapped by it, but the last one follows it
     last_overlap = time.reduce if overlaps_next_forward(name, units.job) else backward_overlap
     return UnitEnds(

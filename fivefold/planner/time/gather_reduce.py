@@ -26,7 +26,9 @@ class GatherReduceTime(NamedTuple):
     seconds to gather the weights for a backward, if that happens less often than for a forward. ``copy_out``,
     ``copy_in``: seconds in which compute waits for gathered weights to be copied out of the buffer of their message,
     and for gradients to be copied into that of theirs (``Stack.copies_comm_buffers``). ``buckets``: how many messages
-    these are, less than one if a message has weights of other units too (``Stack.ddp_bucket_size``).
+    these are, less than one if a message has weights of other units too (``Stack.ddp_bucket_size``). ``first_sum``,
+    ``later_sum``: seconds of kernels that accumulate a unit's gradients after the first backward of a step, and after
+    each later one (``count_accumulated_bytes``).
     """
 
     gather: float
@@ -38,6 +40,8 @@ class GatherReduceTime(NamedTuple):
     copy_out: float = 0.0
     copy_in: float = 0.0
     buckets: float = 1.0
+    first_sum: float = 0.0
+    later_sum: float = 0.0
 
 
 def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
@@ -189,8 +193,13 @@ def _count_copied_bytes(message: RepeatedMessage, job: Job) -> tuple[int, int]:
     """Return the bytes read and written to copy out of the buffer of a gather, and into that of a reduction.
 
     FSDP2 copies weights out, and gradients in as the dtype in which they are summed
-    (pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, on the stream of compute); FSDP
-    concatenates gradients to a flat one; DistributedDataParallel copies them to buckets and back.
+    (pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, on the stream of compute).
+
+    FSDP concatenates gradients to a flat one, casts it to the dtype of the reduction, divides it by about the root of
+    the number of ranks, and its shard by the rest (pytorch/pytorch@00ae0bc:torch/distributed/fsdp/_runtime_utils.py,
+    _post_backward_hook; @07b3040:torch/distributed/algorithms/_comm_hooks/default_hooks.py, reduce_scatter_hook).
+
+    DistributedDataParallel copies gradients to buckets and back.
     """
     stack, recipe = job.stack, job.precision
     copies_weights = stack.comm_buffers == "retained"
@@ -201,7 +210,12 @@ def _count_copied_bytes(message: RepeatedMessage, job: Job) -> tuple[int, int]:
         return 0, 4 * message.payload * (stack.wgrad_accumulation == "ddp_buckets")
     if copies_weights:
         return 0, numel * (recipe.gradients_bytes + recipe.summed_bytes)
-    return 0, 2 * numel * recipe.gradients_bytes * stack.flat_shards
+    if not stack.flat_shards:
+        return 0, 0
+    is_cast = recipe.gradients_bytes != recipe.summed_bytes
+    cast = (recipe.gradients_bytes + recipe.summed_bytes) * is_cast
+    divided = numel + numel // message.ranks * (message.ranks > 2)  # two ranks divide before the reduction only
+    return 0, numel * (2 * recipe.gradients_bytes + cast) + 2 * divided * recipe.summed_bytes
 
 
 def _find_dualpipe_replicas(layout: Layout) -> RankGroup:

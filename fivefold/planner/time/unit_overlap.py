@@ -25,6 +25,7 @@ class UnitMessages(NamedTuple):
     They are those of every forward and of every backward, and a reduction that overlaps the next forward
     (``next_forward``). ``every_micro_batch``: gradients are reduced after every backward. ``forward_copy``,
     ``backward_copy``: seconds of copies between buffers of messages and tensors, for which compute waits.
+    ``accumulation``: seconds in which gradients are added to those of other micro-batches, on average of a step's.
     """
 
     time: GatherReduceTime
@@ -34,6 +35,7 @@ class UnitMessages(NamedTuple):
     every_micro_batch: bool
     forward_copy: float
     backward_copy: float
+    accumulation: float
 
 
 class OverlappedUnitSeconds(NamedTuple):
@@ -85,7 +87,8 @@ def estimate_unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, Overl
                 backward_free = backward_free + backward_seconds
         forward_exposed = _list_exposed(time.forward_exposed)
         backward_exposed = _list_exposed(time.backward_exposed)
-        full_backward = time.backward + time.weight
+        weight = time.weight + messages.accumulation
+        full_backward = time.backward + weight
         without_messages = OverlappedUnitSeconds(
             time,
             messages,
@@ -93,7 +96,7 @@ def estimate_unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, Overl
             time.forward,
             time.backward,
             full_backward,
-            time.weight,
+            weight,
             forward_exposed,
             backward_exposed,
         )
@@ -121,6 +124,7 @@ def estimate_unit_messages(units: Units, layout: Layout, name: Name, *, stays: b
             backward_messages.seconds + reduce.seconds, backward_messages.busy + reduce.busy
         )
     next_forward = reduce if reduces_every_backward and reduces_in_forward else no_message
+    n_micro_batches = layout.micro_batches(units.job)
     return UnitMessages(
         time,
         no_message if stays else gather,
@@ -129,6 +133,7 @@ def estimate_unit_messages(units: Units, layout: Layout, name: Name, *, stays: b
         reduces_every_backward,
         forward_copy=0.0 if stays else time.copy_out,
         backward_copy=time.copy_out * gathers_again + time.copy_in * reduces_every_backward,
+        accumulation=(time.first_sum + (n_micro_batches - 1) * time.later_sum) / n_micro_batches,
     )
 
 

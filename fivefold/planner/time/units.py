@@ -12,6 +12,7 @@ from typing import NamedTuple
 from fivefold.layout.mesh import RankGroup, group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
+from fivefold.planner.counts.accumulation import count_accumulated_bytes
 from fivefold.planner.counts.cache import Cache
 from fivefold.planner.counts.counts import Counts, Name, UnitGroup, get_group_degrees
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
@@ -125,6 +126,10 @@ class Units:
                 host_link_bandwidth=self.constants.host_link_share * self.constants.host_link_bandwidth,
                 copy_seconds=copy_seconds,
             )
+            if self.machine.calibration is None:  # else kernels were measured with them
+                sums = count_accumulated_bytes(self.counts, layout, name)
+                seconds = [self.prices(layout).memory_bound_seconds(n_bytes) if n_bytes else 0.0 for n_bytes in sums]
+                time = time._replace(first_sum=seconds[0], later_sum=seconds[1])
             self._gather_reduces[key] = time
         return time
 

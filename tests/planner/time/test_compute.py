@@ -32,7 +32,7 @@ def machine(text: str):
 
 def prices(**job: object) -> Prices:
     """Of Transformer Engine, whose kernels were measured."""
-    return Prices(machine("b200"), ranks=1, job=Job(linears="separate", **job))
+    return Prices(machine("b200"), ranks=1, job=Job(linears="separate", wgrad_accumulation="fused_dummy", **job))
 
 
 def experts(count: int, rows: int, outof: int, into: int) -> Op:
