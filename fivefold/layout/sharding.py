@@ -67,7 +67,7 @@ def list_units(model: Model, job: Job) -> list[FsdpUnit]:
 
 
 class Policy(NamedTuple):
-    """What a ZeRO stage decides: the full tensors of a unit that are kept between its uses, and where gradients go.
+    """The full tensors of a unit that a ZeRO stage keeps between its uses, and where its gradients go.
 
     Over how many ranks it shards is ``Layout.shards``.
     """

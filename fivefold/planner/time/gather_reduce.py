@@ -65,18 +65,18 @@ def gather_reduce_key(counts: Counts, layout: Layout) -> GatherReduceKey:
     )
 
 
-class UnitMessages(NamedTuple):
+class MessageLists(NamedTuple):
     """The messages of ``list_unit_messages`` for any number of micro-batches, and those of ``copy_messages``."""
 
     of_shards: tuple[RepeatedMessage, ...]
     copies: tuple[RepeatedMessage, ...]
 
 
-class MessageCache(dict[tuple[object, ...], UnitMessages]):
+class MessageCache(dict[tuple[object, ...], MessageLists]):
     """The messages of units by what they depend on, which is not where the ranks of a group are."""
 
 
-def _list_messages(counts: Counts, layout: Layout, name: Name) -> UnitMessages:
+def _list_messages(counts: Counts, layout: Layout, name: Name) -> MessageLists:
     """Return the messages of a unit, listed once for all orders of the mesh."""
     repeats = counts.job.stack.replicated_grad_reduce == "weight"  # after each backward, if they are reduced often
     key = (
@@ -90,7 +90,7 @@ def _list_messages(counts: Counts, layout: Layout, name: Name) -> UnitMessages:
     messages = cache.get(key)
     if messages is None:
         of_shards = tuple(list_unit_messages(counts, layout, name))
-        messages = cache[key] = UnitMessages(of_shards, tuple(copy_messages(counts, layout, name)))
+        messages = cache[key] = MessageLists(of_shards, tuple(copy_messages(counts, layout, name)))
     return messages
 
 
