@@ -32,7 +32,7 @@ Launches = Annotated[int, Field(ge=0, le=1000)]
 # token mixers whose scans flash-linear-attention has kernels for (``trainer/model/mixers/fused_scans.py``)
 FUSED_SCANS: tuple[MixerName, ...] = ("gated_delta_net", "kimi_delta", "lightning", "mamba2")
 # token mixers that scan a sequence in chunks (``model/mixers/chunk_groups.py``)
-CHUNKED_SCANS: tuple[MixerName, ...] = (*FUSED_SCANS, "mamba", "rg_lru")
+CHUNKED_SCANS: tuple[MixerName, ...] = (*FUSED_SCANS, "mamba", "rg_lru", "rwkv")
 
 AT_LEAST_ONE = Field(min_length=1)  # errors name one of them
 

@@ -23,7 +23,7 @@ FREE_FIELDS = frozenset({
     "laurel_rank", "gate_sparsity", "joins_mamba2", "multipliers", "differential", "dynamic_mask", "residual_weights",
     "hyper_connections", "mlp_clamp", "shared_key_attention", "heavily_compressed_attention",
     "compressed_sparse_attention", "residual_by_depth", "gate_bias", "sliding_mla", "unquantized",
-    "norm_gate_rank",
+    "norm_gate_rank", "rwkv",
 })  # fmt: skip
 
 
@@ -45,8 +45,8 @@ def list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
         yield "altup.scales=False, with which a weight of each layer has no gradient", estimated
     if model.mlp_clamp is not None and model.mlp != "gated":
         yield "mlp_clamp of a plain feed-forward yet", "use mlp 'gated'"
-    if model.mlp == "receptance":
-        yield "mlp='receptance' yet", estimated
+    if model.mlp == "receptance" and (moe is not None or model.mlp_bias or set(model.mixers) != {"rwkv"}):
+        yield "mlp='receptance' with experts, with biases, or next to other mixers than rwkv", estimated
     if model.head_transform is not None and (model.mtp is not None or model.head_transform not in DENSE):
         activations = ", ".join(DENSE)
         yield (

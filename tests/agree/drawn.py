@@ -35,6 +35,7 @@ from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
+from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.rope import RopeScaling
@@ -149,6 +150,8 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "differential": lambda model: model.differential,
     "rg lru": lambda model: "rg_lru" in model.non_attention_mixers,
     "kimi delta": lambda model: "kimi_delta" in model.non_attention_mixers,
+    "rwkv": lambda model: "rwkv" in model.non_attention_mixers,
+    "receptance": lambda model: model.mlp == "receptance",
     "lightning": lambda model: "lightning" in model.non_attention_mixers,
     "normed stream": lambda model: model.block == "norm_stream",
     "residual factors": lambda model: model.residual_factors is not None,
@@ -281,6 +284,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         model, job = _add_compressed_keys(random.Random(f"{number} compressed"), model, layout=layout, job=job)
         model = _add_hashed_experts(random.Random(f"{number} hashed"), model, layout=layout, job=job)
         model = _add_streams(random.Random(f"{number} streams"), model, layout=layout, job=job)
+        model = _add_time_mixing(random.Random(f"{number} time mixing"), model, layout=layout, job=job)
         model = _add_limits(random.Random(f"{number} limits"), model, layout=layout, job=job)
         model = _add_masks_from_values(random.Random(f"{number} masks"), model, layout=layout, job=job)
     model = _add_depth_and_biases(random.Random(f"{number} depth"), model, layout=layout, job=job)
@@ -540,6 +544,24 @@ def _add_streams(chance: random.Random, model: Model, *, layout: Layout, job: Jo
         **dict.fromkeys(("residual_factors", "embedding_dropout", "mtp")),
     }
     return _replace_if_legal(model, {**excluded, "hyper_connections": hyper}, layout=layout, job=job) or model
+
+
+def _add_time_mixing(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some models with the time mixing of RWKV-4, some of these with its feed-forward, where legal."""
+    if layout.tp * layout.cp > 1 or chance.random() > 0.2:
+        return model
+    others = [kind for kind in get_args(MixerName) if kind in type(model).model_fields]
+    fields: dict[str, Any] = {
+        **dict.fromkeys((*others, "multipliers", "sliding", "shared_kv_ffn")),
+        **dict.fromkeys(("joins_mamba2", "pre_norm_mixers"), False),
+        "shared_kv_layers": 0,
+        "mixers": chance.choice((("rwkv",), ("rwkv", "attention"))),
+        "rwkv": RWKV(inner=chance.choice((20, 33))),
+    }
+    receptance = {"mixers": ("rwkv",), "mlp": "receptance", "activation": "relu2", "moe": None, "mlp_bias": False}
+    options = [fields | receptance, fields] if chance.random() < 0.6 else [fields]
+    fitting = (_replace_if_legal(model, option, layout=layout, job=job) for option in options)
+    return next(filter(None, fitting), model)
 
 
 def _add_limits(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:

@@ -16,6 +16,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.mixers.rg_lru import RGLRU
+from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import get_group_degrees
 from fivefold.planner.counts.operations.launches import LAUNCHES_PER_GROUP, PASSES
@@ -112,6 +113,7 @@ SCANS = {  # of one layer, chunks of a group, and tokens of a chunk
     "lightning": (OWN["lightning"], 64, 64),
     "mamba": (build_model("jamba-v0.1"), 32, 16),
     "rg_lru": (OWN["recurrent gemma"].replace(rg_lru=RGLRU(inner=2**16, blocks=64)), 16, 64),
+    "rwkv": (OWN["rwkv"].replace(rwkv=RWKV(inner=2**16)), 16, 64),
 }
 
 
@@ -132,7 +134,7 @@ def count_launches(model: Model, text: str, words: str, tokens: int) -> dict[str
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixer", mark_share(6, SCANS))
+@pytest.mark.parametrize("mixer", mark_share(7, SCANS))
 def test_the_kernels_of_a_group_of_chunks_are_those_that_a_dry_run_counts(mixer: str) -> None:
     model, chunks, size = SCANS[mixer]
     groups = [[chunks * size] * n for n in (4, 8)]
@@ -143,7 +145,7 @@ def test_the_kernels_of_a_group_of_chunks_are_those_that_a_dry_run_counts(mixer:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mixer", ["lightning", "rg_lru"])
+@pytest.mark.parametrize("mixer", ["lightning", "rg_lru", "rwkv"])
 def test_the_kernels_of_a_single_group_are_those_that_a_dry_run_counts(mixer: str) -> None:
     """Its backward computes no states again first."""
     model, chunks, size = SCANS[mixer]

@@ -9,18 +9,33 @@ Source: transformers 5.23, ``models/rwkv/modeling_rwkv.py``, ``RwkvSelfAttention
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import ClassVar
 
 from fivefold.bounded_types import Width
+from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
 from fivefold.model.mixers.geometry import MixerGeometry
 from fivefold.model.weight import Weight
 
 MIXED = ("key", "value", "receptance")  # the projections, each of a mean of a token and the one before it
+CHUNK = 64  # tokens that are computed at once; the sums are handed on between chunks
+
+
+def split_tokens(tokens: int, *, sequences: int, channels: int, temporary_bytes: int) -> list[int]:
+    """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
+    chunks = count_chunks_of_group(4 * sequences * CHUNK * channels, temporary_bytes)
+    return split_into_groups(tokens, CHUNK, chunks)
 
 
 class RWKV(MixerGeometry):
     """The geometry of the time mixing of RWKV-4."""
 
+    chunk: ClassVar[int] = CHUNK
+
     inner: Width  # channels, each with its own decay
+
+    def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
+        """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
+        return split_tokens(tokens, sequences=sequences, channels=self.inner, temporary_bytes=temporary_bytes)
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

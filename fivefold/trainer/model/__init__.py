@@ -10,6 +10,7 @@ differential · dynamic_mask   pairs of heads whose outputs are subtracted; mask
 mixers/          token mixers other than attention, one module each
 mlp · moe · routing · experts · norm · norm_gate · mtp   the other layers
 sparse_mixer                      experts that training draws
+receptance_mlp · token_shift      the feed-forward of RWKV-4; means of a token and the one before it
 per_layer_inputs · altup · hyper_connections   what ids add to each layer; streams of several parts
 linear · linear_op                linear layers; the same in compiled blocks
 lora · expert_lora · embed_lora   low-rank adapters next to frozen linear layers, experts and the embedding

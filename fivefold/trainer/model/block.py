@@ -40,6 +40,7 @@ from fivefold.trainer.model.norm import build_norm
 from fivefold.trainer.model.norm_gate import NormGate
 from fivefold.trainer.model.operation import Run, call_directly
 from fivefold.trainer.model.per_layer_inputs import LayerInput
+from fivefold.trainer.model.receptance_mlp import ReceptanceMlp
 from fivefold.trainer.model.rotary import RowInputs
 
 Add = Callable[[Tensor, Tensor], Tensor]
@@ -78,7 +79,11 @@ class Block(nn.Module):
         self.moe = Moe(model, layer=layer) if routes else None
         sparsity = model.gate_sparsity[layer] if model.has_sparse_gates(layer) else 0.0
         has_mlp = model.has_mlp(layer)
-        self.mlp = Mlp(model, ffn=model.get_ffn(layer), name="mlp", sparsity=sparsity) if has_mlp else None
+        self.mlp: Mlp | ReceptanceMlp | None = None
+        if has_mlp and model.mlp == "receptance":
+            self.mlp = ReceptanceMlp(model, ffn=model.get_ffn(layer))
+        elif has_mlp:
+            self.mlp = Mlp(model, ffn=model.get_ffn(layer), name="mlp", sparsity=sparsity)
         self.norm2_post = build_norm(model, model.width) if feeds and model.norms_feed_forward(layer) else None
         self.laurel = Laurel(model) if model.laurel_rank is not None else None
         self.per_layer = LayerInput(model) if model.per_layer_inputs is not None else None
@@ -218,7 +223,8 @@ class Block(nn.Module):
         """Return the output of the experts or of the MLP, of which the layer has one."""
         if self.moe is None:
             assert self.mlp is not None
-            mlp_RD: Tensor = self.mlp(entry_RD, rows.keys)
+            is_mixed = isinstance(self.mlp, ReceptanceMlp)
+            mlp_RD: Tensor = self.mlp(entry_RD, rows.tokens if is_mixed else rows.keys)
             return mlp_RD
         experts_RD: Tensor = self.moe(entry_RD, rows.keys, ids_BT=rows.ids)
         return experts_RD

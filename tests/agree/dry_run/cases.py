@@ -29,6 +29,7 @@ from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
+from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MLA, MTP, MoE, Multipliers, ResidualFactors, Temperature
 from fivefold.model.spec import Model
@@ -239,6 +240,15 @@ OWN: Mapping[str, Model] = {
         output_gate=True,
         norm_gate_rank=12,
         moe=MoE(experts=8, topk=2, ffn=96, dense_layers=1),
+    ),
+    "rwkv": TINY.replace(
+        mixers=("rwkv",),
+        rwkv=RWKV(inner=80),
+        mlp="receptance",
+        activation="relu2",
+        norm="layernorm",
+        position="none",
+        embedding_norm="weighted",
     ),
     "masks from values": TINY.replace(dynamic_mask=40, residual_weights=True, qk_norm="head", qkv_bias=True),
     "gated mamba2": TINY.replace(

@@ -599,7 +599,7 @@ def test_a_ring_holds_the_gradients_of_unrotated_keys_until_their_deferred_produ
 LATENT_KINDS = ("latent", "latent, odd", "indexer", "gated queries", "normed rotary key", "scaled latents",
                 "sliding latents")  # fmt: skip
 SCANS = ("gated delta net", "kimi delta", "lightning", "mamba", "mamba2", "negative eigenvalues", "rg lru",
-         "short convolution")  # fmt: skip
+         "rwkv", "short convolution")  # fmt: skip
 MIXTURES_OF_EXPERTS = ("biased experts", "clamped experts", "experts", "gated shared expert", "norm after experts",
                        "pattern of experts", "weighed inputs", "drawn experts", "experts next to an mlp",
                        "identity experts", "shortcut")  # fmt: skip
@@ -635,6 +635,9 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
                     "qk norm", "scaled values", "sinusoidal positions", "sub-norms", "temperature", "tied values",
                     "unit qk norm", "value dims")),
     (("sliding latents",), ("chunks",)),
+    (("receptance", "rwkv"), ("adapters", "etp", "joined mamba2", "nosp", "norms by mixer", "ring", "sliding geometry",
+                              "tp", "ulysses", *LENT_KEYS)),
+    (("receptance",), (*MIXTURES_OF_EXPERTS, "ep", "plain mlp", "sparse gates", "xielu")),
     (("gated queries",), ("adapters", "freeze", "gate of heads", "scaled latents")),
     (("gates of norms",), ("adapters", "altup", "freeze", "no first norm", "norms by mixer", "normed stream",
                            "parallel block", "post norm")),

@@ -159,6 +159,8 @@ CASES = (
     Case("beam", 4, "dp2 pp2 zb1p zero1 mbs1 ac=norm+mlp", 192, 8, "fp32"),
     Case("dots", 4, "dp2 tp2 zero3 mbs2", 192, 8),
     Case("dots", 4, "dp2 pp2 zb1p zero1 mbs1 ac=norm+up", 192, 8, "fp32"),
+    Case("rwkv", 4, "dp2 zero2 mbs2 ac=full", 192, 8),
+    Case("rwkv", 4, "dp2 pp2 zb1p zero1 mbs1 ac=norm+mlp", 192, 8, "fp32"),
     Case("axk2", 4, "dp2 tp2 ep2 zero3 mbs2", 192, 8),
     Case("axk2", 4, "dp2 pp2 ep2 zb1p zero1 mbs1 ac=norm+up", 192, 8, "fp32"),
     Case("shortcut", 4, "dp2 ep2 zero3 mbs2", 192, 8),

@@ -15,6 +15,7 @@ QUICK = (
     ("phimoe", "dp2 ep2 zero2 mbs1"), ("phimoe", "tp2 cp2 zero3 mbs1 ac=core+rope+out"),
     ("gemma4+experts", "dp2 ep2 zero2 mbs1"),
     ("doge", "pp2 zb1p mbs1"),
+    ("rwkv", "pp2 zb1p mbs1"),
     ("axk2", "tp2 mbs2"), ("axk2", "dp2 pp2 ep2 zb2p zero2 mbs1"),
     ("dots3_note_text", "tp2 mbs2"), ("dots3_note_text", "dp2 ep2 zero2 mbs1"),
     ("beam", "tp2 pp2 zb1p mbs1"), ("beam", "cp2 ep2 zero3 mbs1 ac=norm"),

@@ -137,6 +137,11 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "a.x k2": ("axk2", {}),
     "a.x k2, all keys": ("axk2", {"index_topk": 50, "attention_bias": True, "gated_norm_rank": 7}),
+    "rwkv": ("rwkv", {"use_cache": False}),  # its states are written in place, which autograd refuses
+    "rwkv, tied": (
+        "rwkv",
+        {"use_cache": False, "intermediate_size": 40, "num_hidden_layers": 3, "tie_word_embeddings": True},
+    ),
     "bitnet": ("bitnet", {"pad_token_id": 0}),
     "dbrx": ("dbrx", {}),
     "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "layer_types": None, "rms_norm_eps": 1e-3}),

@@ -71,5 +71,4 @@ RWKV = Family(
         "mlp.mix_up": (0, 1),
         "mlp.mix_receptance": (0, 1),
     },
-    is_trained=False,
 )

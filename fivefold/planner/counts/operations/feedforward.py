@@ -24,7 +24,7 @@ from fivefold.planner.counts.operations.linear import (
     list_row_parallel,
 )
 from fivefold.planner.counts.operations.local_shapes import Local
-from fivefold.planner.counts.operations.mixers.rwkv import mix, shift
+from fivefold.planner.counts.operations.mixers.rwkv import gate_by_sigmoid, mix, shift
 from fivefold.planner.counts.operations.op import Op, OpMessage, elementwise, exchange, matmul, rename_tensors
 from fivefold.units import ceil_div
 
@@ -417,17 +417,13 @@ def _list_receptance(local: Local, source: str, out: str, *, name: str, ffn: int
     width, size = local.model.width, local.stream_bytes
     ops = [shift(local, source, prefix=name)]
     for part, result, out_features in (("up", f"{name}.u", ffn), ("receptance", "rl", width)):
-        ops.append(mix(local, source, "shifted", prefix=name, name=part))
-        entry = LinearInput(local, f"{part}.in", in_features=width, rows=local.stream_rows)
+        ops.append(mix(local, source, prefix=name, name=part))
+        entry = LinearInput(local, f"{name}.{part}.in", in_features=width, rows=local.stream_rows)
         ops += [*entry.ops, entry.column(f"{name}.{part}", result, out_features=out_features)]
     op = elementwise(f"{name}.act", "activation", (f"{name}.u",), f"{name}.m", size=local.rows * ffn * local.width)
     ops.append(op._replace(keeps=(f"{name}.u",)))
     ops += list_row_parallel(local, f"{name}.down", f"{name}.m", "v", in_features=ffn, out_features=width, bias=False)
-    return [
-        *ops,
-        elementwise(f"{name}.sigmoid", "activation", ("rl",), "r", size=size, keeps=("r",)),
-        elementwise(f"{name}.gate", "activation", ("v", "r"), out, size=size, keeps=("v", "r")),
-    ]
+    return [*ops, *gate_by_sigmoid(local, name, "v", "rl", out, size=size)]
 
 
 def _list_up_and_gate(local: Local, entry: LinearInput, name: str, *, ffn: int, bias: bool) -> list[Op]:

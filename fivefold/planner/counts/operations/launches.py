@@ -33,6 +33,7 @@ LAUNCHES_PER_GROUP: Mapping[MixerName, ScanLaunches] = {
     "lightning": ScanLaunches(42, 64, states=15),
     "mamba": ScanLaunches(39, 99, states=33, chunk=1, around=(14, 57)),
     "rg_lru": ScanLaunches(84, 183, states=84, chunk=1, around=(13, 50)),
+    "rwkv": ScanLaunches(169, 332, states=175, chunk=2),
 }
 # Of the scans that run the kernels of flash-linear-attention 0.6 (``trainer/model/mixers/fused_scans.py``), forward and
 # backward, whatever the number of chunks: its kernels and PyTorch's operations around them, the forward again in the
@@ -65,6 +66,7 @@ PASSES: Mapping[MixerName, Mapping[str, tuple[float, float, float]]] = {
     "kimi_delta": {"pairs": (15.2, 31.6, 7.7), "dims": (113.0, 477.6, 81.6), "states": (2.0, 8.9, 3.5)},
     "mamba": {"states": (17.0, 56.5, 19.9), "channels": (47.7, 139.2, 12.1)},
     "rg_lru": {"channels": (65.5, 184.9, 38.4)},
+    "rwkv": {"channels": (88.1, 193.6, 56.8)},
     "lightning": {"pairs": (3.07, 5.24, 0), "dims": (26.3, 70.2, 0), "states": (4.4, 12.5, 0)},
 }
 GATE_LAUNCHES = (9, 18)  # of a gated norm of each head's output (``gated_delta_net.py``)

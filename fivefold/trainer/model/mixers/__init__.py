@@ -8,6 +8,7 @@ mamba              Mamba
 mamba2             Mamba-2
 lightning          lightning attention, whose heads decay at rates of their layer
 rg_lru             RG-LRU
+rwkv               the time mixing of RWKV-4
 compressed_attention   attention to a window and to compressed keys
 compressed_core        its kernels
 fused_scans        scans by the kernels of flash-linear-attention
@@ -30,6 +31,7 @@ from fivefold.trainer.model.mixers.lightning import LightningMixer
 from fivefold.trainer.model.mixers.mamba import MambaMixer
 from fivefold.trainer.model.mixers.mamba2 import Mamba2Mixer
 from fivefold.trainer.model.mixers.rg_lru import RGLRUMixer
+from fivefold.trainer.model.mixers.rwkv import RWKVMixer
 from fivefold.trainer.model.mixers.short_conv import ShortConvMixer
 
 MODULES: Mapping[MixerName, Callable[[Model], nn.Module]] = {
@@ -39,6 +41,7 @@ MODULES: Mapping[MixerName, Callable[[Model], nn.Module]] = {
     "mamba": MambaMixer,
     "mamba2": Mamba2Mixer,
     "rg_lru": RGLRUMixer,
+    "rwkv": RWKVMixer,
 }
 
 MODULES_BY_LAYER: Mapping[MixerName, Callable[..., nn.Module]] = {  # of kinds whose modules depend on their layer
