@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -62,12 +63,20 @@ def time_messages(
 
 
 def time_message(
-    order: MessageOrder, among: RankRing, *, work: Callable[[], object], device: torch.device
+    order: MessageOrder,
+    among: RankRing,
+    *,
+    work: Callable[[], object],
+    device: torch.device,
+    repeats: int = MAX_REPEATS,
 ) -> CollectivePoint:
-    """Time one message; every rank calls it. For p2p, also measure how long the message occupies a core."""
+    """Time one message at most ``repeats`` times; every rank calls it.
+
+    For p2p, also measure how long the message occupies a core.
+    """
     if order.collective == "p2p":
         timing = time_overlapped_hop if order.both_ways else time_round_trip
-        seconds, core_seconds = timing(order, among, work=work, device=device)
+        seconds, core_seconds = timing(order, among, work=work, device=device, repeats=repeats)
         return CollectivePoint(
             collective="p2p",
             ranks=order.ranks,
@@ -75,12 +84,12 @@ def time_message(
             seconds=seconds,
             busy_seconds=min(core_seconds, seconds),
         )
-    seconds = time_message_after_work(build_message(order, among, device=device), work)
+    seconds = time_message_after_work(build_message(order, among, device=device), work, repeats=repeats)
     return CollectivePoint(collective=order.collective, ranks=order.ranks, bytes=order.bytes, seconds=seconds)
 
 
 def time_round_trip(
-    order: MessageOrder, among: RankRing, *, work: Callable[[], object], device: torch.device
+    order: MessageOrder, among: RankRing, *, work: Callable[[], object], device: torch.device, repeats: int
 ) -> tuple[float, float]:
     """Time a round trip; return the seconds one way, and the seconds until the message has left its sender.
 
@@ -92,7 +101,7 @@ def time_round_trip(
     sends = group_rank % 2 == 0
     has_no_peer = (group_rank ^ 1) >= among.ranks
     one_way_seconds, sent_seconds = list[float](), list[float]()
-    for _ in range(MAX_REPEATS if not has_no_peer else 0):
+    for _ in range(repeats if not has_no_peer else 0):
         if not sends:
             dist.recv(rows, peer, group=among.group)
             dist.send(rows, peer, group=among.group)
@@ -118,19 +127,20 @@ def time_round_trip(
 
 
 def time_overlapped_hop(
-    order: MessageOrder, among: RankRing, *, work: Callable[[], object], device: torch.device
+    order: MessageOrder, among: RankRing, *, work: Callable[[], object], device: torch.device, repeats: int
 ) -> tuple[float, float]:
     """Time a hop of a ring: the seconds if it is waited for at once, and its delay of concurrent compute."""
     sent = torch.zeros(max(1, order.bytes // 4), device=device)
     received = torch.empty_like(sent)
-    seconds = time_message_after_work(lambda: _wait(_start_hop(sent, received, among)), work)
+    time_run = partial(time_message_after_work, work=work, repeats=repeats)
+    seconds = time_run(lambda: _wait(_start_hop(sent, received, among)))
 
     def hop_during_work() -> None:
         works = _start_hop(sent, received, among)
         work()
         _wait(works)
 
-    return seconds, max(0.0, time_message_after_work(hop_during_work, work) - time_message_after_work(work, work))
+    return seconds, max(0.0, time_run(hop_during_work) - time_run(work))
 
 
 def create_ring(ranks: int, *, rank: int, local_ranks: int) -> RankRing:
@@ -177,11 +187,11 @@ def _wait(works: list[dist.Work]) -> None:
         message.wait()
 
 
-def time_message_after_work(run: Callable[[], object], work: Callable[[], object]) -> float:
+def time_message_after_work(run: Callable[[], object], work: Callable[[], object], *, repeats: int) -> float:
     """Return the seconds of one message that follows ``work`` on every rank: the mean over ranks, without outliers."""
     run()
     begin, seconds = time.perf_counter(), list[float]()
-    while len(seconds) < MAX_REPEATS and (len(seconds) < MIN_REPEATS or not _is_time_up(begin)):
+    while len(seconds) < repeats and (len(seconds) < MIN_REPEATS or not _is_time_up(begin)):
         work()
         start = time.perf_counter()
         run()

@@ -36,6 +36,7 @@ class Points(Record):
     budget_seconds: PositiveFloat  # rounds after the least number stop when it is spent; processor time on a CPU
     step_seconds: PositiveFloat  # at most so much of it is for steps, at least half: no run begins that needs more
     seconds_per_point: PositiveFloat  # time for repeats of a point in one round
+    message_repeats: PositiveInt = 30  # most repeats of a message
 
 
 class Facts(Record):
@@ -106,9 +107,10 @@ QUICK = Points(
     kernel_bytes=(64 * KIB, 512 * KIB, 4 * MIB),
     collective_bytes=(KIB, 32 * KIB, MIB, 32 * MIB),
     rounds=4,
-    budget_seconds=12.0,
+    budget_seconds=11.0,
     step_seconds=8.0,
     seconds_per_point=0.001,
+    message_repeats=12,
 )
 
 GPU = FULL.replace(

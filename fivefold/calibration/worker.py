@@ -175,13 +175,14 @@ def time_kernel(context: WorkerContext, name: str, size_bytes: int, dtype: Dtype
     return KernelPoint(kernel=name, dtype=dtype, ranks=context.ranks, moved_bytes=work.moved_bytes, seconds=seconds)
 
 
-def time_collective(context: WorkerContext, name: Collective, size_bytes: int) -> CollectivePoint:
+def time_collective(context: WorkerContext, name: Collective, size_bytes: int, *, repeats: int) -> CollectivePoint:
     """Time a collective in fp32 on a full tensor of ``size_bytes``, rounded down to equal shares; p2p: one way."""
     share = max(1, size_bytes // 4 // context.ranks)
     order = MessageOrder(collective=name, ranks=context.ranks, bytes=4 * share * context.ranks)
     ring = RankRing(context.rank, 0, context.ranks, dist.group.WORLD)
     if context.device.type == "cpu" or name == "p2p":
-        return time_message(order, ring, work=make_work(WORK_SECONDS), device=context.device)
+        work = make_work(WORK_SECONDS)
+        return time_message(order, ring, work=work, device=context.device, repeats=repeats)
     seconds = context.clock(build_message(order, ring, device=context.device))
     return CollectivePoint(collective=name, ranks=context.ranks, bytes=order.bytes, seconds=seconds)
 
@@ -199,7 +200,7 @@ def list_message_jobs(context: WorkerContext, points: Points) -> Iterator[Measur
     """Yield every measurement of a message, in the same order on every rank."""
     for operation in COLLECTIVES if context.ranks > 1 else ():
         for size in points.collective_bytes:
-            yield partial(time_collective, context, operation, size)
+            yield partial(time_collective, context, operation, size, repeats=points.message_repeats)
 
 
 def list_kernel_jobs(context: WorkerContext, points: Points, rates: Mapping[Dtype, ProductRate]) -> Iterator[Measure]:
@@ -484,8 +485,18 @@ def measure(order: WorkerOrder, part: RoundOrder) -> None:
             measurement.measure_alone()
 
 
+def import_lazy_modules() -> None:
+    """Import what torch imports in its first gradient and with its first optimizer, which take a second together.
+
+    Every worker does so as it starts: within a round the others would wait for it.
+    """
+    import torch._dynamo
+    import torch.fx.experimental.symbolic_shapes  # noqa: F401
+
+
 def run_worker(order: WorkerOrder) -> None:
     """Measure with every number of processes in turn; a worker that is not among them waits for those that are."""
+    import_lazy_modules()
     for part in order.rounds:
         if order.rank < part.ranks:
             measure(order, part)

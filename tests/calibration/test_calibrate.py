@@ -213,3 +213,21 @@ def test_a_measured_time_is_the_median_of_its_rounds():
 def test_a_calibration_states_the_spread_between_its_rounds(measured):
     machine = measured[0].replace(calibration=measured[0].calibration.replace(spread=0.12))
     assert table.describe_machine(machine).endswith("; nine in ten measured points agree within 12%")
+
+
+LATE_IMPORTS = """
+import sys, torch
+from fivefold.calibration.worker import import_lazy_modules
+import_lazy_modules()
+before = set(sys.modules)
+x = torch.nn.Parameter(torch.ones(4))
+x.grad, = torch.autograd.grad(x * 2, x, torch.ones(4))
+torch.optim.AdamW([x], fused=True).step()
+print(len(set(sys.modules) - before))
+"""
+
+
+def test_a_worker_imports_all_of_torch_before_its_rounds() -> None:
+    """What a first gradient or optimizer would import takes a second, in which the other workers wait."""
+    printed = subprocess.run([sys.executable, "-c", LATE_IMPORTS], capture_output=True, text=True, check=True).stdout
+    assert int(printed) < 5
