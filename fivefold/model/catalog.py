@@ -243,7 +243,7 @@ def _complete_name(text: str) -> Model | None:
     models = [model for name in names if (model := find_published(name))]
     if len({(model.parameters, model.layers) for model in models}) != 1:
         return None
-    others = [name for name in names[1:] if name in CATALOG]
+    others = [name for name in names[1:] if name in CATALOG or names[0] in VERSIONS]
     size = f"{join_names(others, 'and')} have the same size" if others[1:] else f"{''.join(others)} has the same size"
     warn(f"{text!r} is taken as {names[0]}" + (f" ({size})" if others else ", the only model whose name begins so"))
     return models[0]
@@ -407,6 +407,8 @@ def _list_defaults() -> dict[str, CatalogEntry]:
         entries[name] = CatalogEntry(source, {"model_type": model_type})
     scout = entries["llama4-scout"]  # the class has 131,072 positions, and the config.json of the base model has more
     entries["llama4-scout"] = scout._replace(config=scout.config | {"max_position_embeddings": 262_144})
+    glm5 = entries["glm5-744b-a40b"]  # the class has a base of the rotary angles of 1e4, and the config.json 1e6
+    entries["glm5-744b-a40b"] = glm5._replace(config=glm5.config | {"rope_theta": 1e6}, also=_CONFIGS)
     return entries
 
 

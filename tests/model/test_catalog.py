@@ -429,6 +429,9 @@ def test_the_beginning_of_names_of_one_size_is_the_first_of_them() -> None:
     says = r"'qwen3-235b' is taken as qwen3-235b-a22b \(qwen3-235b-a22b-2507 has the same size\)"
     with pytest.warns(UsageWarning, match=says):
         assert resolve("qwen3-235b") == build_model("qwen3-235b-a22b")
+    says = r"'minimax-m1' is taken as minimax-m1-80k \(minimax-m1-40k has the same size\)"
+    with pytest.warns(UsageWarning, match=says):
+        assert resolve("minimax-m1") == resolve("minimax-m1-80k")
 
 
 # Names of repositories on the Hugging Face hub, each with the catalog's model of its generation, or None: unknown.
@@ -582,6 +585,10 @@ def test_a_quantized_repository_is_read_as_its_model_and_its_quantization(
     assert find_difference(model, resolve(name)) is None
     with pytest.raises(UserError, match="unknown model"):
         resolve("foo/bar-bnb-4bit")
+
+
+def test_glm_5_has_the_rotary_base_of_its_config_json() -> None:
+    assert build_model("glm5-744b-a40b").rope_theta == resolve("glm-5.1").rope_theta == 1e6
 
 
 def test_llama_31_reads_more_tokens_than_llama_3() -> None:
