@@ -179,26 +179,29 @@ def list_routing_messages(counts: Counts, layout: Layout, run: UnitGroup, *, tim
     assert moe is not None
     local = counts.get_local(part)
     ops = counts.unit(part, run.name).ops
-    resends = any(op.recomputed and op.message and op.message.axis in ("ep", "etp") for op in ops)
-    # the dispatch is planned again only under full recomputation, and not if nothing in the experts has a backward
-    plan_times = times * (2 if "layer" in part.recomputed and resends and counts.has_backward(run.name) else 1)
+    resent_axes = {op.message.axis for op in ops if op.recomputed and op.message}
+    # the dispatch is planned again only under full recomputation, if something after it runs again
+    planned = next(index for index, op in enumerate(ops) if op.name == "moe.dispatch")
+    replans = "layer" in part.recomputed and any(op.recomputed for op in ops[planned + 1 :])
+    plan_times = times * (2 if replans and counts.has_backward(run.name) else 1)
     # none below the first adapter of the first block
     backward_times = times if any(op.name == "moe.topk" and op.differentiates != () for op in ops) else 0
     copies = local.stream_rows * moe.computed_per_token
-    forward_times, weights = times * (2 if resends else 1), 4 * copies
+    ep_times, etp_times = (times * (2 if axis in resent_axes else 1) for axis in ("ep", "etp"))
+    weights = 4 * copies
     if layout.ep > 1:
         yield RepeatedMessage("ep", "all_to_all", plan_times, 8 * moe.experts, layout.ep, "ep")
-        yield RepeatedMessage("ep", "all_to_all", forward_times + backward_times, weights, layout.ep, "ep")
+        yield RepeatedMessage("ep", "all_to_all", ep_times + backward_times, weights, layout.ep, "ep")
     if layout.etp > 1:
         yield RepeatedMessage("etp", "all_gather", plan_times, 8 * moe.experts * layout.etp, layout.etp, "etp")
-        for collective, n_messages in (("all_gather", forward_times), ("reduce_scatter", backward_times)):
+        for collective, n_messages in (("all_gather", etp_times), ("reduce_scatter", backward_times)):
             if n_messages:
                 yield RepeatedMessage("etp", collective, n_messages, weights * layout.etp, layout.etp, "etp")
     if scales := local.row_scales_bytes * copies:  # of fp8 rows in the forward, and of their gradients
         if layout.ep > 1:
-            yield RepeatedMessage("ep", "all_to_all", forward_times + times, scales, layout.ep, "ep")
+            yield RepeatedMessage("ep", "all_to_all", ep_times + times, scales, layout.ep, "ep")
         if layout.etp > 1:
-            yield RepeatedMessage("etp", "all_gather", forward_times + times, scales * layout.etp, layout.etp, "etp")
+            yield RepeatedMessage("etp", "all_gather", etp_times + times, scales * layout.etp, layout.etp, "etp")
     split_axes = [axis for axis, is_split in (("tp", part.sp), ("cp", layout.cp > 1)) if is_split]
     counts_bytes = 8 * layout.mbs * moe.choices
     if split_axes and moe.balance == "aux" and moe.aux_coefficient and backward_times:

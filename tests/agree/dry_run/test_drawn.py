@@ -81,6 +81,14 @@ def test_clamps_of_queries_keys_and_values_are_recomputed_with_their_projections
     assert list_miscounts(Drawn(0, MIXTURE.replace(qkv_clip=2.0), Layout.parse(f"ac={groups}"), JOB)) == []
 
 
+@pytest.mark.parametrize("layout", ["tp2 etp2 mbs3 ac=full", "tp2 ep2 mbs3 ac=full"])
+def test_adapted_shared_experts_run_again_without_those_below_the_first_adapter(layout: str) -> None:
+    """Tokens were counted as gathered over etp once more: after the shared experts, where nothing runs again."""
+    job = JOB.replace(global_batch=3, adapter=Adapter(rank=2), precision=get_recipe("fp32"))
+    model = MIXTURE.replace(layers=1, block="parallel")
+    assert list_miscounts(Drawn(1, model, Layout.parse(layout), job)) == []
+
+
 LENT = MIXTURE.replace(
     name="lent keys", layers=4, moe=None, shared_kv_layers=2, shared_kv_ffn=24, window=7, window_pattern=(True, False)
 )

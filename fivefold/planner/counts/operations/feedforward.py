@@ -65,8 +65,9 @@ def list_experts(local: Local, source: str, *, router_source: str | None = None)
         if local.facts.overlaps_expert_wgrad and local.trains("moe.experts.up"):
             dispatch_ops, expert_ops = _overlap_wgrad(local, dispatch_ops, expert_ops)
         combine_ops = _combine(local, "made", "returned", sent=sent, received=received)
-        # the shared experts compute while tokens are sent
-        ops += [*dispatch_ops[:1], *shared, *dispatch_ops[1:], *expert_ops, *combine_ops]
+        # the shared experts compute while tokens are sent over ep; those that arrived are gathered over etp afterwards
+        first = 1 if local.part.ep > 1 else 0
+        ops += [*dispatch_ops[:first], *shared, *dispatch_ops[first:], *expert_ops, *combine_ops]
     else:
         kept_names = () if "layer" in local.part.recomputed else ("ends",)
         ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts}, always_kept=kept_names)
