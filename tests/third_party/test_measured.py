@@ -51,7 +51,8 @@ def test_adapters_under_deepspeed_are_as_they_are_predicted(name: str) -> None:
 
 
 OFFLOADED = (
-    "DeepSpeed, ZeRO-3, bf16", "DeepSpeed, ZeRO-3, offload_optimizer, 2 micro-batches",
+    "DeepSpeed, ZeRO-3, bf16", "DeepSpeed, ZeRO-3", "DeepSpeed, ZeRO-3, weight by weight",
+    "DeepSpeed, ZeRO-3, offload_optimizer, 2 micro-batches",
     "DeepSpeed, ZeRO-3, offload_param and _optimizer", "DeepSpeed, ZeRO-3, bf16, offload_param",
     "DeepSpeed, ZeRO-3, bf16, offload_param and _optimizer, recomputed, a little ahead, 2 micro-batches",
     "DeepSpeed, ZeRO-1, offload_optimizer, 2 micro-batches",

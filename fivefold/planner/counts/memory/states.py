@@ -132,8 +132,10 @@ def count_part_states(
     # (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups)
     is_cloned = job.stack.reduce_bucket > 0 and layout.zero in (1, 2) and (shards > 1 or is_alone)
     bytes_per_element = recipe.updated_bytes if has_own_shard or is_cloned else 0  # per element of this rank's shard
-    gathers_copies = job.stack.zero3_gather == "weights" and not (zero_policy.weights_stay or recipe.sends_masters)
-    if gathers_copies and not stays_gathered:  # DeepSpeed has 16-bit shards next to the masters
+    # DeepSpeed's ZeRO-3 has shards next to the masters, in fp32 too: it would not clone those on its device, which it
+    # compares with a name (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage3.py, _create_fp32_partitions)
+    gathers_copies = job.stack.zero3_gather == "weights" and not zero_policy.weights_stay
+    if gathers_copies and not stays_gathered:
         bytes_per_element += recipe.high_precision_bytes
     if offloads_optimizer:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
         bytes_per_element = 0 if zero_policy.weights_stay or stays_gathered else recipe.high_precision_bytes

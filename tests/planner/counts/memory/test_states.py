@@ -128,9 +128,9 @@ def test_an_update_in_host_memory_takes_none_of_the_device() -> None:
 
 
 def test_deepspeed_has_the_shards_that_it_gathers_next_to_the_masters() -> None:
-    """bf16: 2 bytes of what is gathered and 4 of what is updated; fp32: one tensor is both."""
+    """bf16: 2 bytes of what is gathered and 4 of what is updated; fp32: 4 of each, as DeepSpeed clones it."""
     model, layout = build_model("llama3.2-1b"), Layout.parse("dp8 zero3 mbs1")
-    for precision, width in (("bf16-grad16", 6), ("fp32", 4)):
+    for precision, width in (("bf16-grad16", 6), ("fp32", 8)):
         job = Job(stack="deepspeed", sequence=128, global_batch=8, precision=precision)
         (rank,) = count_rank_memory(Counts(model, job), layout)
         assert rank.parameters_bytes == pytest.approx(width * model.parameters / 8, rel=1e-3)
