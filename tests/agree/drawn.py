@@ -290,7 +290,8 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
     model = _add_depth_and_biases(random.Random(f"{number} depth"), model, layout=layout, job=job)
     model = _add_identity_experts(random.Random(f"{number} identity"), model, layout=layout, job=job)
     model = _add_scaled_latents(random.Random(f"{number} latents"), model, layout=layout, job=job)
-    model = _add_parts_of_latents(random.Random(f"{number} parts of latents"), model, layout=layout, job=job)
+    if not frame.adapted:  # adapters are not modelled with them, and they are drawn by the number of a case alone
+        model = _add_parts_of_latents(random.Random(f"{number} parts of latents"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
 
