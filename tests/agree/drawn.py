@@ -549,7 +549,7 @@ def _add_streams(chance: random.Random, model: Model, *, layout: Layout, job: Jo
 
 def _add_time_mixing(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
     """Return some models with the time mixing of RWKV-4, some of these with its feed-forward, where legal."""
-    if layout.tp * layout.cp > 1 or chance.random() > 0.2:
+    if layout.tp * layout.cp > 1 or chance.random() > 0.22:
         return model
     others = [kind for kind in get_args(MixerName) if kind in type(model).model_fields]
     fields: dict[str, Any] = {
