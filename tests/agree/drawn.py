@@ -925,7 +925,7 @@ def _draw_delta_fields(chance: random.Random, model: Model) -> dict[str, Any]:
         fields |= {"block": "post"}
     if (fields.get("block") or model.block) == "post" and model.non_attention_mixers:
         fields |= {"pre_norm_mixers": chance.random() < 0.9}
-    if (net := model.gated_delta_net) is not None and chance.random() < 0.7:
+    if (net := model.gated_delta_net) is not None and chance.random() < 0.9:
         fields |= {"gated_delta_net": net.replace(negative_eigenvalues=True, norm_epsilon=1e-4)}
     return fields
 
