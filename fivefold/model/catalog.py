@@ -55,18 +55,18 @@ VERSIONS = {
     "deepseek-r1": Version("deepseek-v3"),
     "deepseek-r1-0528": Version("deepseek-v3"),
     "deepseek-v3.2-exp": Version("deepseek-v3.2"),
-    "kimi-k2-thinking": Version("kimi-k2.5"),
+    "kimi-k2-thinking": Version("kimi-k2.5"),  # sizes: apxml.com/models/kimi-k2-thinking; else recalled
     "kimi-k2.6": Version("kimi-k2.5"),
     "minimax-m2.5": Version("minimax-m2"),
     "minimax-m2.7": Version("minimax-m2"),
-    "minimax-m1-80k": Version("minimax-text-01"),
-    "minimax-m1-40k": Version("minimax-text-01"),
+    "minimax-m1-80k": Version("minimax-text-01"),  # "the exact same architecture", vllm-project/vllm#19677
+    "minimax-m1-40k": Version("minimax-text-01"),  # config.json of MiniMaxAI/MiniMax-M1-40k, refs/pr/1
     "qwen3.6-27b": Version("qwen3.5-27b"),
     "qwen3.6-35b-a3b": Version("qwen3.5-35b-a3b"),
     "qwen1.5-moe-a2.7b": Version("qwen1.5-moe-14b-a2.7b"),
     "glm-5.1": Version("glm5-744b-a40b"),
-    "codegemma-7b": Version("gemma-7b"),
-    "jamba-mini-1.5": Version("jamba-v0.1"),
+    "codegemma-7b": Version("gemma-7b"),  # Lightning-AI/litgpt@2685705:litgpt/config.py
+    "jamba-mini-1.5": Version("jamba-v0.1"),  # recalled, as is the next
     "ai21-jamba-1.5-mini": Version("jamba-v0.1"),
     "deepseek-r1-distill-llama-8b": Version("llama3.1-8b"),
     "deepseek-r1-distill-llama-70b": Version("llama3.3-70b"),
@@ -90,6 +90,7 @@ VERSIONS = {
     "mistral-7b-instruct-v0.1": Version("mistral-7b"),
     "mistral-7b-instruct-v0.3": Version("mistral-7b-v0.3"),
     "mistral-nemo-instruct-2407": Version("mistral-nemo-12b"),
+    # The number of parameters in keras-team/keras-hub@961f8f7:keras_hub/src/models/mistral3/mistral3_presets.py
     "mistral-small-3.2-24b-instruct-2506": Version("mistral-small-3.1-24b"),
     "mistral-large-instruct-2411": Version("mistral-large-123b"),
     "mixtral-8x7b-instruct-v0.1": Version("mixtral-8x7b"),
@@ -743,7 +744,8 @@ CATALOG: dict[str, CatalogEntry] = {
         ),
     }, model_type="gemma4_text", vocab=262_144, final_logit_softcapping=30.0),
     **_list_models("layers width ffn heads vocab", {
-        "recurrentgemma-2b": ("google/recurrentgemma-2b", 26, 2560, 15_360, 10, 256_000),
+        "recurrentgemma-2b": ("google/recurrentgemma-2b", 26, 2560, 15_360, 10, 256_000,
+                              "google-deepmind/recurrentgemma@2efa84d:recurrentgemma/common.py"),
         "recurrentgemma-9b": (
             "google/recurrentgemma-9b", 38, 4096, 24_576, 16, 256_000, {"lru_width": 4096},
             "google-deepmind/recurrentgemma@2efa84d:recurrentgemma/common.py; the key holds the gate and the MLP",
@@ -762,9 +764,9 @@ CATALOG: dict[str, CatalogEntry] = {
     }, model_type="gpt_bigcode"),
     **_list_models("n_layer n_embd n_head n_inner", {
         "cerebras-gpt-6.7b": ("cerebras/Cerebras-GPT-6.7B", 32, 4096, 32, 16_384,
-                              "RahulSChand/gpu_poor@ad2fc0e:public/all_configs.json; arXiv:2304.03208, table 1"),
+                              "RahulSChand/gpu_poor@ad2fc0e:public/all_configs.json; its positions in its model card"),
         "cerebras-gpt-13b": ("cerebras/Cerebras-GPT-13B", 40, 5120, 40, 20_480,
-                             "RahulSChand/gpu_poor@ad2fc0e:public/all_configs.json; arXiv:2304.03208, table 1"),
+                             "RahulSChand/gpu_poor@ad2fc0e:public/all_configs.json; its positions in its model card"),
     }, model_type="gpt2", vocab=50_257, n_positions=2048),
     **_list_models("layers width vocab", {
         "mamba2-2.7b": ("state-spaces/mamba2-2.7b", 64, 2560, 50_288,
@@ -881,7 +883,8 @@ CATALOG |= {
     "qwen3-vl-235b-a22b": _add_qwen3_tower("Qwen/Qwen3-VL-235B-A22B-Instruct", CATALOG["qwen3-235b-a22b"]),
 }
 
-# Keys recalled from the repositories, and held against the published numbers of parameters (tests/model).
+# Keys recalled from the repositories where no copy of them is named, and held against numbers of parameters
+# (tests/model).
 CATALOG |= {
     **_list_models("layers width heads kv_heads ffn vocab positions", {
         "llama-7b": ("huggyllama/llama-7b", 32, 4096, 32, 32, 11_008, 32_000, 2048),
@@ -945,11 +948,15 @@ CATALOG |= {
         "command-r-35b": ("CohereLabs/c4ai-command-r-v01", "cohere", 40, 8192, 64, 64, 22_528, 256_000, 131_072,
                           {"rope_theta": 8e6, "logit_scale": 0.0625}),
         "command-r-plus-104b": ("CohereLabs/c4ai-command-r-plus", "cohere", 64, 12_288, 96, 8, 33_792, 256_000, 131_072,
-                                {"rope_theta": 7.5e7, "logit_scale": 0.8333333333333334, "use_qk_norm": True}),
+                                {"rope_theta": 7.5e7, "logit_scale": 0.8333333333333334, "use_qk_norm": True},
+                                "config.json of alpindale/c4ai-command-r-plus-GPTQ@05c658a, a copy; its positions are "
+                                "model_max_length"),
         "aya-expanse-8b": ("CohereLabs/aya-expanse-8b", "cohere", 32, 4096, 32, 8, 14_336, 256_000, 8192,
-                           {"rope_theta": 1e4, "logit_scale": 0.125}),
+                           {"rope_theta": 1e4, "logit_scale": 0.125},
+                           "config.json of kevinbazira/aya-expanse-8b-awq-4bit@20ee9db, a copy"),
         "aya-expanse-32b": ("CohereLabs/aya-expanse-32b", "cohere", 40, 8192, 64, 8, 24_576, 256_000, 8192,
-                            {"rope_theta": 4e6, "logit_scale": 0.0625}),
+                            {"rope_theta": 4e6, "logit_scale": 0.0625},
+                            "config.json of minyichen/aya-expanse-32b-Dynamic-fp8@e07228d, a copy"),
         "chatglm3-6b": (
             "keys of GLM-4, whose layers ChatGLM3 has; its sizes in NVIDIA/NeMo@8cfedd7:nemo/collections/llm/gpt/model"
             "/chatglm.py and huggingface/candle@2a13b0f:candle-transformers/src/models/chatglm.rs",
@@ -959,22 +966,28 @@ CATALOG |= {
         "exaone4-32b": (
             "LGAI-EXAONE/EXAONE-4.0-32B", "exaone4", 64, 5120, 40, 8, 27_392, 102_400, 131_072,
             {"sliding_window": 4096, "layer_types": [*["sliding_attention"] * 3, "full_attention"] * 16,
-             "rope_theta": 1e6}, "arXiv:2507.11407, table 1",
+             "rope_theta": 1e6, "rope_scaling": _make_llama3_scaling(16.0)},
+            "NVIDIA/TensorRT-LLM@0acdecb:tests/unittest/_torch/modeling/test_modeling_exaone4.py, a copy whose "
+            "comments have the 64 layers and the window",
         ),
         "jamba-1.5-large": ("ai21labs/AI21-Jamba-1.5-Large", "jamba", 72, 8192, 64, 8, 24_576, 65_536, 262_144,
-                            "arXiv:2408.12570, section 3"),
+                            "emergentmind.com/topics/jamba-1-5, a summary of arXiv:2408.12570; the intermediate_size "
+                            "as recalled"),
         "qwen2-57b-a14b": (
             "Qwen/Qwen2-57B-A14B", "qwen2_moe", 28, 3584, 28, 4, 18_944, 151_936, 131_072,
             {"num_experts": 64, "num_experts_per_tok": 8, "moe_intermediate_size": 2560, "rope_theta": 1e6,
-             "shared_expert_intermediate_size": 20_480}, "arXiv:2407.10671, table 1",
+             "shared_expert_intermediate_size": 20_480},
+            "NVIDIA/TensorRT-LLM@cb4c622:tests/unittest/_torch/modeling/test_modeling_qwen_moe.py, a copy",
         ),
         "solar-10.7b": ("upstage/SOLAR-10.7B-v1.0", "llama", 48, 4096, 32, 8, 14_336, 32_000, 4096,
-                        {"rms_norm_eps": 1e-5}, "arXiv:2312.15166: 48 layers of Mistral 7B"),
+                        {"rms_norm_eps": 1e-5},
+                        "config.json of martyn/solar-megamerge-dare-10.7b-v1@b171151, a merge of its finetunes"),
         "deepseek-coder-33b": ("deepseek-ai/deepseek-coder-33b-base", "llama", 62, 7168, 56, 8, 19_200, 32_256, 16_384,
                                {"rope_theta": 1e5, "rope_scaling": {"type": "linear", "factor": 4.0}},
-                               "arXiv:2401.14196, table 2"),
+                               "config.json of codefuse-ai/CodeFuse-DeepSeek-33B-4bits@eaa10ca, a finetune"),
         "codestral-22b": ("mistralai/Codestral-22B-v0.1", "mistral", 56, 6144, 48, 8, 16_384, 32_768, 32_768,
-                          {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None}),
+                          {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "sliding_window": None},
+                          "config.json of TechxGenus/Codestral-22B-v0.1-AWQ@a45d426, a copy"),
         "command-a-111b": ("CohereLabs/c4ai-command-a-03-2025", "cohere2", 64, 12_288, 96, 8, 36_864, 256_000, 131_072,
                            {"rope_theta": 5e4, "logit_scale": 0.25, "sliding_window": 4096}),
         "glm4-9b": ("zai-org/GLM-4-9B-0414", "glm4", 40, 4096, 32, 2, 13_696, 151_552, 32_768,
@@ -1008,7 +1021,8 @@ CATALOG |= {
         "gpt-j-6b": ("EleutherAI/gpt-j-6b", 28, 4096, 16, 64, 50_400, 2048),
     }, model_type="gptj"),
     **_list_models("layers width vocab", {
-        "mamba-2.8b": ("state-spaces/mamba-2.8b-hf", 64, 2560, 50_280),
+        "mamba-2.8b": ("state-spaces/mamba-2.8b-hf", 64, 2560, 50_280,
+                       "config.json of ArthurZ/mamba-2.8b@bd9be39, a copy"),
     }, model_type="mamba"),
     **_list_models("n_layer hidden_size n_head", {
         "bloom-7b1": ("bigscience/bloom-7b1", 30, 4096, 32),
