@@ -45,11 +45,18 @@ def scale_of(model: Model, layer: int) -> float:
 
 
 LAST = {entry.config["model_type"]: name for name, entry in CATALOG.items()}  # of each architecture
+# A padding token beyond the vocabulary of the class's checkpoint; identity experts that the class gives matrices.
+UNLIKE_CLASS = ("chatglm3-6b", "longcat-flash-560b-a27b")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in LAST.values() else pytest.mark.long) for name in CATALOG]
+    "name",
+    [
+        pytest.param(name, marks=() if name in LAST.values() else pytest.mark.long)
+        for name in CATALOG
+        if name not in UNLIKE_CLASS
+    ],
 )
 def test_catalog_models_equal_their_reference_class(name: str) -> None:
     config = reference(CATALOG[name].config)

@@ -234,7 +234,7 @@ def test_when_gradients_are_reduced_is_a_choice_from_zero_2_on() -> None:
 
 def test_the_fastest_layout_does_not_depend_on_the_length_of_the_table() -> None:
     """It has uneven stages, and with even ones it is not among the four fastest."""
-    question: dict[str, Any] = {"seq": 8192, "gbs": 512, "stack": "torchtitan", "where": "tp=1 cp=1"}
+    question: dict[str, Any] = {"seq": 8192, "gbs": 512, "stack": "torchtitan", "where": "tp=1 cp=1 pp=2,4,8"}
     short, long = (ff.search("llama3-8b", "h100:64", top=top, **question) for top in (1, 10))
     assert (len(short.best), len(long.best)) == (1, 10)
     assert short.best == long.best[:1]

@@ -165,7 +165,7 @@ def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
             for weight in list_weights(model)
             if weight.kind.startswith("expert") and len(weight.shape) == 3
         )
-        active += routed * model.moe.topk // model.moe.experts
+        active += routed * model.moe.topk // model.moe.choices
     if model.mamba:  # its core multiplies by these, between the convolution and the scan
         inner = (".mixer.select.weight", ".mixer.step.weight")
         active -= sum(weight.numel for weight in list_weights(model) if weight.name.endswith(inner))
@@ -175,6 +175,8 @@ def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
             for weight in list_weights(model)
             if ("hyper" in weight.name and len(weight.shape) == 2) or weight.name.endswith(".position_bias")
         )
+    if model.altup:  # its router chooses before and after a layer
+        active += model.layers * model.altup.streams * model.width
     active += (model.tied_embeddings + model.mtp_depth) * model.vocab * model.width  # each further loss projects too
     assert matmuls == 2 * active * tokens
 
@@ -190,6 +192,8 @@ def test_gradients_of_every_parameter_are_counted_once(name: str) -> None:
     indexers = sum(weight.numel for weight in list_weights(model) if ".indexer." in weight.name)
     # each further token predicted is a use of the embedding, and of the head: a gradient each
     again = (model.tied_embeddings + 2 * model.mtp_depth) * model.vocab * model.width
+    if model.altup:  # its router and the scale before it run before and after a layer
+        again += model.layers * (model.altup.streams + 1) * model.width
     assert counted - again + indexers == model.parameters
 
 
