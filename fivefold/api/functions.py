@@ -399,7 +399,7 @@ def ask(
         priced_machine,
         chosen,
         job=resolved_job,
-        tokens=_read_tokens(tokens),
+        tokens=tokens,
         site=apply_assumptions(assume),
         limits=RunLimits.parse(deadline, budget),
         noise=read_noise_scale(noise),

@@ -105,10 +105,8 @@ def _write_run(path: Path, opened: HuggingFaceFolder, start: StartAdapter | None
         "job": {"sequence": min(opened.model.positions, MAX_WRITTEN_SEQUENCE)},
         "data": {"tokenizer": str(tokenizer)},
     }
-    if start is None and (base := opened.model.quantization) in (
-        "nf4",
-        "int8",
-    ):  # over which adapters alone are trained
+    base = opened.model.quantization
+    if start is None and base in ("nf4", "int8"):  # over which adapters alone are trained
         values["job"]["adapter"] = {"rank": Adapter().rank, "base": base}
     if start is not None:
         values["start"]["adapter"] = str(start.folder)

@@ -11,43 +11,22 @@ Fp8Dequantize).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
-from typing import Self
-
 import torch
 from torch import Tensor
 
 from fivefold.adapter import FP8_BLOCK
-from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
+from fivefold.trainer.model.quantized.weight import BlockScaledWeight
 from fivefold.units import ceil_div
 
 LARGEST_CODE = torch.finfo(torch.float8_e4m3fn).max
 
 
-class Fp8Weight(QuantizedWeight):
+class Fp8Weight(BlockScaledWeight):
     """The scales of a weight [out, in] in fp8: ``scales`` [out / 128, in / 128], of each block; of experts stacked."""
 
     base = "fp8"
-
-    def __init__(self, piece: MatrixSlice, *, dtype: torch.dtype, scales: Tensor) -> None:
-        self.piece, self.shape, self.dtype = piece, piece.shape, dtype
-        self.scales = scales
-
-    @classmethod
-    def allocate(
-        cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
-    ) -> tuple[list[Self], list[Tensor]]:
-        """Return the weights of ``slices`` without values, and the buffer of their scales."""
-        grids = [[*piece.shape[:-2], *(ceil_div(size, FP8_BLOCK) for size in piece.shape[-2:])] for piece in slices]
-        sizes = [prod(grid) for grid in grids]
-        buffer = torch.zeros(sum(sizes), dtype=torch.float32, device=device)
-        parts = buffer.split(sizes) if sizes else ()
-        weights = [
-            cls(piece, dtype=dtype, scales=part.view(grid))
-            for piece, part, grid in zip(slices, parts, grids, strict=True)
-        ]
-        return weights, [buffer]
+    block = (FP8_BLOCK, FP8_BLOCK)
+    scale_dtype = torch.float32
 
     def quantize_matrix(self, matrix: Tensor, *, expert: int | None = None) -> Tensor:
         """Set the scales to those of the full ``matrix``, and return the codes [out · in] of its slice."""
@@ -56,8 +35,7 @@ class Fp8Weight(QuantizedWeight):
     def keep(self, codes: Tensor, *scales: Tensor, expert: int | None = None) -> Tensor:
         """Set the scales [out / 128, in / 128] to those of a full matrix, and return of its ``codes`` the slice's."""
         (grid,), piece = scales, self.piece.matrix
-        held = self.scales if expert is None else self.scales[expert]
-        held.copy_(piece.cut(grid, rows=FP8_BLOCK, columns=FP8_BLOCK))
+        self.set_scales(grid, expert=expert)
         return piece.cut(codes.view(torch.uint8).view(piece.full)).flatten()
 
     def dequantize(self, elements: Tensor) -> Tensor:

@@ -11,16 +11,12 @@ Sources: OCP Microscaling Formats 1.0 §5.3, §6.3; transformers@5.23.0:src/tran
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from math import prod
-from typing import Self
-
 import torch
 from torch import Tensor
 
 from fivefold.adapter import MXFP4_BLOCK
 from fivefold.trainer.model.float8.blocks import E2M1, round_to_e2m1
-from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
+from fivefold.trainer.model.quantized.weight import BlockScaledWeight
 from fivefold.units import ceil_div
 
 SCALE_BIAS = 127
@@ -28,29 +24,12 @@ LARGEST_EXPONENT = 2  # of E2M1, whose largest value is 6
 CHUNK_ELEMENTS = 2**20  # elements that are dequantized at once without a kernel of their own
 
 
-class Mxfp4Weight(QuantizedWeight):
+class Mxfp4Weight(BlockScaledWeight):
     """The scales of experts [E, out, in] in MXFP4: ``scales`` [E, out, in / 32] of bytes. Elements: two in a byte."""
 
     base = "mxfp4"
-
-    def __init__(self, piece: MatrixSlice, *, dtype: torch.dtype, scales: Tensor) -> None:
-        self.piece, self.shape, self.dtype = piece, piece.shape, dtype
-        self.scales = scales
-
-    @classmethod
-    def allocate(
-        cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
-    ) -> tuple[list[Self], list[Tensor]]:
-        """Return the weights of ``slices`` without values, and the buffer of their scales."""
-        grids = [[*piece.shape[:-1], ceil_div(piece.shape[-1], MXFP4_BLOCK)] for piece in slices]
-        sizes = [prod(grid) for grid in grids]
-        buffer = torch.zeros(sum(sizes), dtype=torch.uint8, device=device)
-        parts = buffer.split(sizes) if sizes else ()
-        weights = [
-            cls(piece, dtype=dtype, scales=part.view(grid))
-            for piece, part, grid in zip(slices, parts, grids, strict=True)
-        ]
-        return weights, [buffer]
+    block = (1, MXFP4_BLOCK)
+    scale_dtype = torch.uint8
 
     def quantize_matrix(self, matrix: Tensor, *, expert: int | None = None) -> Tensor:
         """Set the scales to those of the full ``matrix``, and return the elements [out · in / 2] of its slice."""
@@ -59,8 +38,7 @@ class Mxfp4Weight(QuantizedWeight):
     def keep(self, codes: Tensor, *scales: Tensor, expert: int | None = None) -> Tensor:
         """Set the scales [out, in / 32] to those of a full matrix, and return of its ``codes`` the slice's."""
         (exponents,), piece = scales, self.piece.matrix
-        held = self.scales if expert is None else self.scales[expert]
-        held.copy_(piece.cut(exponents, columns=MXFP4_BLOCK))
+        self.set_scales(exponents, expert=expert)
         return piece.cut(codes.view(piece.full[0], -1), columns=2).flatten()
 
     def dequantize(self, elements: Tensor) -> Tensor:

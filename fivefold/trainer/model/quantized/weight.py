@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from math import prod
 from typing import NamedTuple, Self
 
 import torch
@@ -129,3 +130,38 @@ class QuantizedWeight(ABC):
         """Return ``weight`` as it is computed with in ``dtype`` when it is stored in this format."""
         (stored,), _ = cls.allocate([MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device)
         return stored.dequantize(stored.quantize(weight))
+
+
+class BlockScaledWeight(QuantizedWeight):
+    """A weight whose matrices have a scale for each block of ``block`` rows and columns; ``scales`` are of its slice.
+
+    Stacked experts have scales [E, rows, columns].
+    """
+
+    block: tuple[int, int]
+    scale_dtype: torch.dtype
+
+    def __init__(self, piece: MatrixSlice, *, dtype: torch.dtype, scales: Tensor) -> None:
+        self.piece, self.shape, self.dtype = piece, piece.shape, dtype
+        self.scales = scales
+
+    @classmethod
+    def allocate(
+        cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
+    ) -> tuple[list[Self], list[Tensor]]:
+        """Return the weights of ``slices`` without values, and the buffer of their scales."""
+        grids = [[*piece.shape[:-2], *map(ceil_div, piece.shape[-2:], cls.block)] for piece in slices]
+        sizes = [prod(grid) for grid in grids]
+        buffer = torch.zeros(sum(sizes), dtype=cls.scale_dtype, device=device)
+        parts = buffer.split(sizes) if sizes else ()
+        weights = [
+            cls(piece, dtype=dtype, scales=part.view(grid))
+            for piece, part, grid in zip(slices, parts, grids, strict=True)
+        ]
+        return weights, [buffer]
+
+    def set_scales(self, scales: Tensor, *, expert: int | None) -> None:
+        """Set the scales to those of a full matrix; ``expert``: as of ``quantize_matrix``."""
+        held = self.scales if expert is None else self.scales[expert]
+        rows, columns = self.block
+        held.copy_(self.piece.matrix.cut(scales, rows=rows, columns=columns))
