@@ -232,3 +232,12 @@ def test_the_first_line_of_a_run_file_is_the_command_that_writes_it_again(
     assert run(monkeypatch, "plan", "nano", "h100:8", "--tokens", "1e9", "--write", "plain.toml") == 0
     assert Path("plain.toml").read_text().startswith("# fivefold plan nano h100:8 --tokens 1000000000\n")
     capsys.readouterr()
+
+
+@pytest.mark.parametrize("words", [("run",), ("tokens", "--deadline", "1d"), ("sequence",)], ids=lambda words: words[0])
+def test_answers_are_drawn(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    question, *limits = words
+    picture = tmp_path / "answer.svg"
+    asked = ("ask", question, "nano", "h100:8", "dp8 zero3", "--gbs", "64", *limits)
+    assert run(monkeypatch, *asked, "--chart", str(picture)) == 0
+    assert picture.read_text(encoding="utf-8").startswith("<svg")

@@ -92,7 +92,7 @@ def ask(
         )
         show(render_sections(list_sections(question, replies)))
     if chart:
-        save_chart((lengths if question == "sequence" else run_estimate).chart(replies[0]), chart)
+        save_chart((lengths if question == "sequence" else run_estimate).draw_chart(replies[0]), chart)
 
 
 PICTURES = ("run", "tokens", "sequence")  # questions whose answer has a picture
