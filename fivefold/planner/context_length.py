@@ -267,6 +267,4 @@ def _list_changes(
 
 
 def _describe_miss(miss: NearMiss) -> str:
-    fix = f"; it would fit with {miss.fixes[0]}" if miss.fixes else "; use more GPUs"
-    need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
-    return f"more than the layout: none fits; {miss.layout} comes closest and needs {need} of {have}{fix}"
+    return f"more than the layout: none fits; {miss.layout} comes closest and {miss.need}; {miss.remedy}"

@@ -72,10 +72,7 @@ def list_sections(result: SearchResult, *, precision: str | None = None) -> Iter
     if result.binding_constraint:
         yield AnswerSection((Text(f"\n{result.binding_constraint}", overflow="fold"),))
     for miss in result.misses:
-        needed = show_bytes(miss.needs_bytes)
-        available = show_bytes(miss.has_bytes)
-        risk = "" if miss.risk is None else f", {show_risk(miss.risk)} risk of running out"
-        line = f"{miss.layout}  needs {needed} of {available}{risk}: {show_cause(miss.cause)}"
+        line = f"{miss.layout}  {miss.need}: {show_cause(miss.cause)}"
         fixes = (Text(f"  would fit with {fix}", overflow="fold") for fix in miss.fixes)
         yield AnswerSection(tuple(fixes), line)
     if len(result.front) > 1:

@@ -14,7 +14,6 @@ from fivefold.requests.commands import DEFAULT_TOKENS, UNRANKABLE_DIFFERENCE, As
 from fivefold.requests.offers import parse_deadline
 from fivefold.requests.words import parse_dollars, parse_tokens
 from fivefold.step import FITS_RISK
-from fivefold.units import show_bytes
 
 if TYPE_CHECKING:
     from fivefold.job import Job
@@ -227,10 +226,8 @@ def _search_fastest(
         if not result.misses:
             raise UserError(f"{unfit} or comes close; use more GPUs (`fivefold ask gpus`)")
         miss = result.misses[0]
-        need, have = show_bytes(miss.needs_bytes), show_bytes(miss.has_bytes)
         raise UserError(
-            f"{unfit}: the closest, {miss.layout}, needs {need} of {have}; use more GPUs, or "
-            "see `fivefold search`, which lists the changes that would fit"
+            f"{unfit}: the closest, {miss.layout}, {miss.need}; {miss.remedy}; `fivefold search` lists what else fits"
         )
     return Layout.parse(result.best[0].step.layout), result.gap_remark()
 

@@ -72,6 +72,17 @@ class NearMiss(Record):
     cause: str  # where in a step its memory peaks
     fixes: tuple[str, ...]  # changes with which it would fit
 
+    @property
+    def need(self) -> str:
+        """Return in words what it needs of the device's memory, and how likely it runs out of it."""
+        need = f"needs {show_bytes(self.needs_bytes)} of {show_bytes(self.has_bytes)}"
+        return need if self.risk is None else f"{need}, {show_risk(self.risk)} risk of running out"
+
+    @property
+    def remedy(self) -> str:
+        """Return the nearest change with which it would fit, as the end of a sentence."""
+        return f"it would fit with {self.fixes[0]}" if self.fixes else "use more GPUs"
+
 
 class TightLayout(Record):
     """The best layout whose risk of running out of memory is above the limit but below one half.
