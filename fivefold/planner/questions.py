@@ -63,32 +63,75 @@ SOUND_TOKENS = (4e6, 60e6)  # per step: Llama 1 (arXiv:2302.13971) to DeepSeek-V
 
 
 def find_largest_micro_batch(
-    *, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK
+    *,
+    model: Model,
+    machine: Machine,
+    job: Job,
+    layout: Layout,
+    risk: float = FITS_RISK,
+    is_batch_given: bool = True,
 ) -> QuestionAnswer:
-    """Return the largest mbs with which ``layout`` fits, among divisors of a replica's batch.
+    """Return the largest mbs with which ``layout`` fits: a divisor of a replica's batch, or of any batch if not given.
 
-    Raises ``UserError`` if none fits.
+    A batch that is not given is of ``2 pp`` micro-batches per replica, so that gradients are added up and the pipeline
+    is filled. Raises ``UserError`` if none fits.
     """
+    if not is_batch_given:
+        return _find_largest_micro_batch_of_any_batch(model, machine, job, layout, risk)
     planner = Planner(model=model, machine=machine, job=job, risk=risk)
-    question = "largest micro-batch"
     batch = max(1, job.global_batch // layout.dp)  # of one replica
     sizes = (layout.replace(mbs=size) for size in reversed(list_divisors(batch)))
     legal = [size for size in sizes if is_legal(size, model=model, job=job, machine=machine)]
     for tried in legal:
         if planner.fits(tried):
-            sequences = f"{tried.mbs} sequence{'s' if tried.mbs > 1 else ''}"
-            answer = _answer(question, f"{sequences} at a time", tried.mbs, planner, tried)
             if tried.mbs < batch:
-                return answer
-            default = " (the default)" if job.global_batch == Job.model_fields["global_batch"].default else ""
-            remark = (
-                f"the global batch of {job.global_batch}{default} is the limit, not memory: it has {sequences} for "
-                f"each of {layout.dp} replicas; a larger one may allow more, such as --gbs {8 * job.global_batch}"
+                return _answer_micro_batch(planner, tried)
+            return _answer_micro_batch(
+                planner,
+                tried,
+                f"the global batch of {job.global_batch} is the limit, not memory: it has {_count_sequences(tried)} "
+                f"for each of {layout.dp} replicas; a larger one may allow more, such as --gbs {8 * job.global_batch}",
             )
-            return answer.replace(remarks=(remark,))
     if not legal:
         refuse(layout.replace(mbs=job.min_micro_batch), model=model, job=job, machine=machine)
     raise UserError(_describe_shortage(planner, legal[-1]))
+
+
+def _find_largest_micro_batch_of_any_batch(
+    model: Model, machine: Machine, job: Job, layout: Layout, risk: float
+) -> QuestionAnswer:
+    """Return the largest mbs with which ``layout`` fits, with a global batch of ``2 pp`` micro-batches per replica."""
+    unit = job.min_micro_batch
+
+    def get_planner(size: int) -> Planner:
+        batch = 2 * layout.pp * layout.dp * size
+        return Planner(model=model, machine=machine, job=job.replace(global_batch=batch), risk=risk)
+
+    smallest = layout.replace(mbs=unit)
+    refuse(smallest, model=model, job=get_planner(unit).job, machine=machine)
+    size = unit * _find_largest_by_bytes(
+        lambda units: get_planner(units * unit).count_spare_bytes(layout.replace(mbs=units * unit)),
+        limit=max(1, MAX_SEQUENCE // job.sequence // unit),
+        start=2,
+    )
+    if size == 0:
+        raise UserError(_describe_shortage(get_planner(unit), smallest))
+    planner = get_planner(size)
+    replicas = "1 replica" if layout.dp == 1 else f"each of {layout.dp} replicas"
+    remark = (
+        f"predicted for a global batch of {planner.job.global_batch}, {2 * layout.pp} micro-batches for {replicas}; "
+    )
+    remark += "with --gbs: the largest that divides that batch"
+    return _answer_micro_batch(planner, layout.replace(mbs=size), remark)
+
+
+def _answer_micro_batch(planner: Planner, layout: Layout, *remarks: str) -> QuestionAnswer:
+    answer = _answer("largest micro-batch", f"{_count_sequences(layout)} at a time", layout.mbs, planner, layout)
+    return answer.replace(remarks=remarks)
+
+
+def _count_sequences(layout: Layout) -> str:
+    return f"{layout.mbs} sequence{'s' if layout.mbs > 1 else ''}"
 
 
 def search_longest_sequence(

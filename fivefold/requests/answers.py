@@ -141,7 +141,14 @@ def find_answers(
     run_of = partial(predict_full_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
     answer_by_question: dict[str, Callable[[], list[Any]]] = {
         "micro-batch": lambda: [
-            questions.find_largest_micro_batch(model=model, machine=machine, job=job, layout=chosen_layout, risk=risk)
+            questions.find_largest_micro_batch(
+                model=model,
+                machine=machine,
+                job=job,
+                layout=chosen_layout,
+                risk=risk,
+                is_batch_given="global_batch" in stated or job.ramp is not None,
+            )
         ],
         "sequence": lambda: [
             compute_lengths(
@@ -184,7 +191,7 @@ def list_open_fields(question: Question, *, counted: bool, stated: Collection[st
     """Return the fields of a question that its answer chooses: the GPUs of a machine without a number, the batch."""
     if question == "gpus":
         return () if counted else ("ranks",)
-    return {"global_batch"} - set(stated) if question in ("batch", "tokens") else ()
+    return {"global_batch"} - set(stated) if question in ("micro-batch", "batch", "tokens") else ()
 
 
 def refuse_unused(question: Question, **options: object) -> None:

@@ -74,10 +74,23 @@ def test_an_answer_says_that_the_global_batch_limits_the_micro_batch() -> None:
     layout, job = Layout.parse("dp8 zero3 mbs1"), Job(sequence=4096)
     limited = questions.find_largest_micro_batch(model=LLAMA, machine=NODE, job=job, layout=layout)
     assert limited.value == 1
-    assert "the global batch of 8 (the default) is the limit, not memory" in limited.remarks[0]
+    assert "the global batch of 8 is the limit, not memory" in limited.remarks[0]
     answer = questions.find_largest_micro_batch(model=LLAMA, machine=NODE, job=JOB, layout=layout)
     assert answer.value > 1
     assert answer.remarks == ()
+
+
+@pytest.mark.parametrize("words", ["dp8 zero3", "dp4 tp2 zero2", "dp2 tp2 pp2 zero1 ac=full", "dp4 cp2 zero3"])
+def test_without_a_given_batch_only_memory_limits_the_micro_batch(words: str) -> None:
+    layout = Layout.parse(words)
+    answer = questions.find_largest_micro_batch(
+        model=LLAMA, machine=NODE, job=Job(sequence=2048), layout=layout, is_batch_given=False
+    )
+    size, batch = int(answer.value), 2 * layout.pp * layout.dp
+    jobs = [Job(sequence=2048, global_batch=batch * number) for number in (size, size + 1)]
+    assert fits(layout.replace(mbs=size), jobs[0])
+    assert not fits(layout.replace(mbs=size + 1), jobs[1])
+    assert peak(layout.replace(mbs=size), jobs[0]) == answer.memory_bytes
 
 
 @pytest.mark.slow
