@@ -25,13 +25,18 @@ def parse_tokens(text: str | float) -> float:
 
 
 def parse_dollars(text: str | float) -> float:
-    """Return ``50000``, ``50k`` or ``$50,000`` as dollars, and numbers unchanged; raises ``ValueError`` otherwise."""
-    if not isinstance(text, str):
-        return text
-    match = re.fullmatch(r"\$?([0-9]{1,9}(?:\.[0-9]{1,9})?)([kKMB]?)", text.replace(",", ""))
-    if match is None:
+    """Return ``50000``, ``50k`` or ``$50,000`` as dollars, and numbers unchanged.
+
+    Raises ``ValueError`` for other text, and where nothing can be bought.
+    """
+    if isinstance(text, str):
+        match = re.fullmatch(r"\$?([0-9]{1,9}(?:\.[0-9]{1,9})?)([kKMB]?)", text.replace(",", ""))
+        dollars = float(match[1]) * DOLLARS.get(match[2], 1.0) if match else 0.0
+    else:
+        dollars = text
+    if not dollars > 0:
         raise ValueError("must be a number of dollars, such as 50000, 50k or 2M")
-    return float(match[1]) * DOLLARS.get(match[2], 1.0)
+    return dollars
 
 
 def parse_length(text: str | float) -> int | float:

@@ -344,6 +344,7 @@ def test_the_batch_of_the_longest_run_is_advised_for_its_tokens() -> None:
         ({}, "add deadline=30d or budget=50k, or both"),
         ({"budget": 1000}, "budget: h100 has no price; add the dollars per GPU hour: price=2.5"),
         ({"budget": "much"}, "budget.*'much' must be a number of dollars, such as 50000, 50k or 2M"),
+        ({"budget": 0}, "budget=0 must be a number of dollars"),
         ({"deadline": "1s"}, r"a run of 1.00 s has no time for a step of .* s; allow more, or use more GPUs"),
         ({"deadline": "30"}, "deadline.*'30' is not a number and a unit"),
     ],
