@@ -58,6 +58,21 @@ def test_a_model_that_exceeds_the_memory_is_rejected_before_the_measurement(meas
     assert measured == []
 
 
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ('corpus = "nowhere"', "nowhere: no such file or folder"),
+        ('tokenizer = "nowhere.json"', "unknown tokenizer '.*nowhere.json'"),
+    ],
+)
+def test_a_missing_file_is_named_before_the_measurement(measured, tmp_path, data, message):
+    run = tmp_path / "run.toml"
+    run.write_text(f'model = "tiny"\n[data]\n{data}\n')
+    with pytest.raises(UserError, match=message):
+        CliRunner().invoke(app, ["train", str(run)], catch_exceptions=False)
+    assert measured == []
+
+
 def test_the_first_calibration_uses_the_quick_measurement(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv(LAUNCHER, raising=False)

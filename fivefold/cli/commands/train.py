@@ -205,7 +205,13 @@ def _check_folder(run: Run, *, model: Model, file: Path) -> None:
 
 
 def _check_inputs_exist(run: Run, *, model: Model) -> None:
-    """Reject, before the corpus is read, a run file whose weights or packages are missing."""
+    """Reject a run file of which a file or package is missing, before this computer is measured."""
+    from fivefold.trainer.data.corpus import list_files
+    from fivefold.trainer.data.tokenizer import is_built_in, load
+
+    list_files(run.data.corpus)
+    if not is_built_in(run.data.tokenizer):
+        load(Path(run.data.tokenizer))
     if run.logs.wandb:
         from fivefold.trainer.logs.wandb_log import import_wandb
 

@@ -39,7 +39,7 @@ from fivefold.trainer.data.shards import (
 )
 from fivefold.trainer.data.supervised import SampleFormat
 from fivefold.trainer.data.tokenizer import build_tokenizer as make_tokenizer
-from fivefold.trainer.data.tokenizer import choose_dtype, load
+from fivefold.trainer.data.tokenizer import choose_dtype, is_built_in, load
 from fivefold.units import MIB, show_bytes
 
 # Bytes of corpus per additional process: for a smaller share, starting one (0.3 s) costs more than it saves.
@@ -120,16 +120,11 @@ class _Plan:
         return sum(file.size_bytes for file in self.files)
 
     @property
-    def is_built_in(self) -> bool:
-        """Return whether the tokenizer is bytes or trained here, and not read from a file."""
-        return self.tokenizer == "bytes" or self.tokenizer.startswith("bpe:")
-
-    @property
     def request(self) -> str:
         """Return the sha256 of all that determines the shards: path, size and mtime of each file, and the settings."""
         determinants = [
             [[str(file.path.absolute()), file.size_bytes, file.changed_ns] for file in self.files],
-            self.tokenizer if self.is_built_in else load(Path(self.tokenizer)).fingerprint,
+            self.tokenizer if is_built_in(self.tokenizer) else load(Path(self.tokenizer)).fingerprint,
             [self.holdout, self.key, self.shard_tokens],
             *([] if self.samples is None else [asdict(self.samples)]),
         ]

@@ -175,6 +175,11 @@ def train_bpe(texts: Iterable[str], *, vocab: int) -> BpeTokenizer:
     return BpeTokenizer.read(rust.to_str(), origin=f"bpe:{vocab}")
 
 
+def is_built_in(spec: str) -> bool:
+    """Return whether the tokenizer that ``spec`` names is bytes or trained here, and not read from a file."""
+    return spec == "bytes" or spec.startswith("bpe:")
+
+
 def load(path: Path) -> Tokenizer:
     """Read the tokenizer file ``path``, or ``tokenizer.json`` in the folder ``path``; ``UserError`` on failure."""
     file = path / "tokenizer.json" if path.is_dir() else path
@@ -186,10 +191,10 @@ def load(path: Path) -> Tokenizer:
 
 def build_tokenizer(spec: str, *, texts: Callable[[], Iterable[str]] = tuple) -> Tokenizer:
     """Build the tokenizer that ``spec`` names: ``bytes``, ``bpe:N`` (trained on ``texts()``), or a path."""
+    if not is_built_in(spec):
+        return load(Path(spec))
     if spec == "bytes":
         return ByteTokenizer()
-    if not spec.startswith("bpe:"):
-        return load(Path(spec))
     size = spec.removeprefix("bpe:")
     if not (size.isascii() and size.isdigit()):
         raise UserError(f"{spec!r}: the vocabulary must be a whole number; try bpe:4096")
