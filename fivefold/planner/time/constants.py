@@ -283,7 +283,29 @@ class Constants(Record):
         ("simumax_b200",),
     )
     low_latency_share: float = make_constant(
-        0.5, "of the rate", "NCCL's protocol LL", "NCCL: a flag with every word", (0.4, 0.6)
+        0.5, "of the rate", "NCCL's protocol LL in a node", "NCCL: a flag with every word", (0.4, 0.6)
+    )
+    low_latency_far_share: float = make_constant(
+        0.25,
+        "of the rate",
+        "LL between nodes",
+        "NVIDIA/nccl@b647562:src/graph/tuning.cc: a quarter in a ring, 1/3.8 in a tree",
+        (0.25, 0.34),
+    )
+    # Two nodes: 22.5 GB/s with CPUs of AMD, 39 with those of Intel; more: 19.0 and 20.4.
+    low_latency_rates: tuple[float, float] = make_constant(
+        (29.6e9, 19.7e9),
+        "bytes/s",
+        "the most that LL reaches between two nodes, and between more, with all NICs of a node",
+        "ibid., `llMaxBws`, the geometric means of those for CPUs of AMD and of Intel",
+        (0.76, 1.32),
+    )
+    tree_rate_share: float = make_constant(
+        0.92,
+        "of the rate",
+        "what a tree reaches of the largest messages",
+        "ibid., `busBw*.92`; times 0.85 where a GPU of a node has both of its children",
+        (0.78, 1.0),
     )
     tree_shares: tuple[tuple[float, ...], tuple[float, ...]] = make_constant(
         _TREE_SHARES,

@@ -4,8 +4,9 @@
     seconds = launch + min over algorithms and protocols of (latency + payload · seconds per byte)
 
 NCCL: ring, double binary tree, reduction in the switch (NVLink SHARP); protocol LL (small messages) with short steps at
-half the rate, Simple (large messages) with long steps at the full rate (NVIDIA/nccl:src/graph/tuning.cc). Gloo between
-hosts: ``_price_gloo``. A calibrated machine uses its own measured curve instead, linear between two sizes.
+half the rate in a node and at most a quarter between nodes, Simple (large messages) with long steps at the full rate
+(NVIDIA/nccl:src/graph/tuning.cc). Gloo between hosts: ``_price_gloo``. A calibrated machine uses its own measured curve
+instead, linear between two sizes.
 """
 
 from __future__ import annotations
@@ -190,14 +191,16 @@ class Network:
             return _list_protocols(
                 place,
                 constants,
-                inner_seconds=place.ranks - place.nodes,
-                outer_seconds=place.nodes - 1,
+                inner_steps=place.ranks - place.nodes,
+                outer_steps=place.nodes - 1,
                 per_byte=place.ring_per_byte,
+                hop_per_byte=place.ring_per_byte,
             )
         if collective == "p2p":
             link = self._find_intra_node_link(2) if place.local > 1 else place.far
+            slowdown = _compute_ll_slowdown(place, constants, hop_per_byte=1 / link.rate)
             return [
-                AlphaBetaCost(link.ll_step_seconds, 1 / (constants.low_latency_share * link.rate)),
+                AlphaBetaCost(link.ll_step_seconds, slowdown / link.rate),
                 AlphaBetaCost(link.simple_step_seconds, 1 / link.rate),
             ]
         if collective == "all_to_all":
@@ -223,17 +226,37 @@ class Network:
         return tier._replace(rate=share * tier.rate)
 
 
+def _compute_ll_slowdown(place: GroupPlacement, constants: Constants, *, hop_per_byte: float) -> float:
+    """Return how many times as long as under Simple a byte takes under LL; under Simple its hop takes ``hop_per_byte``.
+
+    Between nodes LL sends from and to buffers in the host's memory (NVIDIA/nccl@b647562:src/transport/net.cc).
+    """
+    if place.nodes == 1:
+        return 1 / constants.low_latency_share
+    limit = constants.low_latency_rates[min(place.nodes, 3) - 2]
+    return max(1 / constants.low_latency_far_share, 1 / (hop_per_byte * limit))
+
+
 def _list_protocols(
-    place: GroupPlacement, constants: Constants, *, inner_seconds: float, outer_seconds: float, per_byte: float
+    place: GroupPlacement,
+    constants: Constants,
+    *,
+    inner_steps: float,
+    outer_steps: float,
+    per_byte: float,
+    hop_per_byte: float,
 ) -> list[AlphaBetaCost]:
-    """Return the costs under LL and Simple, for ``inner_seconds`` and ``outer_seconds`` steps on the two links."""
+    """Return the costs under LL and Simple, for ``inner_steps`` and ``outer_steps`` on the two links.
+
+    ``per_byte``: the seconds of a byte of the payload under Simple; ``hop_per_byte``: those of a byte on its hop.
+    """
     return [
         AlphaBetaCost(
-            inner_seconds * place.near.ll_step_seconds + outer_seconds * place.far.ll_step_seconds,
-            per_byte / constants.low_latency_share,
+            inner_steps * place.near.ll_step_seconds + outer_steps * place.far.ll_step_seconds,
+            per_byte * _compute_ll_slowdown(place, constants, hop_per_byte=hop_per_byte),
         ),
         AlphaBetaCost(
-            inner_seconds * place.near.simple_step_seconds + outer_seconds * place.far.simple_step_seconds, per_byte
+            inner_steps * place.near.simple_step_seconds + outer_steps * place.far.simple_step_seconds, per_byte
         ),
     ]
 
@@ -245,9 +268,10 @@ def _price_ring(place: GroupPlacement, constants: Constants, *, turns: int) -> l
     return _list_protocols(
         place,
         constants,
-        inner_seconds=turns * (ranks - place.nodes),
-        outer_seconds=turns * (place.nodes - 1),
+        inner_steps=turns * (ranks - place.nodes),
+        outer_steps=turns * (place.nodes - 1),
         per_byte=per_byte,
+        hop_per_byte=place.ring_per_byte,
     )
 
 
@@ -282,8 +306,16 @@ def _price_tree(place: GroupPlacement, constants: Constants) -> list[AlphaBetaCo
     """Return the costs of two binary trees; an inner rank of one is a leaf of the other, so each sends 2 S bytes."""
     near_steps = 2 * math.ceil(math.log2(place.local))
     far_steps = 2 * math.ceil(math.log2(place.nodes))
-    per_byte = max(2 / place.near.rate if place.local > 1 else 0.0, _compute_nic_load(place))
-    lines = _list_protocols(place, constants, inner_seconds=near_steps, outer_seconds=far_steps, per_byte=per_byte)
+    load = max(2 / place.near.rate if place.local > 1 else 0.0, _compute_nic_load(place))
+    per_byte = load / constants.tree_rate_share
+    lines = _list_protocols(
+        place,
+        constants,
+        inner_steps=near_steps,
+        outer_steps=far_steps,
+        per_byte=per_byte,
+        hop_per_byte=per_byte / 2,
+    )
     return [line._replace(filled=filled) for line, filled in zip(lines, constants.tree_shares, strict=True)]
 
 
