@@ -1,8 +1,9 @@
 """Llama 3.1 8B and Qwen3 8B on MI325X under Megatron-LM: Transformer Engine's kernels; those of Lumen are its own.
 
 ZhangDanyang-AMD/Lumen@c410f2c:examples, with the arguments in examples/llama31/results: distributed optimizer, fp32
-reductions that overlap, weights gathered before the forward (overlap_param_gather off), no recomputation. Read after
-all constants were set, so all rows are held out.
+reductions that overlap, weights gathered before the forward (overlap_param_gather off), weight gradients added by
+kernels of their own (gradient_accumulation_fusion off), no recomputation. Read after all constants were set, so all
+rows are held out.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fivefold.stack.catalog import build_stack
 
 OWN_KERNELS = "kernels of the source's own, which no software of ours has"
 UNIT = "whether GB are 1e9 or 2^30 bytes is not stated"
-STACK = build_stack("megatron-core").replace(param_all_gather="before_forward")
+STACK = build_stack("megatron-core").replace(param_all_gather="before_forward", wgrad_accumulation="separate")
 
 
 def _rule(row: Row) -> str:
