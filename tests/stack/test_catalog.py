@@ -12,7 +12,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model as model
 from fivefold.record import UserError, find_spelling
-from fivefold.stack.catalog import ENTRIES, HUGGING_FACE_TRAINERS, OTHER_NAMES, SOURCES, STACKS, build_stack
+from fivefold.stack.catalog import ENTRIES, OTHER_NAMES, SOURCES, STACKS, TRAINS_WITH, build_stack
 from fivefold.stack.entry import StackEntry
 from fivefold.stack.spec import Stack, SupportedLayouts
 
@@ -54,7 +54,7 @@ def test_an_unknown_stack_is_a_one_line_error() -> None:
         build_stack("megatron-cor")
     with pytest.raises(UserError, match="unknown stack 'axolotl': it trains with ddp, fsdp2 or deepspeed"):
         build_stack("axolotl")
-    with pytest.raises(UserError, match="unknown stack 'PyTorch': its data parallelism is ddp or fsdp2"):
+    with pytest.raises(UserError, match="unknown stack 'pytorch': it trains with ddp or fsdp2; use one of them"):
         build_stack("PyTorch")
     with pytest.raises(UserError, match="unknown stack 'hf': it trains with ddp, fsdp2 or deepspeed"):
         build_stack("hf")
@@ -76,15 +76,15 @@ def test_a_stack_may_be_named_in_any_case_and_with_spaces(spelled: str, name: st
 
 
 def test_no_two_stacks_differ_only_in_case_and_dashes() -> None:
-    names = (*STACKS, *OTHER_NAMES, *HUGGING_FACE_TRAINERS)
+    names = (*STACKS, *OTHER_NAMES, *TRAINS_WITH)
     assert [find_spelling(name.upper().replace("-", " "), names) for name in names] == list(names)
     with pytest.raises(UserError, match="unknown stack 'axolotl': it trains with ddp, fsdp2 or deepspeed"):
         build_stack("Axolotl")
 
 
-def test_the_stacks_under_hugging_face_trainers_are_in_the_catalog() -> None:
-    assert {"ddp", "fsdp2", "deepspeed"} <= set(STACKS)
-    assert not set(HUGGING_FACE_TRAINERS) & set(STACKS)
+def test_the_stacks_that_other_software_trains_with_are_in_the_catalog() -> None:
+    assert {stack for wrapped in TRAINS_WITH.values() for stack in wrapped} <= set(STACKS)
+    assert not set(TRAINS_WITH) & set(STACKS)
 
 
 @pytest.mark.parametrize("name", STACKS)
