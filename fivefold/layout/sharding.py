@@ -225,6 +225,7 @@ def _shard_2d(weight: Weight, layout: Layout, *, vocab: int, heads: int) -> tupl
 WHOLE = (
     "q_down",
     "kv_down",
+    "moe.latent_",
     "attention.out.bias",
     "mixer.out.bias",
     "mixer.decay_down",

@@ -682,6 +682,11 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
             "a model without them",
         ),
         (model.norm_gate_rank is not None, f"gates of norms of {model.name}", "a model without them"),
+        (
+            model.moe is not None and model.moe.latent_width is not None,
+            f"latent experts of {model.name}",
+            "a model whose experts have its width",
+        ),
         (model.hyper_connections is not None, f"hyper-connections of {model.name}", "a model with one residual stream"),
         (model.per_layer_inputs is not None, f"per-layer inputs of {model.name}", "a model without them"),
         (model.shared_kv_layers > 0, f"keys that layers of {model.name} share", "a model without them"),

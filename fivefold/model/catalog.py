@@ -461,6 +461,7 @@ _LLAMA3 = {"model_type": "llama", "kv_heads": 8, "vocab": 128_256, "rms_norm_eps
 _QWEN3 = {"vocab": 151_936, "positions": 40_960, "head_dim": 128, "rope_theta": 1e6}
 _QWEN3_MOE = {"num_experts": 128, "num_experts_per_tok": 8, "norm_topk_prob": True}
 _QWEN35_ROPE = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}}
+_LATENT_EXPERTS = {"head_dim": 128, "n_routed_experts": 512, "num_experts_per_tok": 22, "routed_scaling_factor": 5.0}
 _GRANITE4 = {
     "layer_types": ["attention" if layer in (5, 15, 25, 35) else "mamba" for layer in range(40)],
     "position_embedding_type": "nope",
@@ -483,6 +484,7 @@ _QWEN25 = "Qwen2.5 report, arXiv:2412.15115, table 1"
 _CONFIGS = "ai-dynamo/aiconfigurator@095f58a:aic-core/src/aiconfigurator_core/model_configs, a copy"
 _MAXTEXT = "AI-Hypercomputer/maxtext@e591f30:src/maxtext/checkpoint_conversion/utils/hf_model_configs.py, a copy"
 _NEMO = "NVIDIA/NeMo@8cfedd7:nemo/collections/llm/gpt/model"
+_MODELOPT = "examples/post_training/modelopt/conf/nvidia"
 _LITGPT = "Lightning-AI/litgpt@2685705:litgpt/config.py"
 _MLC = "mlc-ai/mlc-llm@79d603f:python/mlc_llm/model/model_preset.py, a copy"
 _BRIDGE = "NVIDIA-NeMo/Megatron-Bridge@067f987:docs/models/glm/glm45.md"
@@ -687,6 +689,24 @@ CATALOG: dict[str, CatalogEntry] = {
              "mamba_num_heads": 64, "n_routed_experts": 128, "num_experts_per_tok": 6, "moe_intermediate_size": 1856,
              "moe_shared_expert_intermediate_size": 3712, "routed_scaling_factor": 2.5},
             "basetenlabs/kingkong@2a53581:torchtitan/experiments/nemotron3/__init__.py, which quotes it",
+        ),
+        "nemotron3-super-120b-a12b": (
+            "nvidia/NVIDIA-Nemotron-3-Super-120B-A12B-BF16", 88, 4096, 32, 2, 2688, 131_072, 262_144,
+            _LATENT_EXPERTS | {
+                "hybrid_override_pattern": "MEMEMEM*" + "EMEMEMEM*" * 2 + "EMEMEMEMEM*" * 4 + "EMEMEMEM*EMEMEMEME",
+                "mamba_num_heads": 128, "moe_intermediate_size": 2688, "moe_latent_size": 1024,
+                "moe_shared_expert_intermediate_size": 5376,
+            },
+            f"NVIDIA/Megatron-LM@0ad941e:{_MODELOPT}/NVIDIA-Nemotron-3-Super-120B-A12B-BF16.sh",
+        ),
+        "nemotron3-ultra-550b-a55b": (
+            "nvidia/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16", 108, 8192, 64, 2, 5120, 131_072, 262_144,
+            _LATENT_EXPERTS | {
+                "hybrid_override_pattern": "MEMEMEM*" + "EMEMEM*EMEMEMEM*EMEMEMEM*" * 3 + "EMEMEM*EMEMEMEM*EMEMEMEME",
+                "mamba_num_heads": 256, "moe_intermediate_size": 5120, "moe_latent_size": 2048,
+                "moe_shared_expert_intermediate_size": 10_240,
+            },
+            f"NVIDIA/Megatron-LM@0732182:{_MODELOPT}/NVIDIA-Nemotron-3-Ultra-550B-A55B-BF16.sh",
         ),
     }, model_type="nemotron_h"),
     **_list_models("layers width heads ffn mamba_num_heads mamba_head_dim ssm_state_size positions", {

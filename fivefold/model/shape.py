@@ -90,6 +90,9 @@ class MoE(Record):
     ffn: Ffn  # width of one expert (F)
     shared_experts: int = Field(0, ge=0, le=2**10)  # experts that every token visits
     shared_ffn: Ffn | None = None  # width of one shared expert; None: equal to ``ffn``
+    # width of what is dispatched to routed experts and returned, between two projections of the layer (LatentMoE,
+    # arXiv:2601.18089); None: that of the model
+    latent_width: Ffn | None = None
     shared_gate: bool = False  # the shared experts' output is multiplied by the sigmoid of a projection to one number
     dense_layers: int = Field(0, ge=0, le=2**12)  # number of first layers, which have a dense MLP
     # function of the router's logits; sparsemixer: two experts, drawn in training by their softmax among those near the
@@ -134,6 +137,10 @@ class MoE(Record):
             raise ValueError("shortcut needs joins_mlp, pattern=[true, false] and no joined_norms: change them")
         if self.identity_experts and (self.groups > 1 or self.capacity is not None or self.expert_bias):
             raise ValueError("identity_experts is not supported with groups, capacity or expert_bias: leave one out")
+        if self.latent_width is not None and (self.identity_experts or self.output_bias or self.shortcut):
+            raise ValueError(
+                "latent_width is not supported with identity_experts, output_bias or shortcut: leave one out"
+            )
         if self.score == "sparsemixer":
             self._check_sparsemixer()
         if self.topk > self.experts:
@@ -840,6 +847,12 @@ class ModelShape(Record):
         return self.moe.shared_width if self.moe else 0
 
     @property
+    def expert_width(self) -> int:
+        """Return the width of what routed experts read and return."""
+        latent_width = self.moe and self.moe.latent_width
+        return latent_width or self.width
+
+    @property
     def draws_experts(self) -> bool:
         """Tell whether routers draw experts at random in training (SparseMixer)."""
         return self.moe is not None and self.moe.score == "sparsemixer"
@@ -933,6 +946,8 @@ class ModelShape(Record):
         """Tell whether ``layer`` routes its tokens to experts."""
         if self.moe is None or layer < self.moe.dense_layers or not self.has_feed_forward(layer):
             return False
+        if layer >= self.layers and self.feed_forwards:  # the pattern is one of layers with a single branch
+            return True
         return self.moe.pattern[layer % len(self.moe.pattern)] if self.moe.pattern else True
 
     def hashes_experts(self, layer: int) -> bool:

@@ -497,20 +497,23 @@ def _list_mlp(model: ModelShape, name: str, ffn: int) -> Iterator[Weight]:
 
 
 def _list_experts(model: ModelShape) -> Iterator[Weight]:
-    """Yield the weights of router, routed experts and shared experts of one layer."""
+    """Yield the weights of router, latent projections, routed experts and shared experts of one layer."""
     moe, width = model.moe, model.width
     assert moe is not None
     yield Weight("moe.router.weight", (moe.choices, width), "router")
     if moe.router_bias:
         yield Weight("moe.router.bias", (moe.choices,), "router")
+    if moe.latent_width is not None:
+        yield from _list_linear("moe.latent_down", moe.latent_width, width, "column", bias=model.mlp_bias)
+        yield from _list_linear("moe.latent_up", width, moe.latent_width, "column", bias=model.mlp_bias)
     names = ("gate", "up") if model.mlp == "gated" else ("up",)
     for name in names:
-        yield Weight(f"moe.experts.{name}", (moe.experts, moe.ffn, width), "expert_column")
+        yield Weight(f"moe.experts.{name}", (moe.experts, moe.ffn, model.expert_width), "expert_column")
         if moe.expert_bias:
             yield Weight(f"moe.experts.{name}_bias", (moe.experts, moe.ffn), "expert_column")
-    yield Weight("moe.experts.down", (moe.experts, width, moe.ffn), "expert_row")
+    yield Weight("moe.experts.down", (moe.experts, model.expert_width, moe.ffn), "expert_row")
     if moe.expert_bias:
-        yield Weight("moe.experts.down_bias", (moe.experts, width), "expert_row")
+        yield Weight("moe.experts.down_bias", (moe.experts, model.expert_width), "expert_row")
     if moe.output_bias:
         yield Weight("moe.bias_out", (width,), "router")
     if moe.joined_norms:

@@ -120,6 +120,7 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "weighed inputs": lambda model: model.moe is not None and model.moe.router_weight_on == "inputs",
     "drawn experts": lambda model: model.draws_experts,
     "identity experts": lambda model: model.moe is not None and model.moe.identity_experts > 0,
+    "latent experts": lambda model: model.moe is not None and model.moe.latent_width is not None,
     "shortcut": lambda model: model.moe is not None and model.moe.shortcut,
     "scaled latents": lambda model: model.mla is not None and model.mla.scaled != "none",
     "normed rotary key": lambda model: model.mla is not None and model.mla.key_norm,
@@ -291,6 +292,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
     model = _add_identity_experts(random.Random(f"{number} identity"), model, layout=layout, job=job)
     model = _add_scaled_latents(random.Random(f"{number} latents"), model, layout=layout, job=job)
     if not frame.adapted:  # adapters are not modelled with them, and they are drawn by the number of a case alone
+        model = _add_latent_experts(random.Random(f"{number} latent experts"), model, layout=layout, job=job)
         model = _add_parts_of_latents(random.Random(f"{number} parts of latents"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
@@ -370,6 +372,14 @@ def _add_identity_experts(chance: random.Random, model: Model, *, layout: Layout
         return model
     moe = model.moe.replace(groups=1, topk_groups=1, capacity=None, expert_bias=False)
     moe = _replace_if_valid(moe, {"identity_experts": chance.choice((1, 2, 5))})
+    return model if moe is None else _replace_if_legal(model, {"moe": moe}, layout=layout, job=job) or model
+
+
+def _add_latent_experts(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some of the models with experts of another width, between two projections, where that is legal."""
+    if model.moe is None or chance.random() > 0.4:
+        return model
+    moe = _replace_if_valid(model.moe, {"latent_width": chance.choice((7, 20, 36))})
     return model if moe is None else _replace_if_legal(model, {"moe": moe}, layout=layout, job=job) or model
 
 

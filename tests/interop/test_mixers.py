@@ -46,3 +46,13 @@ def test_software_that_runs_the_model_of_transformers_gives_it_back(to: str, nam
     job = Job(sequence=4096, global_batch=8, precision="bf16-grad16", stack=stack)
     plan = ConfigPlan(model=build_model(name), layout=Layout(dp=8, zero=3), job=job)
     assert check_round_trip(plan, to=to, folder=tmp_path) is None
+
+
+@pytest.mark.parametrize("to", ["megatron", "bridge"])
+def test_megatron_gives_latent_experts_back(to: str, tmp_path: Path) -> None:
+    moe = MoE(experts=128, topk=8, ffn=768, latent_width=512)
+    model = build_model("qwen3-30b-a3b").replace(moe=moe)
+    job = Job(sequence=4096, global_batch=8, stack=build_stack("megatron"))
+    plan = ConfigPlan(model=model, layout=Layout(dp=8, ep=8, zero=1), job=job)
+    assert "latent" in "".join(write(plan, to=to).files.values())
+    assert check_round_trip(plan, to=to, folder=tmp_path) is None

@@ -82,7 +82,18 @@ FURTHER = ("num_nextn_predict_layers", "num_mtp_layers")
 
 
 def count_mtp_parameters(theirs: Any) -> int:
-    """Count the parameters of the MTP modules that transformers would add to ``theirs``, on meta."""
+    """Count the parameters of the MTP modules that transformers would add to ``theirs``, on meta.
+
+    Of Nemotron-H its config alone tells: two layers, three norms, and the projection of embedding and hidden state.
+    """
+    if theirs.config.model_type == "nemotron_h":
+        config = copy.deepcopy(theirs.config)
+        config.layers_block_type = config.mtp_layers_block_type
+        with torch.device("meta"):
+            layers = type(theirs)(config).model.layers
+        width = config.hidden_size
+        numel = sum(weight.numel() for weight in layers.parameters()) + 3 * width + 2 * width**2
+        return int(config.num_nextn_predict_layers) * numel
     depth = getattr(theirs.config, "num_mtp_layers", 0) or 0
     with torch.device("meta"):
         return sum(weight.numel() for weight in MtpModel(theirs, depth).layers.parameters()) if depth else 0

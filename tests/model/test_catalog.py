@@ -212,6 +212,8 @@ ROUNDED = {
     "nemotron-nano-12b-v2": (12.31, 12.31),
     "nemotron-h-8b": (8.1, 8.1),
     "nemotron-h-56b": (56.3, 56.3),
+    "nemotron3-super-120b-a12b": (120.6, 12.7),  # its report
+    "nemotron3-ultra-550b-a55b": (550, 55),  # in its name
     "granite4.0-h-tiny": (6.94, 1.465),
     "granite4.0-h-small": (32.2, 8.8),
     "gemma4-26b-a4b": (25.2, 3.8),

@@ -273,6 +273,7 @@ def _emit_experts(moe: MoE, layers: int) -> dict[str, Any]:
         "moe_router_topk": moe.topk,
         "moe_layer_freq": f"([0]*{dense}+[1]*{layers - dense})" if dense else None,
         "moe_shared_expert_intermediate_size": shared or None,
+        "moe_latent_size": moe.latent_width,
         "moe_router_score_function": moe.score,
         "moe_router_pre_softmax": moe.score == "softmax" and not moe.normalized,
         "moe_router_num_groups": moe.groups if moe.groups > 1 else None,

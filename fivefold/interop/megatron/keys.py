@@ -169,6 +169,7 @@ MODEL: Table = {
     "moe_layer_freq": part("model.moe.dense_layers: which layers have experts", "1"),
     "moe_ffn_hidden_size": part("model.moe.ffn; default: ffn_hidden_size", None),
     "moe_shared_expert_intermediate_size": part("model.moe.shared_ffn, of all shared experts", None),
+    "moe_latent_size": part("model.moe.latent_width", None),
     "moe_router_topk": part("model.moe.topk", 2),
     "moe_router_score_function": part("model.moe.score", "softmax"),
     "moe_router_pre_softmax": part("model.moe.normalized", False),
@@ -194,7 +195,6 @@ MODEL: Table = {
     "fp32_residual_connection": unmodelled_key("the stream in fp32", False),
     "apply_residual_connection_post_layernorm": unmodelled_key("residuals taken after the norm", False),
     "no_rope_freq": unmodelled_key("layers without rotary positions", None),
-    "moe_latent_size": unmodelled_key("experts on a narrower stream", None),
 }
 
 LAYOUT: Table = {

@@ -252,6 +252,7 @@ def _read_experts(values: Values, ffn: int, layers: int) -> MoE | None:
         "ffn": values["moe_ffn_hidden_size"] or ffn,
         "shared_experts": 1 if shared else 0,
         "shared_ffn": shared or None,
+        "latent_width": values["moe_latent_size"] or None,
         "dense_layers": count_dense_layers(values["moe_layer_freq"], layers, origin=values.origin),
         "score": score,
         "balance": "free" if values["moe_router_enable_expert_bias"] else "none" if kind == "none" else "aux",

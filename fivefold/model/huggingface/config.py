@@ -202,12 +202,15 @@ class Config(Record):
     shared_expert_combination_strategy: str = "sum"
     n_shared_experts: Layer | None = None
     shared_expert_intermediate_size: Annotated[int, Field(ge=0, le=2**22)] | None = None  # of all shared experts
+    moe_latent_size: Ffn | None = None  # width of what routed experts read and return
     routed_scaling_factor: Scalar = 1.0
     n_group: Experts | None = None
     topk_group: Experts | None = None
     topk_method: str | None = None
     scoring_func: str | None = None
     num_nextn_predict_layers: Layer = 0
+    mtp_layer_types: tuple[str, ...] | None = None  # of a module of multi-token prediction
+    mtp_layer_pattern: str | None = None
     q_lora_rank: Latent | None = None
     swa_num_attention_heads: Heads | None = None  # of sliding layers, as those below
     swa_q_lora_rank: Latent | None = None

@@ -59,6 +59,9 @@ class Family:
     tensors: Names = field(default_factory=lambda: decoder.TENSORS)
     # Names that differ, by the block of a layer (``Model.get_block``).
     block_tensors: Mapping[str, Names] = field(default_factory=dict)
+    # Names in a module of multi-token prediction, if they are not those of a layer after the last one; "blocks" is
+    # their prefix, "<0>" and "<1>" are the numbers of the module's two layers.
+    mtp_tensors: Mapping[str, str] = field(default_factory=dict)
     # Names that differ in a checkpoint that holds all experts of a layer in one tensor.
     stacked_tensors: Names = field(default_factory=dict)
     # Parts of names in published files, and what they are called in ``tensors``.

@@ -122,6 +122,8 @@ def list_tensors(
         if "gated norm2" in of_layer and weight.name.startswith("blocks."):
             gates = model.gates_norm(get_layer(model, weight.name), "norm2")
             of_layer = of_layer | {"norm2": of_layer["gated norm2" if gates else "norm2"]}
+        if record.mtp_tensors and weight.name.startswith("head.mtp."):
+            of_layer = _name_module(record.mtp_tensors, get_layer(model, weight.name) - model.layers)
         is_of_indexer = ".indexer." in weight.name
         is_reordered = record.indexer_rows != "ours" if is_of_indexer else reordered
         for part in _list_parts(weight, model, of_layer, weight_by_name, reordered=is_reordered, ones=record.ones):
@@ -133,12 +135,23 @@ def list_tensors(
             yield TensorPart(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)
     for ours, shape in list_router_tensors(model).items():
         layer, kind = get_layer(model, ours), ours[ours.rindex("moe.") :]
+        of_layer = names
+        if record.mtp_tensors and layer >= model.layers:
+            of_layer = _name_module(record.mtp_tensors, layer - model.layers)
         is_biased = model.moe is not None and model.moe.balance == "free" and not model.hashes_experts(layer)
-        if kind in names and (is_biased or kind == "moe.table"):
-            block = str(names["blocks"]).format(layer // record.layers_per_block)
+        if kind in of_layer and (is_biased or kind == "moe.table"):
+            block = str(of_layer["blocks"]).format(layer // record.layers_per_block)
             is_row = record.bias_is_row and kind == "moe.bias"
             stored_shape = (1, *shape) if is_row else shape
-            yield TensorPart(f"{block}.{names[kind]}", stored_shape, ours, dim=1 if is_row else 0)
+            yield TensorPart(f"{block}.{of_layer[kind]}", stored_shape, ours, dim=1 if is_row else 0)
+
+
+def _name_module(names: Mapping[str, str], number: int) -> dict[str, str | FusedTensor]:
+    """Return the names of the weights of a module of multi-token prediction, whose two layers are numbered."""
+    return {
+        ours: theirs.replace("<0>", str(2 * number)).replace("<1>", str(2 * number + 1))
+        for ours, theirs in names.items()
+    }
 
 
 def unwrap_name(name: str) -> str:

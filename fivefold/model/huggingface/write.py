@@ -226,6 +226,7 @@ def _list_expert_fields(model: Model, moe: MoE) -> dict[str, Any]:
         "num_experts": moe.experts,
         "num_experts_per_tok": moe.topk,
         "moe_intermediate_size": moe.ffn,
+        "moe_latent_size": moe.latent_width,
         "n_shared_experts": moe.shared_experts,
         "shared_expert_intermediate_size": moe.shared_width,
         "first_k_dense_replace": moe.dense_layers,

@@ -168,16 +168,16 @@ def compute_sizing(model: Model, *, machine: Machine, job: Job, link: Link) -> S
         raise UserError(f"{model.name} has no experts; name a mixture-of-experts model such as qwen3-30b-a3b")
     layer = exchanges.find_most_common_layer(model, job, routed=True)
     rest = (layer.flops - layer.expert_flops) / job.sequence
-    two_j = layer.expert_flops / (job.sequence * moe.topk * model.width * moe.ffn)
+    two_j = layer.expert_flops / (job.sequence * moe.topk * model.expert_width * moe.ffn)
     row = exchanges.get_gathered_width(job) + get_activation_width(job)
     required_flops = row * machine.chip.peak(job.precision.compute) / link.bandwidth  # FLOPs per routed element
-    missing_flops = model.width * (required_flops - two_j * moe.ffn)  # per token and routed expert
+    missing_flops = model.expert_width * (required_flops - two_j * moe.ffn)  # per token and routed expert
     return Sizing(
         link=link.name,
         ffn=moe.ffn,
         topk=moe.topk,
         ffn_alone=ceil(required_flops / two_j),
-        ffn_layer=max(0, ceil((required_flops - rest / (moe.topk * model.width)) / two_j)),
+        ffn_layer=max(0, ceil((required_flops - rest / (moe.topk * model.expert_width)) / two_j)),
         topk_layer=floor(rest / missing_flops) if missing_flops > 0 else None,
     )
 

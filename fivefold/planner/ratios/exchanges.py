@@ -216,6 +216,6 @@ def _dispatch(model: Model, job: Job, layout: Layout, *, flops: int) -> Exchange
     """Return dispatch and combine of a layer, overlapped with ``flops`` per sequence."""
     assert model.moe is not None
     tokens = _count_tokens(job, layout) / layout.tp
-    row = model.moe.topk * model.width * (get_row_width(job) + get_activation_width(job))
+    row = model.moe.topk * model.expert_width * (get_row_width(job) + get_activation_width(job))
     transfer = _build_transfer(tokens * row * (layout.ep - 1) / layout.ep, layout, "ep")
     return Exchange(layout.mbs * flops / (layout.cp * layout.tp), (transfer,), job.precision.compute)

@@ -88,7 +88,7 @@ class HuggingFaceFolder:
         foreign = _list_foreign(tensors) if text.wrapped else frozenset()
         tensors = _select_text_model(tensors) if text.wrapped else _add_prefix(tensors, prefix=text.family.base_prefix)
         tensors = _join_tensors(tensors, family=text.family)
-        if stored.mtp and not any(_find_layer(name) == stored.layers for name in tensors):
+        if stored.mtp and not any(_is_of_mtp(name, stored) for name in tensors):
             stored = stored.replace(mtp=None)  # transformers writes the key, but none of the tensors
         if model is not None:
             if model.mtp is None or stored.mtp is None:  # the stored MTP modules are not read, or new ones are drawn
@@ -404,8 +404,12 @@ def _can_be_unused(name: str, model: Model) -> bool:
     """
     if name in HEADS:
         return model.tied_embeddings
-    is_mtp = _find_layer(name) >= model.layers
-    return name.endswith(BUFFERS) or (is_mtp and (model.mtp is None or name.endswith(tuple(COPIES))))
+    return name.endswith(BUFFERS) or (_is_of_mtp(name, model) and (model.mtp is None or name.endswith(tuple(COPIES))))
+
+
+def _is_of_mtp(name: str, model: Model) -> bool:
+    """Tell whether a tensor is of a module of multi-token prediction, of which some families number the layers anew."""
+    return name.startswith("mtp.") or _find_layer(name) >= model.layers
 
 
 def _find_layer(name: str) -> int:

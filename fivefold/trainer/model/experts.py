@@ -64,6 +64,8 @@ class GroupedGemms:
 class Experts(nn.Module):
     """Experts of this rank: ``gate`` unless they are plain, ``up`` [E, F, D], ``down`` [E, D, F].
 
+    D is ``Model.expert_width``.
+
     Parallelisms set ``wgrad_store`` and ``ends`` (reads offsets); ``adds_bias``: False if another etp rank adds the
     bias of ``down``; ``copies``: number of ranks that send an expert the same token, by which weight gradients are
     divided; ``backward_overlap_work``: a list to which the backward appends dW of ``gate`` and ``up``, to run during
@@ -80,7 +82,8 @@ class Experts(nn.Module):
         self.lora_scales: dict[str, float] = {}  # of adapters of gate_up and down (``expert_lora.py``)
         self.quantized: dict[str, QuantizedWeight] = {}  # the scales of weights that are stored in few bits
         self.entries = ("gate", "up") if model.mlp == "gated" else ("up",)
-        sizes = [(name, moe.ffn, model.width) for name in self.entries] + [("down", model.width, moe.ffn)]
+        width = model.expert_width
+        sizes = [(name, moe.ffn, width) for name in self.entries] + [("down", width, moe.ffn)]
         for name, out_features, in_features in sizes:
             self.register_parameter(name, nn.Parameter(torch.empty(moe.experts, out_features, in_features)))
             if moe.expert_bias:

@@ -2,6 +2,7 @@
 
     x → router → top-k → copies by expert ⇢ gate, up → act(gate, up) · weight → down ⇢ Σ over copies (+ shared) → d
 
+Latent experts (arXiv:2601.18089) read a projection of x before the first ⇢; another one follows their sum.
 ⇢ is ``dispatcher``: under expert parallelism an all_to_all, which the shared experts overlap. The router computes in
 fp32 (arXiv:2101.03961 §2.4). Operations are named as in ``planner/counts/operations/feedforward.py``.
 """
@@ -23,7 +24,7 @@ from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.kernels.activations import activate_limited
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.kernels.kinds import INPUT_WEIGHTED, WEIGHTED
-from fivefold.trainer.model.linear import WgradStore, accumulate_grad
+from fivefold.trainer.model.linear import Linear, WgradStore, accumulate_grad
 from fivefold.trainer.model.mlp import Mlp
 from fivefold.trainer.model.norm import build_norm
 from fivefold.trainer.model.operation import Run, call_directly, exclude_from_graphs, take_all_rows
@@ -135,6 +136,9 @@ class Moe(nn.Module):
         draws, experts = model.draws_experts, model.moe.experts
         self.noise = sparse_mixer.ExpertNoise(layer=layer, experts=experts) if draws else None
         self.experts = Experts(model)
+        latent, bias = model.moe.latent_width, model.mlp_bias
+        self.latent_down = None if latent is None else Linear(model.width, latent, bias=bias)
+        self.latent_up = None if latent is None else Linear(latent, model.width, bias=bias)
         ffn = model.moe.shared_width
         self.shared = Mlp(model, ffn=ffn, name="moe.shared") if ffn else None
         self.shared_gate = SharedGate(model.width) if model.moe.shared_gate else None
@@ -165,7 +169,9 @@ class Moe(nn.Module):
         del routed_by_RD
         weights, chosen = self.run("moe.topk", self._choose_experts, logits, keys_B, ids_BT)
         permutation, plan = self._plan_dispatch(chosen)
-        routed, share = self.run("moe.dispatch", _copy_rows, x_RD, weights, permutation, self.kernels)
+        entry = x_RD if self.latent_down is None else self.run("moe.latent_down", self.latent_down, x_RD)
+        routed, share = self.run("moe.dispatch", _copy_rows, entry, weights, permutation, self.kernels)
+        del entry
         # reusing the names frees the copies once the operation on them has run
         routed, share = self.run("moe.send", self.dispatcher.send, routed, share, plan)
         shared_RD = None if self.shared is None else self.shared(x_RD, keys_B)
@@ -182,6 +188,8 @@ class Moe(nn.Module):
         expert_out = self.run("moe.return", self.dispatcher.combine, expert_out, plan)
         out_RD: Tensor = self.run("moe.combine", _combine_copies, expert_out, permutation, self.kernels)
         del expert_out
+        if self.latent_up is not None:
+            out_RD = self.run("moe.latent_up", self.latent_up, out_RD)
         if self.moe.identity_experts:
             out_RD = self.run("moe.identity", _add_tokens, out_RD, x_RD, weights, chosen, self.moe.experts)
         return out_RD if shared_RD is None else self.run("moe.add", torch.add, out_RD, shared_RD)

@@ -296,7 +296,8 @@ OWN: Mapping[str, Model] = {
         mamba2=Mamba2(heads=4, head_dim=16, state=10, groups=2, chunk=64),
         mlp="plain",
         activation="relu2",
-        moe=MoE(experts=8, topk=2, ffn=96, shared_experts=1, pattern=(False, True, False, False)),
+        mlp_bias=True,
+        moe=MoE(experts=8, topk=2, ffn=96, shared_experts=1, latent_width=40, pattern=(False, True, False, False)),
     ),
     "granite": TINY.replace(residual_scale=0.22, embedding_scale=12.0, logit_scale=0.2, tied_embeddings=True),
 }

@@ -610,7 +610,7 @@ SCANS = ("gated delta net", "kimi delta", "lightning", "mamba", "mamba2", "negat
          "rwkv", "short convolution")  # fmt: skip
 MIXTURES_OF_EXPERTS = ("biased experts", "clamped experts", "experts", "gated shared expert", "norm after experts",
                        "pattern of experts", "weighed inputs", "drawn experts", "experts next to an mlp",
-                       "identity experts", "shortcut")  # fmt: skip
+                       "identity experts", "latent experts", "shortcut")  # fmt: skip
 ROTATIONS = ("not all rotate", "scaled rope", "sliding base")
 LENT_KEYS = ("shared keys", "wide shared layers")
 INPUTS_OF_LAYERS = ("altup", "per-layer inputs")
@@ -624,7 +624,8 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("biased experts",), ("weighed inputs",)),
     (("drawn experts",), ("adapters",)),
     (("experts next to an mlp",), ("adapters", "clamped experts", "freeze")),
-    (("identity experts",), ("adapted experts", "biased experts", "drawn experts")),
+    (("identity experts",), ("adapted experts", "biased experts", "drawn experts", "latent experts")),
+    (("latent experts",), ("adapters", "freeze", "shortcut")),
     (("shortcut",), (*SCANS, *LENT_KEYS, *INPUTS_OF_LAYERS, "adapters", "clamped experts", "freeze", "half layers",
                      "joined mamba2", "mtp", "norms by mixer", "normed stream", "parallel block", "post norm")),
     (("masks from values",), (*LATENT_KINDS, *LENT_KEYS, "adapters", "attention dropout", "bias by distance", "chunks",

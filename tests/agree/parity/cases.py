@@ -116,7 +116,7 @@ MODELS: dict[str, Model] = {
             norm_epsilon=1e-4,
             mlp="plain",
             activation="relu2",
-            moe=EXPERTS.replace(pattern=(False, True, False, False)),
+            moe=EXPERTS.replace(pattern=(False, True, False, False), latent_width=20),
         ),
         DENSE.replace(
             name="joined",

@@ -39,6 +39,7 @@ OF_EXPERTS = (
 )
 CONFIGS: dict[str, dict[str, Any]] = {family: {"model_type": family, **keys} for family, keys in FAMILIES.items()} | {
     "deepseek_v3+mtp": {"model_type": "deepseek_v3", **FAMILIES["deepseek_v3"], "num_nextn_predict_layers": 1},
+    "nemotron_h+mtp": {"model_type": "nemotron_h", **FAMILIES["nemotron_h"], "num_nextn_predict_layers": 1},
     "gemma4+experts": {"model_type": "gemma4_text", **FAMILIES["gemma4_text"], "enable_moe_block": True}
     | {
         "hidden_size_per_layer_input": 0,

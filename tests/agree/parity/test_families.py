@@ -19,6 +19,7 @@ QUICK = (
     ("axk2", "tp2 mbs2"), ("axk2", "dp2 pp2 ep2 zb2p zero2 mbs1"),
     ("dots3_note_text", "tp2 mbs2"), ("dots3_note_text", "dp2 ep2 zero2 mbs1"),
     ("beam", "tp2 pp2 zb1p mbs1"), ("beam", "cp2 ep2 zero3 mbs1 ac=norm"),
+    ("nemotron_h", "dp2 tp2 ep2 etp2 mbs2"),
     ("longcat_flash", "dp2 ep2 zero2 mbs1"), ("longcat_flash", "pp2 zb1p mbs1"),
     ("longcat_flash", "cp2 ep2 zero3 mbs1 ac=moe+norm"),
     ("diffllama", "pp2 zb1p mbs1"),  # other sums of its factors differ by rounding, of larger terms that cancel

@@ -79,6 +79,7 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mimo": ("mimo_v2_flash", {"pad_token_id": 0}),
     "olmo hybrid": ("olmo_hybrid", {}),
     "kimi linear": ("kimi_linear", {}),
+    "latent experts": ("nemotron_h", {"mlp_bias": True}),
     "gpt": ("openai-gpt", {}),
     "ling": ("bailing_hybrid", {"rms_norm_eps": 1e-3}),  # a small one enlarges the rounding of small outputs
     "recurrent gemma": ("recurrent_gemma", {}),
@@ -162,6 +163,7 @@ RENAMED = {
              "self_attn.q_gate_proj.": "self_attn.q_b_proj."},
     "gpt_neox": {"lm_head.weight": "embed_out.weight"},
     "kimi_linear": {"forget_gate.": ""},
+    "nemotron_h": {"model.": "backbone."},
     "bailing_hybrid": {"forget_gate.": ""},
     "lfm3": {"self_attn.g_proj": "self_attn.gate_proj"},
     "granitemoe": {"experts.gate_up_proj": "input_linear.weight", "experts.down_proj": "output_linear.weight",
@@ -178,6 +180,7 @@ STACKED = (
     "kimi_linear",
     "laguna",
     "mimo_v2_flash",
+    "nemotron_h",
     "phimoe",
     "minimax",
 )  # names in memory are those of a folder with stacked experts

@@ -8,12 +8,13 @@ from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import build_model, find_period, read_biased_experts
+from fivefold.model.huggingface.mapping import build_model, find_period, read_biased_experts, read_mtp
 from fivefold.model.shape import MixerName
 from fivefold.model.spec import Model
 
 KINDS: dict[str, MixerName] = state_space.KINDS | {"moe": "none", "mlp": "none"}
 LETTERS = {"M": "linear_attention", "*": "full_attention", "-": "mlp", "E": "moe"}  # of hybrid_override_pattern
+MTP_LAYERS = ("full_attention", "moe")
 DEFAULT_LAYERS = ("linear_attention", "moe", "full_attention", "mlp")
 
 
@@ -46,9 +47,29 @@ def _build_nemotron_h(config: Config) -> Model:
         fields["moe"] = read_biased_experts(config) | {
             "shared_experts": 1,
             "shared_ffn": config.shared_expert_intermediate_size,
+            "latent_width": config.moe_latent_size,
             "pattern": find_period(tuple(kind == "moe" for kind in kinds)),
         }
-    return build_model(config, layers=len(kinds), **fields)
+    return build_model(config, layers=len(kinds), **fields, mtp=_read_mtp(config, routes="moe" in kinds))
+
+
+def _read_mtp(config: Config, *, routes: bool) -> dict[str, Any] | None:
+    """Return the modules of multi-token prediction, each of which has a layer of attention and one of experts.
+
+    ``routes``: whether layers of the model have experts, whose sizes those of the modules have.
+    """
+    mtp, pattern, kinds = read_mtp(config), config.mtp_layer_pattern, config.mtp_layer_types
+    if mtp is None:
+        return None
+    if pattern is not None and kinds in (None, MTP_LAYERS):
+        kinds = tuple(LETTERS.get(letter, letter) for letter in pattern)
+    names = tuple({"attention": "full_attention"}.get(kind, kind) for kind in kinds or MTP_LAYERS)
+    if names != MTP_LAYERS or not routes:
+        raise config.mistake(
+            f"num_nextn_predict_layers={config.num_nextn_predict_layers} with layers {', '.join(names)}: modules of "
+            "multi-token prediction have full_attention and moe, in a model with experts; give 0, or these layers"
+        )
+    return mtp
 
 
 def _write_layers(model: Model) -> dict[str, Any]:
@@ -83,15 +104,33 @@ def _write_layers(model: Model) -> dict[str, Any]:
     return {"layers_block_type": kinds, "num_hidden_layers": model.layers, **states, **shared}
 
 
+MIXER_TENSORS = {
+    **{f"attention.{part}": f"mixer.{part}_proj" for part in ("q", "k", "v")},
+    "attention.out": "mixer.o_proj",
+    "mlp.up": "mixer.up_proj",
+    "mlp.down": "mixer.down_proj",
+    "moe.router": "mixer.gate",
+    "moe.bias": "mixer.gate.e_score_correction_bias",
+    "moe.latent_down": "mixer.fc1_latent_proj",
+    "moe.latent_up": "mixer.fc2_latent_proj",
+    "moe.experts.up": "mixer.experts.{}.up_proj.weight",
+    "moe.experts.down": "mixer.experts.{}.down_proj.weight",
+    "moe.shared.up": "mixer.shared_experts.up_proj",
+    "moe.shared.down": "mixer.shared_experts.down_proj",
+}
+
 NEMOTRON_H = Family(
     model_type="nemotron_h",
     architecture="NemotronHForCausalLM",
     keys=drop_keys(decoder.SIZES, "num_hidden_layers", "tie_word_embeddings")
     | drop_keys(decoder.BIASED_EXPERT_KEYS, "n_shared_experts")
-    | map_same_names("num_key_value_heads head_dim mlp_bias layer_types time_step_min")
+    | map_same_names("num_key_value_heads head_dim mlp_bias layer_types time_step_min moe_latent_size")
     | {
         "layers_block_type": "layer_types",
         "hybrid_override_pattern": "layer_pattern",
+        "mtp_layers_block_type": "mtp_layer_types",
+        "mtp_hybrid_override_pattern": "mtp_layer_pattern",
+        "num_nextn_predict_layers": "num_nextn_predict_layers",
         "mlp_hidden_act": "hidden_act",
         "layer_norm_epsilon": "norm_epsilon",
         "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
@@ -124,24 +163,21 @@ NEMOTRON_H = Family(
     },
     supported={
         "mamba_hidden_act": Supported(("silu", "swish"), "a convolution with an activation other than SiLU"),
-        "moe_latent_size": Supported((None,), "experts narrower than the stream, between two projections"),
     },
     overwritten=("num_hidden_layers", "expand", "mamba_expand", "time_step_limit", "mamba_dt_limit"),
     to_model=_build_nemotron_h,
     write=_write_layers,
-    tensors=state_space.BACKBONE_TENSORS
-    | {
-        "norm2": "norm",
-        **{f"attention.{part}": f"mixer.{part}_proj" for part in ("q", "k", "v")},
-        "attention.out": "mixer.o_proj",
-        "mlp.up": "mixer.up_proj",
-        "mlp.down": "mixer.down_proj",
-        "moe.router": "mixer.gate",
-        "moe.bias": "mixer.gate.e_score_correction_bias",
-        "moe.experts.up": "mixer.experts.{}.up_proj.weight",
-        "moe.experts.down": "mixer.experts.{}.down_proj.weight",
-        "moe.shared.up": "mixer.shared_experts.up_proj",
-        "moe.shared.down": "mixer.shared_experts.down_proj",
+    tensors=state_space.BACKBONE_TENSORS | MIXER_TENSORS | {"norm2": "norm"},
+    mtp_tensors={
+        "blocks": "mtp.layers",
+        "mtp.embed_norm": "<0>.enorm",
+        "mtp.hidden_norm": "<0>.hnorm",
+        "mtp.project": "<0>.eh_proj",
+        "norm1": "<0>.norm",
+        "norm2": "<1>.norm",
+        "mtp.norm": "<1>.final_layernorm",
+        **{ours: f"<0>.{theirs}" for ours, theirs in MIXER_TENSORS.items() if ours.startswith("attention.")},
+        **{ours: f"<1>.{theirs}" for ours, theirs in MIXER_TENSORS.items() if ours.startswith("moe.")},
     },
     stacked_tensors={"moe.experts.up": "mixer.experts.up_proj", "moe.experts.down": "mixer.experts.down_proj"},
 )

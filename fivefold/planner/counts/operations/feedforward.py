@@ -2,6 +2,7 @@
 
     mlp       source → gate, up → act → down → d
     experts   source → router → top-k → dispatch ⇄ ep → gate, up → act · weight → down → ⇄ combine → (+ shared) → d
+    latent    the same, with source → latent_down before the dispatch, and latent_up after the combine
 
 Dropless: every token goes to exactly k experts. With a capacity c an expert computes at most c times the even share, or
 exactly that if rows are padded to it (Megatron). The routing weight multiplies the activation before ``down``, so that
@@ -44,18 +45,20 @@ def list_experts(local: Local, source: str, *, router_source: str | None = None)
     model, moe, rows = local.model, local.model.moe, local.stream_rows
     assert moe is not None
     size = rows * model.width * local.width
+    row_size = rows * model.expert_width * local.width
     sent = rows * moe.computed_per_token
     received = count_routed_rows(local)
+    entry, latent_ops = _project_to_latent(local, source)
     gather = Op(
         "moe.dispatch",
         "embedding",
-        (source, "weights"),
-        {"routed": moe.computed_per_token * size, "share": 4 * sent},
+        (entry, "weights"),
+        {"routed": moe.computed_per_token * row_size, "share": 4 * sent},
         keeps=("permutation",),
-        moved_bytes=2 * moe.computed_per_token * size,
-        moved_backward_bytes=(moe.computed_per_token + 1) * size,
+        moved_bytes=2 * moe.computed_per_token * row_size,
+        moved_backward_bytes=(moe.computed_per_token + 1) * row_size,
     )
-    ops = [*_list_router(local, router_source or source), gather]
+    ops = [*_list_router(local, router_source or source), *latent_ops, gather]
     ungated = "shared.whole" if moe.shared_gate else "shared"
     shared = _list_mlp(local, source, ungated, name="moe.shared", ffn=moe.shared_width) if moe.shared_experts else []
     shared += [_gate_shared_experts(local, source, ungated)] if moe.shared_gate else []
@@ -78,11 +81,13 @@ def list_experts(local: Local, source: str, *, router_source: str | None = None)
             "moe.combine",
             "embedding",
             ("returned",),
-            {combined: size},
-            moved_bytes=(moe.computed_per_token + 1) * size,
-            moved_backward_bytes=2 * moe.computed_per_token * size,
+            {combined if moe.latent_width is None else "latent.sum": row_size},
+            moved_bytes=(moe.computed_per_token + 1) * row_size,
+            moved_backward_bytes=2 * moe.computed_per_token * row_size,
         )
     )
+    if moe.latent_width is not None:
+        ops += _project(local, "latent.sum", combined, name="moe.latent_up", columns=(moe.latent_width, model.width))
     if moe.identity_experts:  # tokens times the sum of their weights
         kept = (source, "weights", "chosen")
         op = elementwise("moe.identity", "activation", (source, combined, "weights"), f"{combined}.i", size=size)
@@ -95,6 +100,23 @@ def list_experts(local: Local, source: str, *, router_source: str | None = None)
         ops = [*ops[:-1], rename_tensors(ops[-1], {combined: f"{combined}.u"})]
         ops.append(rename_tensors(op, {combined: f"{combined}.u", f"{combined}.b": combined}))
     return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
+
+
+def _project_to_latent(local: Local, source: str) -> tuple[str, list[Op]]:
+    """Return the tensor whose rows are dispatched, and the projection that makes it if experts are latent."""
+    model, moe = local.model, local.model.moe
+    assert moe is not None
+    if moe.latent_width is None:
+        return source, []
+    columns = (model.width, moe.latent_width)
+    return "latent", _project(local, source, "latent", name="moe.latent_down", columns=columns)
+
+
+def _project(local: Local, source: str, out: str, *, name: str, columns: tuple[int, int]) -> list[Op]:
+    """List a projection of the rows of the stream whose weight every rank of tensor parallelism holds."""
+    in_features, out_features = columns
+    entry = LinearInput(local, source, in_features=in_features, rows=local.stream_rows, needs_all_rows=False)
+    return [*entry.ops, entry.column(name, out, out_features=out_features, bias=local.model.mlp_bias)]
 
 
 def _gate_shared_experts(local: Local, source: str, shared: str) -> Op:
@@ -172,7 +194,7 @@ def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
     Rows dispatched in fp8 are cast back on arrival; their gradients are not cast.
     """
     part = local.part
-    row_bytes = local.model.width * local.width
+    row_bytes = local.model.expert_width * local.width
     moe = local.model.moe
     assert moe is not None
     ops, tensor, rows = list[Op](), "routed", ceil_div(received, part.etp)
@@ -225,7 +247,7 @@ def _dispatch(local: Local, *, sent: int, received: int) -> list[Op]:
 
 def _combine(local: Local, source: str, out: str, *, sent: int, received: int) -> list[Op]:
     """List the reverse of ``_dispatch``: reduce_scatter of partial sums over etp, all_to_all over ep."""
-    part, row_bytes = local.part, local.model.width * local.width
+    part, row_bytes = local.part, local.model.expert_width * local.width
     ops, tensor, rows = list[Op](), source, ceil_div(received, part.etp)
     sent_row_bytes = local.row_bytes
     scaled_row_bytes = local.row_bytes + local.row_scales_bytes
@@ -297,7 +319,7 @@ def _list_grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list
     ends: tuple[str, ...] = ("ends",)
     if source == "arrived":
         share, ends = "arrived.share", ()
-    entry = LinearInput(local, source, in_features=model.width, rows=rows, needs_all_rows=False)
+    entry = LinearInput(local, source, in_features=model.expert_width, rows=rows, needs_all_rows=False)
 
     def to_grouped(op: Op) -> Op:
         """Return one expert's operation as the grouped operation of all experts of this rank."""
@@ -321,7 +343,7 @@ def _list_grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list
     if local.facts.sums_expert_dgrad and not local.job.precision.is_low_precision:
         wgrad_bytes = 0 if source == "arrived" else ops[-1].wgrad_numels[0] * local.job.precision.gradients_bytes
         first = len(entry.ops)
-        ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.width * width - wgrad_bytes))
+        ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.expert_width * width - wgrad_bytes))
     activation = _clamp(
         _build_activation(local, "moe.experts", size=rows * ffn * width),
         local,
@@ -354,7 +376,7 @@ def _list_grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list
         out,
         rows=rows,
         in_features=ffn,
-        out_features=model.width,
+        out_features=model.expert_width,
         width=width,
         bias=moe.expert_bias,
     )

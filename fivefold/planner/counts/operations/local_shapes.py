@@ -94,8 +94,8 @@ class Local:
         self.entry_bytes = streams * (2 * self.stream_bytes if self.has_fp32_stream else self.stream_bytes)
         # Bytes of a row dispatched to an expert: its elements, and in fp8 an fp32 scale per tile.
         dispatches_fp8 = job.precision.dispatches == "fp8"
-        self.row_bytes = model.width * (1 if dispatches_fp8 else self.width)
-        self.row_scales_bytes = 4 * ceil_div(model.width, SCALED_ELEMENTS["tiles"]) if dispatches_fp8 else 0
+        self.row_bytes = model.expert_width * (1 if dispatches_fp8 else self.width)
+        self.row_scales_bytes = 4 * ceil_div(model.expert_width, SCALED_ELEMENTS["tiles"]) if dispatches_fp8 else 0
         # Token ids are a view of the step's batch if they are contiguous in it.
         self.ids_bytes = 8 * self.rows if part.sequences > 1 or part.cp > 1 else 0
         self.heads = model.heads // part.tp
