@@ -29,6 +29,7 @@ from fivefold.trainer.checkpoint.huggingface_export import _assemble
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder, start
 from fivefold.trainer.model.rotary import compute_frequencies, rotary_tables
 from fivefold.trainer.model.transformer import Transformer
+from tests.model.mutations import FAMILIES
 from tests.selection import mark_share
 
 B, T = 3, 40
@@ -401,3 +402,24 @@ def test_unneeded_tensors_are_not_imported(tmp_path: Path) -> None:
     with safe_open(tmp_path / "model.safetensors", "pt") as file:
         edit(tmp_path, **tensors | {"lm_head__weight": file.get_tensor("model.embed_tokens.weight")})
     assert set(HuggingFaceFolder.open(tmp_path).ignored) == set(spare)
+
+
+@pytest.mark.parametrize("depth", [1, 0])
+def test_modules_of_multi_token_prediction_of_nemotron_are_read_by_their_own_numbers(
+    depth: int, tmp_path: Path
+) -> None:
+    """A folder whose config has none leaves their tensors unused."""
+    config = {"model_type": "nemotron_h", **FAMILIES["nemotron_h"], "num_nextn_predict_layers": 1}
+    parts = {part.name: part for part in list_tensors(from_config(config, name="x"), family="nemotron_h")}
+    stored = {name: torch.rand(part.shape) for name, part in parts.items()}
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config["num_nextn_predict_layers"] = depth
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    folder = HuggingFaceFolder.open(tmp_path)
+    assert folder.model.mtp_depth == depth
+    full = read_full(folder)
+    of_modules = {part.ours: name for name, part in parts.items() if name.startswith("mtp.") and part.expert is None}
+    assert len(of_modules) == 16
+    for ours, name in of_modules.items():
+        assert (ours in full) == bool(depth)
+        assert not depth or torch.equal(full[ours], stored[name])
