@@ -267,4 +267,4 @@ def _list_changes(
 
 
 def _describe_miss(miss: NearMiss) -> str:
-    return f"more than the layout: none fits; {miss.layout} comes closest and {miss.need}; {miss.remedy}"
+    return f"more than the layout: none fits; {miss.layout} comes closest and {miss.shortage}; {miss.remedy}"

@@ -72,7 +72,7 @@ def list_sections(result: SearchResult, *, precision: str | None = None) -> Iter
     if result.binding_constraint:
         yield AnswerSection((Text(f"\n{result.binding_constraint}", overflow="fold"),))
     for miss in result.misses:
-        line = f"{miss.layout}  {miss.need}: {show_cause(miss.cause)}"
+        line = f"{miss.layout}  {miss.shortage}: {show_cause(miss.cause)}"
         fixes = (Text(f"  would fit with {fix}", overflow="fold") for fix in miss.fixes)
         yield AnswerSection(tuple(fixes), line)
     if len(result.front) > 1:

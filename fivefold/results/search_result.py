@@ -73,7 +73,7 @@ class NearMiss(Record):
     fixes: tuple[str, ...]  # changes with which it would fit
 
     @property
-    def need(self) -> str:
+    def shortage(self) -> str:
         """Return in words what it needs of the device's memory, and how likely it runs out of it."""
         need = f"needs {show_bytes(self.needs_bytes)} of {show_bytes(self.has_bytes)}"
         return need if self.risk is None else f"{need}, {show_risk(self.risk)} risk of running out"
