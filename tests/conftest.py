@@ -18,7 +18,7 @@ from tests.bytecode import compile_share
 from tests.cpu_times import CpuRecorder
 from tests.forked_python import fork_interpreters
 from tests.processes import run_forked as fork_ranks
-from tests.selection import ProcessGuard, mark
+from tests.selection import ProcessGuard, drop_long_cases, mark
 from tests.skipped import summarize_skips
 
 # An example may take as long as a busy machine makes it.
@@ -81,6 +81,13 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(ProcessGuard())
     if path := config.getoption("--cpu-times"):
         config.pluginmanager.register(CpuRecorder(Path(path)), "cpu_times")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Collect no cases that are left to ``make endure``."""
+    if not metafunc.config.getoption("--long"):
+        metafunc._calls = drop_long_cases(metafunc._calls)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -106,21 +106,35 @@ def list_names(function: Callable[..., Any]) -> frozenset[str]:
     return frozenset(names)
 
 
-def find_marks(item: pytest.Item) -> set[str]:
+def find_marks(item: pytest.Item) -> frozenset[str]:
     """Return which of ``processes``, ``browser`` and ``drawn`` a test is marked by."""
     functions = [getattr(item, "function", None)]
     fixtures = getattr(item, "_fixtureinfo", None)
     if fixtures is not None:
         functions += [entry.func for entry in (defs[-1] for defs in fixtures.name2fixturedefs.values() if defs)]
-    names = {name for function in functions if function is not None for name in list_names(function)}
+    return find_marks_of_code(*(function for function in functions if function is not None))
+
+
+@cache
+def find_marks_of_code(*functions: Callable[..., Any]) -> frozenset[str]:
+    """Return the marks of a test that consists of ``functions``: all its cases have the same."""
+    names = {name for function in functions for name in list_names(function)}
     marks = set()
     if names & PROCESS_NAMES or {name.split(".")[0] for name in names} & PROCESS_MODULES:
         marks.add("processes")
     if names & BROWSER_NAMES:
         marks.add("browser")
-    if hasattr(getattr(item, "function", None), "hypothesis"):
+    if any(hasattr(function, "hypothesis") for function in functions):
         marks.add("drawn")
-    return marks
+    return frozenset(marks)
+
+
+def drop_long_cases(cases: list[Any]) -> list[Any]:
+    """Return the ``cases`` of one test that ``make test`` runs, or all if it runs none: then the test is left out.
+
+    No item is made of the others, 5,300 in each worker.
+    """
+    return [case for case in cases if not any(mark.name == "long" for mark in case.marks)] or cases
 
 
 def count_examples(given: int, *, fast: bool, long: bool) -> int:

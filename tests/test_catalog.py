@@ -1,18 +1,17 @@
 """Every model of the catalog through every command that answers questions of it, on a small and on a large machine.
 
-Models that together have every feature, and all that differ from each of them in two or more, are searched on the large
-machine, where few layouts are tried, and planned, compared, reported and dry-run on the small one, with few layers and
-few of many experts; ``make endure`` takes the others. As many architectures as together have most features are proposed
-a layout, too. ``python -m tests.endure.catalog`` has full models and all layouts.
+Models that together have every feature are searched on the large machine, where few layouts are tried, and planned,
+compared, reported and dry-run on the small one, with few layers and few of many experts; ``make endure`` takes the
+others. Those that together have most features are proposed a layout, too. ``python -m tests.endure.catalog`` has full
+models and all layouts.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -28,10 +27,9 @@ from fivefold.planner.compare import ComparedCase, compare
 from fivefold.planner.predict import get_planner
 from fivefold.planner.ratios import compute_ratios
 from fivefold.planner.search import search
-from fivefold.record import Record, UserError
+from fivefold.record import Record
 from fivefold.rendering import report
 from fivefold.requests.playbook import build_playbook
-from fivefold.trainer.supported import check_supported
 
 SMALL, LARGE = (resolve(name, local=Path("/nowhere")) for name in ("h200:8 memory=512GiB", "h200:512"))
 FEW = Where.parse("tp=1,8 cp=1 pp=2,4 ep=1,8,64 mbs=1 order=default zero=1 ac=full schedule=1f1b")
@@ -39,7 +37,6 @@ ONE = "dp=8 mbs=1 zero=2 ac=none order=default"
 JOB = Job(sequence=64, global_batch=8)
 
 
-LAST = {entry.config["model_type"]: name for name, entry in CATALOG.items()}  # of each architecture
 PROPOSED = 10  # models that are proposed a layout
 MANY_EXPERTS = 128
 
@@ -55,19 +52,9 @@ def list_features(record: Record, prefix: str = "") -> Iterator[str]:
 
 
 @cache
-def is_trained(name: str) -> bool:
-    """Return whether the trainer, and so a dry run, has every operation of the model."""
-    try:
-        check_supported(Layout(), JOB, model=build_model(name))
-    except UserError:
-        return False
-    return True
-
-
-@cache
 def cover_features() -> tuple[str, ...]:
     """Return models that together have every feature of the catalog, those with most new ones first."""
-    features = {name: set(list_features(build_model(name))) for name in LAST.values()}
+    features = {name: set(list_features(build_model(name))) for name in CATALOG}
     missing, chosen = set[str]().union(*features.values()), list[str]()
     while missing:
         chosen.append(max(features, key=lambda name: len(features[name] & missing)))
@@ -75,17 +62,7 @@ def cover_features() -> tuple[str, ...]:
     return tuple(chosen)
 
 
-def leave_out_sizes(names: Collection[str]) -> list[Any]:
-    """Return ``names`` for ``parametrize``: those that differ from another in numbers or in one feature are ``--long``.
-
-    A feature that no other model has is kept.
-    """
-    kept: dict[str, set[str]] = {}
-    for name in sorted(names, key=lambda name: name not in cover_features()):
-        features = set(list_features(build_model(name)))
-        if features - set[str]().union(*kept.values()) or all(len(features - other) > 1 for other in kept.values()):
-            kept[name] = features
-    return [name if name in kept else pytest.param(name, marks=pytest.mark.long) for name in names]
+MODELS = [name if name in cover_features() else pytest.param(name, marks=pytest.mark.long) for name in CATALOG]
 
 
 def shorten_model(model: Model) -> Model:
@@ -95,7 +72,7 @@ def shorten_model(model: Model) -> Model:
     """
     slides = [model.has_window(layer) for layer in range(model.layers)]
     mixers = [model.mixer_name(layer) for layer in range(model.layers)]
-    first_layers = [*map(slides.index, set(slides)), *map(mixers.index, {*mixers} - {"attention", "none"})]
+    first_layers = [*map(slides.index, set(slides)), *map(mixers.index, {*mixers} - {"none"})]
     needed = 1 + max(first_layers)
     moe = model.moe and model.moe.replace(
         dense_layers=min(model.moe.dense_layers, 1),
@@ -108,7 +85,7 @@ def shorten_model(model: Model) -> Model:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", leave_out_sizes(CATALOG))
+@pytest.mark.parametrize("name", MODELS)
 def test_a_layout_of_a_large_machine_fits_every_model(name: str) -> None:
     model = build_model(name)
     large = Job(sequence=min(model.positions, 2048), global_batch=512)
@@ -118,7 +95,7 @@ def test_a_layout_of_a_large_machine_fits_every_model(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", leave_out_sizes(CATALOG))
+@pytest.mark.parametrize("name", MODELS)
 def test_every_planning_command_answers_for_every_model(name: str) -> None:
     few = shorten_model(build_model(name))
     made = build_playbook(few, SMALL, JOB, batch="job", tokens=1e9, where=ONE)
@@ -132,7 +109,7 @@ def test_every_planning_command_answers_for_every_model(name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", leave_out_sizes([name for name in CATALOG if is_trained(name)]))
+@pytest.mark.parametrize("name", MODELS)
 def test_a_model_is_dry_run(name: str) -> None:
     few, layout = shorten_model(build_model(name)), Layout.parse("dp8 zero2 mbs1")
     result = dryrun(model=few, machine=SMALL, layout=layout, job=JOB)
