@@ -397,10 +397,10 @@ def _add_shortcut(chance: random.Random, model: Model, *, layout: Layout, job: J
         "multipliers": None,
         "shared_kv_layers": 0,
     }
-    layout = layout.replace(stages=tuple(2 * size for size in layout.stages))
+    doubled = layout.replace(stages=tuple(2 * size for size in layout.stages))
     fields = {**excluded, "layers": 2 * model.layers, "moe": moe.replace(shortcut=True)}
-    changed = _replace_if_legal(model, fields, layout=layout, job=job)
-    return (model, layout) if changed is None else (changed, layout)
+    changed = _replace_if_legal(model, fields, layout=doubled, job=job)
+    return (model, layout) if changed is None else (changed, doubled)
 
 
 def _add_scaled_latents(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
