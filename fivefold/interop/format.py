@@ -32,6 +32,7 @@ class Document(NamedTuple):
     remarks: tuple[ParsedKey, ...] = ()
     assumed: tuple[ParsedKey, ...] = ()  # values missing from the file, read as in most configs of the software
     options: Mapping[str, str] = {}  # of the launcher
+    environment: Mapping[str, str] = {}  # variables that a command is started with
     given: Mapping[str, str] = {}  # keys that the user adds
 
 

@@ -110,7 +110,7 @@ def _list_documents(words: Sequence[str]) -> list[Document]:
         return [file_document._replace(values=_assign_variables(file_document.values, variables), given=variables)]
     run = strip_launchers(words)
     line_document = Document("the launch line", "words", words=run.words, folder=Path.cwd(), ranks=run.ranks())
-    return [line_document._replace(options=run.options)]
+    return [line_document._replace(options=run.options, environment=run.environment)]
 
 
 MAIN_FILES = ("run.sh", "run_config.yaml", "run.toml")  # files of a folder that name its other files
@@ -135,11 +135,11 @@ def _list_commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
         name: value for name, value in variables.items() if not re.search(rf"\b{name}\b", text)
     }  # variables that the script does not use are keys of the config
     documents = []
-    for words in reversed(parsed.commands):
+    for words, environment in reversed([*zip(parsed.commands, parsed.environments, strict=True)]):
         run = strip_launchers(words)
         ranks = run.ranks(parsed.slurm.nodes, parsed.slurm.per_node)
         command_document = Document(str(path), "words", words=run.words, folder=path.resolve().parent, ranks=ranks)
-        command_document = command_document._replace(options=run.options, given=extra_keys)
+        command_document = command_document._replace(options=run.options, given=extra_keys, environment=environment)
         documents.append(command_document._replace(remarks=parsed.remarks, values=parsed.variables))
     if not documents:
         skipped = "".join(f", and {remark.key}, {remark.value!r}, {remark.means}" for remark in parsed.remarks[:1])

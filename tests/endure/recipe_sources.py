@@ -29,7 +29,8 @@ class Source(NamedTuple):
     """Files of a repository at a commit.
 
     ``paths``: a regular expression that the paths of recipes match; ``also``: of files that recipes name; ``contains``:
-    words that a recipe has; ``unless_in``: a repository of whose files, of any commit, copies are left out.
+    words that a recipe has; ``pattern``: a regular expression that is found in it;
+    ``unless_in``: a repository of whose files, of any commit, copies are left out.
     """
 
     repository: str
@@ -37,6 +38,7 @@ class Source(NamedTuple):
     paths: str = rf"^examples/.*{YAML}"
     also: str = r"\.(ya?ml|json|py)$"
     contains: tuple[str, ...] = ()
+    pattern: str = ""
     unless_in: str = ""
 
 
@@ -56,6 +58,12 @@ def _list_factory(repository: str, commit: str) -> Source:
 
 TORCHTUNE = Source("pytorch/torchtune", "a6290a5", paths=rf"^recipes/configs/.*{YAML}")  # release/0.6.1
 TRL = "huggingface/trl"
+SWIFT = Source(
+    "modelscope/ms-swift",
+    "3602360",
+    paths=r"^examples/.*\.(sh|ya?ml|json)$",
+    pattern=r"\bswift (sft|pt|rlhf)\b|^tuner_type:",
+)
 ROWS = {
     "axolotl": Row((Source("axolotl-ai-cloud/axolotl", "067b021"),)),
     "llama-factory": Row((Source(FACTORY, "ff6d4d1"),)),
@@ -68,6 +76,8 @@ ROWS = {
             _list_factory("ecfm/LLaMA-Factory", "8be5984"),
         ),
     ),
+    "ms-swift": Row((SWIFT,), gpus="h100"),
+    "ms-swift with a length": Row((SWIFT,), gpus="h100", added=("max_length=2048",)),
     "trl": Row((Source(TRL, "f2cd577", paths=rf"(accelerate|cli)_configs/.*{YAML}"),)),
     "trl commands": Row((Source(TRL, "f2cd577", paths=r"^(examples|trl)/.*\.py$"),)),
     "torchtune": Row((TORCHTUNE,), gpus="h100"),
@@ -97,6 +107,7 @@ def copy_recipes(source: Source, clones: Path, folder: Path) -> list[Path]:
         place = folder / path
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_bytes(content)
+        is_recipe = is_recipe and re.search(source.pattern.encode(), content, re.MULTILINE) is not None
         if is_recipe and all(word.encode() in content for word in source.contains):
             recipes.append(place)
     return recipes

@@ -52,6 +52,14 @@ def test_configs_of_training_are_selected_that_their_origin_never_had(tmp_path: 
     assert not (tmp_path / "copied/data/large.json").exists()
 
 
+def test_scripts_are_selected_by_the_command_that_they_run(tmp_path: Path) -> None:
+    files = {"a.sh": "NPROC_PER_NODE=2 \\\nswift sft --model x\n", "b.sh": "swift infer --model x\n"}
+    commit_hash = commit(tmp_path / "someone+scripts", files)
+    source = Source("someone/scripts", commit_hash, paths=r"\.sh$", pattern=r"^swift (sft|pt)\b")
+    recipes = copy_recipes(source, tmp_path, tmp_path / "copied")
+    assert [path.name for path in recipes] == ["a.sh"]
+
+
 def test_a_missing_clone_is_named_with_the_command_that_makes_it(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match=f"git clone https://github.com/{FACTORY}"):
         copy_recipes(Source(FACTORY, "x"), tmp_path, tmp_path / "copied")

@@ -74,6 +74,10 @@ LLAMAFACTORY = {
     "bf16": True, "template": "llama3", "cutoff_len": 2048, "per_device_train_batch_size": 1,
     "gradient_accumulation_steps": 2,
 }  # fmt: skip
+SWIFT = {
+    "model": "Qwen/Qwen3-8B", "tuner_type": "full", "dataset": ["data.jsonl"], "max_length": 2048,
+    "per_device_train_batch_size": 1, "gradient_accumulation_steps": 2, "torch_dtype": "bfloat16", "deepspeed": "zero2",
+}  # fmt: skip
 TRAINER = {
     "model_name_or_path": "meta-llama/Meta-Llama-3-8B",
     "per_device_train_batch_size": 1,
@@ -274,6 +278,7 @@ def write_plain(base: Mapping[str, Any]) -> Written:
 SOFTWARE = {
     "axolotl": Software(write_plain(AXOLOTL)),
     "llamafactory": Software(write_plain(LLAMAFACTORY)),
+    "ms-swift": Software(write_plain(SWIFT)),
     "trainer": Software(trainer),
     "trl": Software(trl),
     "accelerate": Software(accelerate),

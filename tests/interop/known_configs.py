@@ -107,6 +107,18 @@ CONFIGS: dict[str, list[Config]] = {
         {"bf16": False},
         {"packing": True},
     ],
+    "ms-swift": [
+        {},
+        {"tuner_type": "lora"},
+        {"tuner_type": "lora", "quant_method": "bnb", "quant_bits": 4},
+        {"packing": True, "attn_impl": "flash_attn"},
+        {"rlhf_type": "dpo"},
+        {"deepspeed": None},
+        {"deepspeed": "zero3", "max_steps": 1000},
+        {"use_chat_template": False},
+        {"bf16": False, "gradient_checkpointing": False},
+        {"deepspeed": None, "tuner_type": "lora", "quant_method": "bnb", "quant_bits": 4},
+    ],
     "trainer": [
         {},
         {"use_peft": True},
@@ -194,6 +206,17 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "auto_wrap_policy": ("SIZE_BASED_WRAP", "NO_WRAP"),
     "attention_backend": ("unfused", "fused", "local"),
     "attn_implementation": ("eager", "flash_attention_3"),
+    "attn_impl": ("eager", "flash_attention_3"),
+    "torch_dtype": ("float32", "float16"),
+    "tuner_type": ("lora", "full"),
+    "rlhf_type": ("dpo", "kto"),
+    "loss_scale": ("all", "hermes"),
+    "bnb_4bit_use_double_quant": (False,),
+    "truncation_strategy": ("right",),
+    "target_modules": (["q_proj"],),
+    "target_regex": (".*q_proj",),
+    "target_parameters": (["mlp.experts.down_proj"],),
+    "dataset": (["other.jsonl"],),
     "betas": ([0.8, 0.9],),
     "components": (["model"], ["loss"]),
     "cp_comm_type": ("a2a", "allgather"),
@@ -289,6 +312,7 @@ SWITCHES = frozenset({
     "deepspeed.optimizer.type", "deepspeed.zero_optimization.stage", "finetuning_type", "fsdp", "fsdp_version",
     "activation_checkpoint.mode", "completion_only_loss", "loss_type", "parallelism.data_parallel_replicate_degree",
     "load_in_4bit", "model.dtype", "packing", "parallelism.tensor_parallel_degree", "rl",
+    "tuner_type", "rlhf_type", "quant_method", "use_chat_template",
     "stage", "training.dtype", "use_peft", "recipe", "ac_mode", "lr_scheduler._component_",
 })  # fmt: skip
 
@@ -330,6 +354,9 @@ WITHOUT_EFFECT: dict[str, Mapping[str, str]] = {
     "trainer": {"use_bnb_nested_quant": "is what is counted; its default is named"},
     "trl": {"use_bnb_nested_quant": "is what is counted; its default is named"},
     "llamafactory": {"dataset_dir": "the folder of data sets, which act"},
+    "ms-swift": {
+        "padding_free": "samples are one by one, or packed, which has it on",
+    },
     "megatron": WITHOUT_EFFECT_IN_MEGATRON,
     "bridge": {
         field: reason

@@ -15,7 +15,7 @@ MODULES = {"__init__", "keys", "parse", "to_job", "emit"}
 # Tables of what a software has, and readers of what is its own.
 DATA = {
     "nemo", "adapters", "axolotl_deepspeed", "builders", "data", "dialects", "effects", "flavors", "freeze",
-    "harmless", "shipped",
+    "harmless", "shipped", "swift",
 }  # fmt: skip
 
 

@@ -40,6 +40,13 @@ EFFECTS: dict[str, dict[str, Any]] = {
         "mixture_of_depths": "convert", "upcast_layernorm": True, "use_mca": True, "use_llama_pro": True,
         "use_cache": True,
     },
+    "ms-swift": {
+        "tuner_type": "longlora", "quant_bits": 4, "quant_method": "hqq", "use_galore": True, "freeze_vit": False,
+        "tuner_backend": "unsloth", "rlhf_type": "grpo", "lisa_activated_layers": 2, "device_map": "auto",
+        "freeze_parameters_ratio": 0.5, "enable_dft_loss": True, "optimizer": "muon", "task_type": "seq_cls",
+        "zero_hpz_partition_size": 8, "loss_type": "sapo", "lora_bias": "all", "model_name_or_path": "Qwen/Qwen3-4B",
+        "trainable_parameters": ["lm_head"], "max_memory": "20GB", "use_cache": True,
+    },
     "trainer": {
         "load_in_4bit": True, "label_smoothing_factor": 0.1,
         "optim": "galore_adamw", "auto_find_batch_size": True, "neftune_noise_alpha": 5, "fsdp": "full_shard offload",
@@ -120,6 +127,10 @@ EFFECTS: dict[str, dict[str, Any]] = {
 VARIANTS: dict[str, dict[str, Any]] = {
     "axolotl": {"group_by_length": True, "cosine_constant_lr_ratio": 0.8, "lr_scheduler": "one_cycle"},
     "llamafactory": {"moe_aux_loss_coef": 0.01, "enable_torch_profiler": True, "lr_scheduler_type": "polynomial"},
+    "ms-swift": {
+        "group_by_length": True, "external_plugins": ["plugin.py"], "use_logits_to_keep": True,
+        "new_special_tokens": ["<x>"], "enable_channel_loss": True,
+    },
     "trainer": {
         "group_by_length": True, "train_sampling_strategy": "group_by_length", "router_aux_loss_coef": 0.01,
         "lr_scheduler_type": "cosine_with_restarts",

@@ -1,10 +1,11 @@
 """Trainers on transformers: TrainingArguments with accelerate's YAML (FSDP, DeepSpeed, DDP) or DeepSpeed's JSON.
 
 keys · parse · to_job · emit   the four modules of a format, described in ``../format.py``
-dialects                       names that Axolotl and LLaMA-Factory use
+dialects                       names that Axolotl, LLaMA-Factory and ms-swift use
+swift                          commands of ms-swift, and defaults that follow from other keys
 shipped                        DeepSpeed configs that both ship and recipes name
 effects · harmless             keys that change the step and are not counted; keys without effect
-adapters                       PEFT adapters and quantized bases, of TRL, Axolotl and LLaMA-Factory
+adapters                       PEFT adapters and quantized bases, of TRL, Axolotl, LLaMA-Factory and ms-swift
 freeze                         frozen parts, of Axolotl and LLaMA-Factory
 data                           their data sets, chat templates, packing and losses, as ``[data]`` of a run file
 """
@@ -12,7 +13,7 @@ data                           their data sets, chat templates, packing and loss
 from __future__ import annotations
 
 from fivefold.interop.format import ConfigFormat
-from fivefold.interop.huggingface.dialects import AXOLOTL, DIALECTS, LLAMAFACTORY
+from fivefold.interop.huggingface.dialects import AXOLOTL, DIALECTS, LLAMAFACTORY, SWIFT
 from fivefold.interop.huggingface.emit import (
     choose_stack,
     emit_accelerate,
@@ -57,6 +58,18 @@ FORMATS = (
         main_keys=MAIN_KEYS,
         order=3,
         sample_data="random tokens",
+    ),
+    ConfigFormat(
+        SWIFT.name,
+        SWIFT.version,
+        "",
+        is_huggingface,
+        parse,
+        to_job,
+        None,
+        keys={SWIFT.name: KEYS[SWIFT.name]},
+        main_keys=MAIN_KEYS,
+        order=3,
     ),
     *(
         ConfigFormat(

@@ -1,7 +1,8 @@
-"""PEFT adapters and quantized bases of bitsandbytes, by the keys of TRL, Axolotl and LLaMA-Factory.
+"""PEFT adapters and quantized bases of bitsandbytes, by the keys of TRL, Axolotl, LLaMA-Factory and ms-swift.
 
 Sources: trl/trainer/model_config.py; axolotl 0.19.0 axolotl/utils/schemas/peft.py and loaders/adapter.py; llamafactory
-0.9.5 llamafactory/hparams/finetuning_args.py, model_args.py and model/adapter.py.
+0.9.5 llamafactory/hparams/finetuning_args.py, model_args.py and model/adapter.py; ms-swift 4.6.0
+swift/arguments/tuner_args.py, base_args/quant_args.py and pipelines/train/tuner.py.
 """
 
 from __future__ import annotations
@@ -60,6 +61,8 @@ class AdapterKeys(NamedTuple):
     ranks: str = ""  # the key of ranks by pattern
     alphas: str = ""  # the key of alphas by pattern
     parameters: str = ""  # the key of adapted parameters, which are those of stacked experts
+    lists_linears: bool = False  # gives peft the names of the linear layers, and does so where no targets are given
+    pattern: str = ""  # the key of a pattern of targets, which goes before ``targets``
 
 
 TRL = AdapterKeys(
@@ -118,8 +121,30 @@ LLAMAFACTORY = AdapterKeys(
     "additional_target",
     (),
     resumed="adapter_name_or_path",
+    lists_linears=True,
 )
-ADAPTER_KEYS_OF = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY}
+SWIFT = AdapterKeys(
+    "tuner_type",
+    ("lora",),
+    ("full",),
+    ("lora_rank", 8),
+    ("lora_alpha", 32),
+    ("lora_dropout", 0.05),
+    "target_modules",
+    ("all-linear",),
+    "use_rslora",
+    "use_dora",
+    ("quant_bits", 4),
+    ("quant_bits", 8),
+    ("bnb_4bit_use_double_quant", True),
+    "modules_to_save",
+    (),
+    resumed="adapters",
+    parameters="target_parameters",
+    lists_linears=True,
+    pattern="target_regex",
+)
+ADAPTER_KEYS_OF = {"axolotl": AXOLOTL, "llamafactory": LLAMAFACTORY, "ms-swift": SWIFT}
 
 
 FUSED_KERNELS = ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel", "lora_embedding_kernel")  # Axolotl's
@@ -130,7 +155,7 @@ LOADED_AS = "model_quantization_config"  # of Axolotl: the class by which transf
 def _build_table(names: AdapterKeys) -> Table:
     """Return the keys of a trainer's adapters that are read."""
     keys = {
-        names.switch: part(ADAPTER, "full" if names is LLAMAFACTORY else None if names is AXOLOTL else False),
+        names.switch: part(ADAPTER, names.off[0]),
         names.rank[0]: part("job.adapter.rank", None),
         names.alpha[0]: part("job.adapter.alpha", None),
         names.dropout[0]: part("job.adapter.dropout", None),
@@ -145,6 +170,7 @@ def _build_table(names: AdapterKeys) -> Table:
         **({f"{names.ranks}.*": part("job.adapter.rank_pattern", None)} if names.ranks else {}),
         **({f"{names.alphas}.*": part("job.adapter.alpha_pattern", None)} if names.alphas else {}),
         **({names.parameters: part("job.adapter.targets", None)} if names.parameters else {}),
+        **({names.pattern: part("job.adapter.targets", None)} if names.pattern else {}),
     }
     if names is AXOLOTL:
         keys |= {"lora_target_linear": part("job.adapter.targets", None)}
@@ -157,6 +183,7 @@ TABLES: dict[str, Table] = {
     "trl": _build_table(TRL),
     "axolotl": _build_table(AXOLOTL),
     "llamafactory": _build_table(LLAMAFACTORY),
+    "ms-swift": _build_table(SWIFT),
 }
 
 
@@ -314,9 +341,9 @@ def add_expert_adapters(values: Values, fields: dict[str, Any], model: Model) ->
     """Replace targets by which peft adapts the routed experts of a mixture; approximate those that are frozen here.
 
     peft turns ``all-linear``, and the names of an MLP's layers, into adapters of stacked experts in most families, with
-    twice the rank for gate and up; dense MLPs and shared experts then have none. Axolotl's ``lora_target_linear`` and
-    LLaMA-Factory's ``all`` give it the names of the linear layers that they find, which are those of an MLP if the
-    model has dense MLPs or shared experts.
+    twice the rank for gate and up; dense MLPs and shared experts then have none. Axolotl's ``lora_target_linear``,
+    LLaMA-Factory's ``all`` and ms-swift's ``all-linear`` give it the names of the linear layers that they find, which
+    are those of an MLP if the model has dense MLPs or shared experts.
     """
     if model.moe is None or not fields:
         return
@@ -330,7 +357,7 @@ def add_expert_adapters(values: Values, fields: dict[str, Any], model: Model) ->
     key = "lora_target_linear" if lists_linears else names.targets if values.is_set(names.targets) else names.switch
     has_mlps = not set(list_targets(model, adapter)).isdisjoint(EXPERT_LAYERS)
     family = find_family(model)
-    if adapts_all and not (lists_linears or names is LLAMAFACTORY):
+    if adapts_all and not (lists_linears or names.lists_linears):
         reaches_experts = family in NAMED_AS_MLPS | NAMED_W1
     else:
         reaches_experts = family in NAMED_AS_MLPS and (has_mlps or not adapts_all)
@@ -466,6 +493,9 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
 def _read_base(values: Values, names: AdapterKeys, *, on: bool) -> str | None:
     """Return how the base is stored, or None; doubt few bits without an adapter, and other numbers of bits."""
     by_key = {name: values[name] for name, _ in (names.four, names.eight) if values[name] not in (None, False)}
+    if names is SWIFT and by_key and values.given.get("quant_method") is None:
+        values.mark_not_modelled(names.four[0], "has no effect without quant_method: bnb; counted in 16 bits")
+        return None
     for key, value in by_key.items():
         is_four = (key, value) == names.four
         is_eight = (key, value) == names.eight
@@ -546,11 +576,13 @@ def _resolve_targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     given = values[names.targets]
     if values.given.get("lora_target_linear") is True and names is AXOLOTL:  # which adds them to the other targets
         return (ALL_LINEAR, *(word for word in to_list(given) if word in END_TARGETS))
+    if names.pattern and values[names.pattern]:
+        return _match_targets(values, str(values[names.pattern]), key=names.pattern)
     if isinstance(given, str) and set(given) & set("\\.*+[(|"):
         return _match_targets(values, given, key=names.targets)
     words = [word.strip() for text in to_list(given) for word in str(text).split(",") if word.strip()]
     if not words:
-        if names is LLAMAFACTORY:
+        if names.lists_linears:
             return (ALL_LINEAR,)
         values.approximate(names.switch, "no target modules: peft's own for the model, counted as q_proj and v_proj")
         return ("q_proj", "v_proj")

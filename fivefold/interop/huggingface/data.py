@@ -1,4 +1,4 @@
-"""Data of TRL, Axolotl and LLaMA-Factory as the table ``[data]`` of our run file, and the objective that they train.
+"""Data of TRL, Axolotl, LLaMA-Factory and ms-swift as the table ``[data]`` of our run file, and what they train on it.
 
 Nothing of the table changes what a step costs, so a difference is a remark on the written run file and no error; of the
 objective it does. Sources: trl/trainer/sft_config.py, dpo_config.py; axolotl 0.19.0 axolotl/utils/schemas/config.py,
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fivefold.interop.keys import Table, Values, is_number, part, shorten_value
+from fivefold.interop.keys import Table, Values, is_number, part, shorten_value, to_list
 from fivefold.job import Job
 from fivefold.record import UserError, read_text
 from fivefold.results.reading import DataReading
@@ -56,12 +56,27 @@ TABLES: dict[str, Table] = {
         "pref_beta": part(BETA, None),
         "pref_ftx": part(OBJECTIVE, 0.0),
     },
+    "ms-swift": {
+        "dataset": part("data.corpus", None),
+        "use_chat_template": part(FORMAT, True),
+        "template": part(TEMPLATE, None),
+        "loss_scale": part(LOSS_ON, "default"),
+        "truncation_strategy": part(EXCESS, "delete"),
+        "split_dataset_ratio": part(HELDOUT, 0.0),
+        "rlhf_type": part(OBJECTIVE, None),
+        "beta": part(BETA, None),
+    },
 }
 DATASET_INFO = "dataset_info.json"
 VERBATIM = "{instruction}"  # Axolotl's format of a prompt without a template
 PAIR_FIELDS = ("field_prompt", "field_chosen", "field_rejected")  # of Axolotl's type for pairs
 CHAT, TEXT = "chat_template", "completion"  # Axolotl's types of conversations, and of plain text
-SIGNS = {"trl": tuple(TABLES["trl"]), "axolotl": ("datasets",), "llamafactory": ("dataset", "template")}
+SIGNS = {
+    "trl": tuple(TABLES["trl"]),
+    "axolotl": ("datasets",),
+    "llamafactory": ("dataset", "template"),
+    "ms-swift": ("dataset",),
+}
 SIGMOID = ("sigmoid", ["sigmoid"])  # the loss of DPO
 OTHER_OBJECTIVE = "an objective other than the next token"
 LOSS_TERMS = {
@@ -76,19 +91,24 @@ LOSS_TERMS = {
     "dpo_padding_free": "pairs without padding",
     "precompute_ref_log_probs": "the reference runs before the training; counted in every step",
 }
-REFERENCE_KEYS = ("ref_model", "ref_model_adapters", "ref_model_quantization_bit")  # of LLaMA-Factory
+REFERENCE_KEYS = ("ref_model", "ref_model_adapters", "ref_model_quantization_bit", "ref_adapters")
 
-SWITCHES = {"trl": ("loss_type", "beta"), "axolotl": ("rl", "rl_beta"), "llamafactory": ("stage", "pref_beta")}
+SWITCHES = {
+    "trl": ("loss_type", "beta"),
+    "axolotl": ("rl", "rl_beta"),
+    "llamafactory": ("stage", "pref_beta"),
+    "ms-swift": ("rlhf_type", "beta"),
+}
 
 
 def read_preferences(values: Values) -> dict[str, Any]:
     """Return objective and β of a config that trains on preferences by DPO, or nothing; doubt other objectives."""
     software = _find_software(values)
     switch, beta = SWITCHES[software]
-    for key in SWITCHES["trl"] if software != "trl" else ():
-        if values.is_set(key):
-            values.mark_not_modelled(key, OTHER_OBJECTIVE)
     is_dpo = values[switch] in SIGMOID if software == "trl" else values[switch] == "dpo"
+    for key in SWITCHES["trl"] if software != "trl" else ():
+        if values.is_set(key) and key != beta and not (software == "ms-swift" and is_dpo and values[key] in SIGMOID):
+            values.mark_not_modelled(key, OTHER_OBJECTIVE)
     if not is_dpo:
         if values[switch] not in (None, "nll", "sft", "pt"):
             values.mark_not_modelled(switch, f"{OTHER_OBJECTIVE}; counted as it")
@@ -106,7 +126,7 @@ def read_preferences(values: Values) -> dict[str, Any]:
     if values.given.get("dpo_loss_type", "sigmoid") not in SIGMOID:
         values.mark_not_modelled("dpo_loss_type", "another loss of pairs; counted as DPO's, with a reference")
     for key in REFERENCE_KEYS:
-        if values.given.get(key):
+        if values.given.get(key) and values.given[key] != values["model_name_or_path"]:
             values.mark_not_modelled(key, "a reference of another model; counted as the model before its training")
     strength = values.number(beta)
     return {OBJECTIVE: "dpo"} | ({} if strength is None else {BETA: strength})
@@ -128,7 +148,7 @@ def read_data(values: Values, *, ranks_pairs: bool = False, folder: Path | None 
     if software == "llamafactory":
         pairs = _read_llamafactory(values, remarks, _find_dataset(values, folder or Path()))
     else:
-        pairs = {"trl": _read_trl, "axolotl": _read_axolotl}[software](values, remarks)
+        pairs = {"trl": _read_trl, "axolotl": _read_axolotl, "ms-swift": _read_swift}[software](values, remarks)
     fields = {name: value for name, value in pairs if value is not None}
     if ranks_pairs:
         kept = ("corpus", "key", "chat_template", "excess", "heldout")
@@ -269,6 +289,29 @@ def _read_llamafactory(values: Values, remarks: list[str], entry: Mapping[str, A
     yield "loss_on", "all" if values["train_on_prompt"] else None
     yield "packing", None if values["padding_free"] or values["packing"] else "none"
     yield "heldout", _read_heldout_share(values["val_size"], remarks)
+
+
+def _read_swift(values: Values, remarks: list[str]) -> Fields:
+    """Yield the fields of ``[data]`` in a config of ms-swift; ``#500`` after a data set takes 500 of its samples."""
+    datasets = [str(name).partition("#")[0] for name in to_list(values["dataset"])]
+    if len(datasets) > 1:
+        remarks.append(f"{len(datasets)} data sets; the run has one corpus: put their files in one folder")
+    yield "corpus", _read_corpus(datasets, remarks)
+    yield "heldout", _read_heldout_share(values["split_dataset_ratio"], remarks)
+    if values["use_chat_template"] is False:
+        yield "format", "text"
+        return
+    yield "format", "messages"
+    if values["template"] is not None:
+        remarks.append(f"template {values['template']}: {OWN_TEMPLATE}")
+    base, *others = str(values["loss_scale"]).split("+")
+    if base == "last_round" or others or base not in ("default", "all"):
+        remarks.append(
+            f"loss_scale {values['loss_scale']}: there, some replies weigh otherwise; the run trains every one"
+        )
+    yield "loss_on", "all" if base == "all" else None
+    yield "excess", "drop" if values["truncation_strategy"] == "delete" else None
+    yield "packing", None if values["packing"] else "none"
 
 
 def _read_column(name: object, key: str, values: Values) -> str | None:

@@ -1,7 +1,8 @@
-"""Axolotl's and LLaMA-Factory's names for TrainingArguments, and the keys that only they have.
+"""Names for TrainingArguments of Axolotl, LLaMA-Factory and ms-swift, and the keys that only they have.
 
 Sources: axolotl 0.19.0 axolotl/utils/schemas/config.py, training.py and fsdp.py; llamafactory 0.9.5
-llamafactory/hparams/model_args.py, data_args.py and finetuning_args.py.
+llamafactory/hparams/model_args.py, data_args.py and finetuning_args.py; ms-swift 4.6.0 swift/arguments and
+swift/trainers/arguments.py.
 """
 
 from __future__ import annotations
@@ -151,4 +152,55 @@ LLAMAFACTORY = Dialect(
     },
 )
 
-DIALECTS = (AXOLOTL, LLAMAFACTORY)
+SWIFT = Dialect(
+    name="ms-swift",
+    version="4.6.0",
+    signs=frozenset(
+        {
+            "model",
+            "tuner_type",
+            "train_type",
+            "attn_impl",
+            "split_dataset_ratio",
+            "quant_method",
+            "rlhf_type",
+            "freeze_vit",
+            "loss_scale",
+            "packing_length",
+            "load_from_cache_file",
+        }
+    ),
+    names={
+        "model": "model_name_or_path",
+        "tuner_type": "tuner_type",
+        "train_type": "tuner_type",  # of 3.x
+        "attn_impl": "attn_implementation",
+        "sequence_parallel_size": "sequence_parallel_degree",
+        "zero_hpz_partition_size": "deepspeed.zero_optimization.zero_hpz_partition_size",
+        "deepspeed_autotp_size": "deepspeed.tensor_parallel.autotp_size",
+        "model_name_or_path": "ms-swift.model_name_or_path",  # of TrainingArguments, and unknown to ms-swift
+        "attn_implementation": "ms-swift.attn_implementation",
+    },
+    words={("attn_implementation", "flash_attn"): ("attn_implementation", "flash_attention_2")},
+    defaults={
+        "per_device_train_batch_size": 1,
+        "gradient_checkpointing": True,
+        "lr_scheduler_type": "cosine",
+        "weight_decay": 0.1,
+        "adam_beta2": 0.95,
+        "packing_strategy": "binpack",
+        "loss_type": None,
+    },
+    implied_values={"tuner_type": "lora"},
+    table={
+        "torch_dtype": part("job.precision: the type in which weights are loaded; default: that of the model", None),
+        "gradient_accumulation_steps": part("job.global_batch; default: as many as make a batch of 16", 1),
+        "packing_length": part("job.sequence, where samples are packed", None),
+        **effects.SWIFT,
+        **ignored_keys(*harmless.SWIFT.split()),
+        **adapters.TABLES["ms-swift"],
+        **data.TABLES["ms-swift"],
+    },
+)
+
+DIALECTS = (AXOLOTL, LLAMAFACTORY, SWIFT)

@@ -111,3 +111,30 @@ ref_model ref_model_* repetition_penalty reward_model reward_model_* rope_scalin
 skip_special_tokens split_special_tokens task task_dir temperature tokenized_path tool_format top_k top_p
 train_from_scratch use_audio_in_video use_kv_cache use_reentrant_gc use_swanlab video_* vllm_*
 """
+
+SWIFT = """
+ENV ENV.* acc_strategy adalora_* adapter_* add_non_thinking_prefix add_version advantage_estimator advantage_reweight
+agent_template aligner_lr async_generate boft_* cached_dataset cached_val_dataset center_rewards_coefficient
+check_model chord_* cliprange cliprange_value columns columns.* completion_length_limit_scope cosine_* cpo_alpha
+create_checkpoint_symlink custom_dataset_info dataset_shuffle decision_* delta desirable_weight device_groups
+disable_auto_column_mapping disable_ignore_empty_think download_mode ds3_gather_for_generation dynamic_sample
+early_stop_interval enable_flattened_weight_sync enable_npu_model_patch enable_thinking epsilon epsilon_high
+extra_eval_args extra_eval_args.* fipo_* fourier_* galore_* gamma generation_batch_size generation_config
+generation_max_length generation_num_beams gkd_logits_topk gym_env hqq_axis ignore_args_error
+importance_sampling_level init_strategy init_weights interleave_prob is_binary_loss_scale kl_coef kl_in_reward lam
+lazy_tokenize lisa_* llamapro_* lmbda load_args load_data_args load_from_cache_file local_repo_path
+local_rollout_forward_batch_size log_completions log_entropy log_rollout_offpolicy_metrics logprobs lorap_lr_ratio
+max_epochs max_model_len max_new_tokens max_pixels max_resample_times max_shard_size max_turns min_p
+missing_eos_penalty model_author model_kwargs model_kwargs.* model_name model_type move_model_batches mrl_dims
+mrl_dims.* multi_turn_scheduler norm_bbox num_beams num_generations num_generations_eval num_iterations num_labels
+num_mini_batches num_ppo_epochs num_sample_generations off_policy_* offload_model offload_optimizer
+offload_teacher_model overlong_filter packing_num_proc padding_side predict_with_generate preserve_thinking
+problem_type ray_exp_name real_tau ref_adapters ref_model ref_model_* reft_* repetition_max_penalty repetition_n_grams
+repetition_penalty response_length response_prefix resume_only_model reward_* rlsd_* rollout_* rope_scaling
+rope_scaling.* safe_serialization scale_rewards sdar_* seq_kd sft_alpha shuffle_buffer_size simpo_gamma sleep_level
+soft_cache_length soft_max_length sortish_sampler steps_per_generation stop_words stopping_strategy stream strict
+structured_outputs_regex system tau_neg tau_pos teacher_* temperature template_backend top_entropy_quantile top_k
+top_logprobs top_p train_dataloader_shuffle undesirable_weight use_flash_ckpt use_gym_env use_hf use_ray use_vllm
+val_dataset val_dataset_shuffle vera_* vf_coef vit_gradient_checkpointing vit_gradient_checkpointing_kwargs
+vit_gradient_checkpointing_kwargs.* vit_lr vllm_* whiten_rewards
+"""

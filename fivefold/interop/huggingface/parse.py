@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fivefold.interop.files import read_document as load
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.huggingface.data import SIGMOID
-from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, Dialect
+from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, SWIFT, Dialect
 from fivefold.interop.huggingface.keys import (
     DERIVED_FROM_WIDTH,
     FILLED_BY_TRAINER,
@@ -24,7 +24,14 @@ from fivefold.interop.huggingface.keys import (
     VERSIONS,
 )
 from fivefold.interop.huggingface.shipped import find_shipped
-from fivefold.interop.keys import Values, flatten
+from fivefold.interop.huggingface.swift import (
+    complete_keys,
+    compute_defaults,
+    count_ranks,
+    find_method,
+    parse_arguments,
+)
+from fivefold.interop.keys import Values, flatten, shorten_value
 from fivefold.interop.shell.launch import parse_keys
 from fivefold.record import UserError
 from fivefold.results.reading import ParsedKey
@@ -77,6 +84,7 @@ def is_huggingface(document: Document) -> bool:
             or "config_file" in document.options
             or "deepspeed" in option_names
             or find_trl_script(document.words)
+            or find_method(document.words)
         ) or (
             bool(document.words)
             and any(is_huggingface(_load(word, document)) for word in files if find_config_file(word, document))
@@ -98,7 +106,9 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     table = dict(TABLE)
     if dialect:
         table |= dialect.table
-        table |= {name: table[name]._replace(default=value) for name, value in dialect.defaults.items()}
+        ranks = overrides.ranks or document.ranks or collected.ranks
+        defaults = {**dialect.defaults, **(compute_defaults(given, ranks) if dialect is SWIFT else {})}
+        table |= {name: table[name]._replace(default=value) for name, value in defaults.items()}
     assumed = (*document.assumed, *collected.assumed)
     if trl_config := _find_trl_config(collected):
         if collected.script is None:
@@ -136,14 +146,15 @@ def collect_keys(document: Document) -> CollectedKeys:
     collected = _parse_file(document) if document.kind != "words" else _parse_words(document)
     given, assumed = collected.given, list[ParsedKey]()
     for key in ("deepspeed", "accelerate.deepspeed_config.deepspeed_config_file"):
-        file = given.get(key)
-        if isinstance(file, str) and file.endswith(".json"):
-            dialect = collected.dialect
-            shipped = find_shipped(file, dialect) if dialect else None
+        file, dialect = given.get(key), collected.dialect
+        shipped = find_shipped(file, dialect) if dialect and isinstance(file, str) else None
+        if isinstance(file, str) and (file.endswith(".json") or shipped):
             if dialect is None or shipped is None or find_config_file(file, document):
                 given |= _read_deepspeed(_load(file, document).values, document.origin)
             else:
                 given |= _read_deepspeed(shipped, document.origin)
+                if not file.endswith(".json"):
+                    continue
                 means = f"not next to the config: read as {dialect.name} {dialect.version} ships it"
                 assumed.append(ParsedKey(key=key, value=file, means=means))
     ranks = given.get("accelerate.num_processes")
@@ -154,18 +165,54 @@ def collect_keys(document: Document) -> CollectedKeys:
     )
 
 
+def _parse_swift(document: Document) -> CollectedKeys:
+    """Collect the keys of a command of ms-swift: its first word may name a config; ``ENV`` there sets variables."""
+    values, environment = dict[str, Any](), dict[str, Any](document.environment)
+    for word in document.words[1:3]:
+        if word.endswith((".yaml", ".yml", ".json")) and not word.startswith("-"):
+            values = dict(_load(word, document).values)
+    values |= parse_arguments(document.words)
+    return _collect_swift(values, document, environment, method=find_method(document.words))
+
+
+def _collect_swift(
+    values: dict[str, Any], document: Document, environment: dict[str, Any], *, method: str | None
+) -> CollectedKeys:
+    """Return the keys of ms-swift by the names of TrainingArguments, and the ranks of its variables."""
+    given_environment = values.get("ENV")
+    environment = {**(given_environment if isinstance(given_environment, dict) else {}), **environment}
+    environment = {} if document.options else environment  # another launcher starts the ranks
+    values = complete_keys(values, method, environment)
+    name = values.get("fsdp")
+    if isinstance(name, str) and name.endswith(".json"):
+        values |= {"fsdp": None, "fsdp_config": dict(_load(name, document).values).get("fsdp_config", {})}
+    if isinstance(config := values.get("fsdp_config"), dict) and "fsdp_version" not in config:
+        values["fsdp_config"] = {"fsdp_version": 2, **config}
+    name = values.get("deepspeed")
+    if isinstance(name, str) and not name.endswith(".json") and find_shipped(name, SWIFT) is None:
+        raise UserError(
+            f"{document.origin}: deepspeed={shorten_value(name)} is no preset of ms-swift; use zero0, zero1, zero2, "
+            "zero3, zero2_offload or zero3_offload, or name a .json file"
+        )
+    return CollectedKeys(translate(values, SWIFT, origin=document.origin), SWIFT, ranks=count_ranks(environment))
+
+
 def _parse_words(document: Document) -> CollectedKeys:
     """Collect the keys of a launch command: from its options and from the config files that it names."""
     given: dict[str, Any] = {}
-    dialect = None
-    for word in document.words[1:]:
+    dialect = ranks = None
+    is_swift = find_method(document.words) is not None
+    if is_swift:
+        given, dialect, ranks, *_ = _parse_swift(document)
+    for word in document.words[1:] if not is_swift else ():
         if word.endswith((".yaml", ".yml", ".json")) and not word.startswith("-") and find_config_file(word, document):
             file = _load(word, document)
             if is_huggingface(file) and not file.values.keys() & (DEEPSPEED_SIGNS | {"distributed_type"}):
                 file_keys = _parse_file(file)
                 given |= file_keys.given
                 dialect = file_keys.dialect
-    line_keys = dict(_read_flag(key, value) for key, value in parse_keys(document.words[1:]).items())
+    arguments = {} if is_swift else parse_keys(document.words[1:])
+    line_keys = dict(_read_flag(key, value) for key, value in arguments.items())
     given |= {key: value for key, value in line_keys.items() if key not in ("config", "config_file")}
     options = document.options
     if file_name := options.get("config_file"):
@@ -176,7 +223,7 @@ def _parse_words(document: Document) -> CollectedKeys:
         given["accelerate.distributed_type"] = "DEEPSPEED"
     given |= {LAUNCHER_KEYS[name]: value for name, value in options.items() if name in LAUNCHER_KEYS}
     given |= {f"accelerate.fsdp_config.{name}": value for name, value in options.items() if name.startswith("fsdp_")}
-    return CollectedKeys(given, dialect, script=find_trl_script(document.words))
+    return CollectedKeys(given, dialect, ranks, script=find_trl_script(document.words))
 
 
 def _read_flag(key: str, value: Any) -> tuple[str, Any]:
@@ -203,6 +250,8 @@ def _parse_file(document: Document) -> CollectedKeys:
         nested = values.pop("deepspeed", None) if isinstance(values.get("deepspeed"), dict) else None
         given = {_normalize_argument(key): value for key, value in flatten(values, origin=origin).items()}
         return CollectedKeys(given | (_read_deepspeed(nested, origin) if nested else {}))
+    if dialect is SWIFT:
+        return _collect_swift(values, document, {}, method=None)
     return CollectedKeys(translate(values, dialect, origin=origin), dialect)
 
 

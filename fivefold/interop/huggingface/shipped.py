@@ -1,7 +1,7 @@
-"""DeepSpeed configs that Axolotl and LLaMA-Factory ship: their recipes name them without their content.
+"""DeepSpeed configs that Axolotl, LLaMA-Factory and ms-swift ship: their recipes name them without their content.
 
 Scalars of fp16's loss scale, which cost nothing, are left out. Sources: axolotl 0.19.0, ``deepspeed_configs/*.json``;
-LLaMA-Factory at commit ff6d4d12, ``examples/deepspeed/*.json``.
+LLaMA-Factory at commit ff6d4d12, ``examples/deepspeed/*.json``; ms-swift 4.6.0, ``swift/config/*.json``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from fivefold.interop.huggingface.dialects import AXOLOTL, LLAMAFACTORY, Dialect
+from fivefold.interop.huggingface.dialects import AXOLOTL, LLAMAFACTORY, SWIFT, Dialect
 
 _COMMON = {
     "gradient_accumulation_steps": "auto",
@@ -102,9 +102,39 @@ _FACTORY_CONFIGS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 
+_SWIFT_ZERO2 = {
+    "stage": 2,
+    "offload_optimizer": {"device": "none", "pin_memory": True},
+    "allgather_partitions": True,
+    "allgather_bucket_size": 2e8,
+    "overlap_comm": False,
+    "reduce_scatter": True,
+    "reduce_bucket_size": 2e8,
+    "contiguous_gradients": True,
+}
+_SWIFT_ZERO3 = {
+    **_FACTORY_ZERO3,
+    "offload_optimizer": {"device": "none", "pin_memory": True},
+    "offload_param": {"device": "none", "pin_memory": True},
+    "zero_quantized_weights": False,
+    "zero_quantized_gradients": False,
+}
+_SWIFT_CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    name: {**_AUTO, "steps_per_print": 2000, "zero_optimization": zero}
+    for name, zero in (
+        ("zero0", {**_SWIFT_ZERO2, "stage": 0}),
+        ("zero1", {**_SWIFT_ZERO2, "stage": 1}),
+        ("zero2", _SWIFT_ZERO2),
+        ("zero2_offload", {**_SWIFT_ZERO2, "offload_optimizer": _PINNED}),
+        ("zero3", _SWIFT_ZERO3),
+        ("zero3_offload", {**_SWIFT_ZERO3, "offload_optimizer": _PINNED, "offload_param": _PINNED}),
+    )
+}
+
 _CONFIGS = {
     AXOLOTL.name: ("deepspeed_configs", _AXOLOTL_CONFIGS),
     LLAMAFACTORY.name: ("examples/deepspeed", _FACTORY_CONFIGS),
+    SWIFT.name: ("", _SWIFT_CONFIGS),  # by name, not by file
 }
 
 

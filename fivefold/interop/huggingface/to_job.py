@@ -40,7 +40,7 @@ from fivefold.interop.huggingface.keys import (
     STAGE_3,
 )
 from fivefold.interop.huggingface.parse import find_config_file, find_strategy
-from fivefold.interop.keys import Values, to_list
+from fivefold.interop.keys import Values, is_number, to_list
 from fivefold.job import Recipe, get_recipe
 from fivefold.layout.names import Offloaded
 from fivefold.model import catalog
@@ -73,6 +73,7 @@ OPTIMIZERS = {
 PYTORCH_ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_torch_xla", "adamw_hf", "adamw", "adam")
 
 MAX_SIZE = 2**48
+LARGE_BUCKET = 100_000_000  # elements: latency is below 1 % of such a message
 BUCKETS = {"reduce_bucket_size": "reduce_bucket", "sub_group_size": "update_group_size"}
 
 
@@ -111,12 +112,15 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         fields["job.adapter"] = adapter["job.adapter"] | {"dropout": 0.0}
     if kind == "ddp" and not adapter:
         check_loaded_type(values)
-    fields["job.sequence"] = values.to_int("max_length")
+    if values.software == "ms-swift":
+        fields |= _read_swift(values, model, kind, cp=fields["layout.cp"])
+    fields.setdefault("job.sequence", values.to_int("max_length"))
     fields["job.precision"] = _read_precision(values, kind)
     if fields["job.precision"].autocasts:
         drop_autocast_modules(values, fields)
     # TRL's best-fit packing keeps samples separate (trl/trainer/sft_trainer.py); LLaMA-Factory's does only with neat
-    keeps_separate = values["packing"] and values["packing_strategy"] == "bfd" and "stage" not in values.table
+    keeps_separate = values["packing"] and values["packing_strategy"] in ("bfd", "binpack", "sequential")
+    keeps_separate = keeps_separate and "stage" not in values.table
     fields["job.documents"] = "separate" if values["padding_free"] or keeps_separate else "joined"
     if values.given.get("pad_to_sequence_len") is False:
         values.approximate("pad_to_sequence_len", "a batch is as long as its longest sample; counted as sequence_len")
@@ -129,6 +133,26 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     fields |= preferences or _read_objective(data, fields, model)
     reading = build_reading(config, fields, model=model, ranks=ranks, missing=missing).replace(data=data)
     return _name_as_written(_leave_out_others(reading, values, kind))
+
+
+def _read_swift(values: Values, model: Model, kind: str, *, cp: int) -> dict[str, Any]:
+    """Return what ms-swift does otherwise: the length of packed samples, and how a sequence is cut.
+
+    It is cut by Ulysses as far as the key heads go, and by a ring of such groups beyond (swift/sequence_parallel).
+    """
+    fields = dict[str, Any]()
+    if values["packing_length"] is not None and values["packing"]:
+        fields["job.sequence"] = values.to_int("packing_length")
+    key = "sequence_parallel_degree"
+    if cp > 1 and (kind == "fsdp" or math.gcd(model.kv_heads, cp) < cp):
+        fields["layout.cp_kind"] = "ring"
+        values.approximate(key, f"Ulysses among {math.gcd(model.kv_heads, cp)} ranks; counted as a ring of all")
+    elif cp > 1:
+        fields["layout.cp_kind"] = "ulysses"
+    if cp == 1 and values["use_logits_to_keep"] is None and values["loss_scale"] != "all":
+        means = "on, as in ms-swift: the head runs only over what is trained; counted over full sequences"
+        values.approximate("use_logits_to_keep", means)
+    return fields
 
 
 def _name_as_written(reading: Reading) -> Reading:
@@ -231,6 +255,9 @@ def check_strategy(values: Values) -> None:
         if values[name] == "nvme":
             what = "weights" if name in OFFLOAD_PARAM else "states"
             values.mark_not_modelled(name, f"{what} on disk: counted in host memory")
+    key = f"{PREFIX}allgather_bucket_size"
+    if is_number(size := values.given.get(key)) and LARGE_BUCKET <= size != values.table[key].default:
+        values.approximate(key, "gathers of 200 MB and more, which take as long per byte as those of the default")
     for name in (f"liger_{kernel}" for kernel in LIGER_KERNELS):
         if values.is_set(name) and (values["use_liger_kernel"] or (name in LIGER_FUSED and _fuses_kernels(values))):
             if values[name]:
@@ -241,7 +268,7 @@ def check_strategy(values: Values) -> None:
 
 def check_loaded_type(values: Values) -> None:
     """Mark weights that are loaded in 16 bits and stay so: DDP trains them in that type."""
-    for name in ("torch_dtype", "dtype"):
+    for name in ("torch_dtype", "dtype") if values.software != "ms-swift" else ():
         if str(values[name]).removeprefix("torch.") in ("bfloat16", "float16"):
             values.mark_not_modelled(
                 name, "under DDP weights, gradients and moments are then in 16 bits: counted in fp32"
@@ -277,7 +304,7 @@ def _read_degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[
     if kind == "deepspeed":
         tp = max(tp, values["deepspeed.tensor_parallel.autotp_size"] or 1)
         cp = max(cp, values["deepspeed.sequence_parallel_size"] or 1)
-        if cp > 1 and values["sequence_parallel_degree"]:
+        if cp > 1 and values["sequence_parallel_degree"] and values.software == "axolotl":
             values.approximate("sequence_parallel_degree", "a ring of Axolotl's own; counted as DeepSpeed's Ulysses")
     dp = compute_replicas(ranks, tp * cp, of="tp·cp", origin=values.origin)
     assert dp is not None
@@ -488,7 +515,7 @@ def _read_precision(values: Values, kind: str) -> Recipe:
     mixed_precision = "no" if trainer_sets else str(values["accelerate.mixed_precision"])
     bf16 = values["bf16"] is True or mixed_precision == "bf16" or values["deepspeed.bf16.enabled"] is True
     fp16 = values["fp16"] is True or mixed_precision == "fp16" or values["deepspeed.fp16.enabled"] is True
-    if values["fp16"] is True and values["bf16"] is True and not values.is_set("bf16"):  # Axolotl's default
+    if values.software == "axolotl" and bf16 and fp16 and not values.is_set("bf16"):  # bf16 is its default
         values.approximate("fp16", "bf16 is on without bf16: false, and goes before fp16; counted as bf16")
         fp16 = False
     if bf16 and fp16:
@@ -498,7 +525,9 @@ def _read_precision(values: Values, kind: str) -> Recipe:
         bf16 = True
     if kind == "deepspeed":
         _check_agreeing_precision(values)
-    if values["pure_bf16"] and kind != "deepspeed":  # DeepSpeed keeps fp32 master weights in any case
+    if (values["pure_bf16"] and kind != "deepspeed") or (
+        bf16 and _keeps_loaded_type(values, kind)
+    ):  # DeepSpeed keeps fp32 master weights in any case
         # moments of PyTorch's AdamW have the dtype of the weights, those of bitsandbytes' and Apex's are in fp32
         return get_recipe("bf16-full" if values["optim"] in PYTORCH_ADAMW else "bf16-pure")
     bf16 = bf16 or bool(values["pure_bf16"])
@@ -511,6 +540,15 @@ def _read_precision(values: Values, kind: str) -> Recipe:
     if bf16:
         return get_recipe("bf16").with_reduce_dtype(in_fp32=False)
     return get_recipe("fp16")
+
+
+def _keeps_loaded_type(values: Values, kind: str) -> bool:
+    """Return whether all weights are trained in the type in which they are loaded.
+
+    ms-swift loads those that it trains in full in the type of the model's config (swift/model/register.py); FSDP and
+    DeepSpeed then make masters in fp32, DDP does not.
+    """
+    return values.software == "ms-swift" and kind == "ddp" and values["tuner_type"] == "full"
 
 
 def _check_agreeing_precision(values: Values) -> None:

@@ -47,6 +47,11 @@ def _flatten(values: Any) -> dict[str, Any]:
 
 def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of the arguments."""
+    if document.words[:1] == ("megatron",) or document.values.keys() & {"tuner_type", "train_type"}:
+        raise UserError(
+            f"{document.origin}: arguments of `megatron sft` of ms-swift, which are not read; give model and "
+            "layout, as in `fivefold predict qwen3-8b h100:8 'dp4 tp2 mbs1' --stack megatron-core`"
+        )
     given = parse_keys(document.words) if document.kind == "words" else _flatten(document.values)
     environment = document.values if document.kind == "words" else given
     segments = "expandable_segments:True" in str(environment.get(ALLOCATOR_VARIABLES[0], ""))

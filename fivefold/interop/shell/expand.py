@@ -12,6 +12,7 @@ from typing import Any
 Variables = Mapping[str, str | list[str]]
 
 NAME = re.compile(r"\$(?:(\w+|[@#*?])|\{([^{}]*)\})")
+EXPR = re.compile(r"\$\(\s*expr\s+([^()]*)\)")
 ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 COMMAND = re.compile(r"\$\(([^()]*(?:\([^()]*\)[^()]*)*)\)|`([^`]*)`")
 SUBSTITUTION = r"\$\{[^{}]*\}|\$\((?:[^()]|\([^()]*\))*\)|\\."  # expressions that may contain quotes
@@ -100,6 +101,7 @@ def _hide_character(match: re.Match[str]) -> str:
 
 def substitute(text: str, known: Variables) -> str:
     """Replace the variables in a text; unknown ones stay as ``$NAME``."""
+    text = EXPR.sub(lambda match: f"$(({match[1]}))".replace("\\", ""), text)
     text = ARITHMETIC.sub(lambda match: _evaluate(match, known), text)
     text = COMMAND.sub(lambda match: f"$({' '.join((match[1] or match[2]).split()[:1])})", text)  # one word
 

@@ -18,10 +18,11 @@ FLAGS = ("standalone", "module", "no_python", "multi_gpu", "use_fsdp", "use_deep
 
 
 class Launch(NamedTuple):
-    """The words of the program that is started, and the launcher's options."""
+    """The words of the program that is started, the launcher's options, and the variables that are set for it."""
 
     words: tuple[str, ...]
     options: Mapping[str, str]
+    environment: Mapping[str, str] = {}
 
     def ranks(self, nodes: int | None = None, per_node: int | None = None) -> int | None:
         """Return the number of ranks; ``nodes`` and ``per_node`` are Slurm's, for a launcher that names neither."""
@@ -42,10 +43,13 @@ class Launch(NamedTuple):
 
 def strip_launchers(words: Sequence[str]) -> Launch:
     """Remove the launchers from the front of a command line, one after another."""
-    rest, options = list(words), dict[str, str]()
+    rest, options, environment = list(words), dict[str, str](), dict[str, str]()
     while rest:
         name = rest[0].rpartition("/")[2]
-        if re.fullmatch(r"\w+=.*", rest[0]) or name in ("nohup", "exec", "time", "env"):
+        if assignment := re.fullmatch(r"(\w+)=(.*)", rest[0]):
+            environment[assignment[1]] = assignment[2]
+            rest = rest[1:]
+        elif name in ("nohup", "exec", "time", "env"):
             rest = rest[1:]
         elif PYTHON.fullmatch(rest[0]):
             rest = _read_options(rest[1:], {}, stop_at_module=True)
@@ -55,7 +59,7 @@ def strip_launchers(words: Sequence[str]) -> Launch:
             rest = _read_options(rest[2:], options)
         else:
             break
-    return Launch(tuple(rest), options)
+    return Launch(tuple(rest), options, environment)
 
 
 def _read_options(words: list[str], options: dict[str, str], *, stop_at_module: bool = False) -> list[str]:

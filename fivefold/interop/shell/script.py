@@ -41,12 +41,16 @@ class Slurm(NamedTuple):
 
 
 class Script(NamedTuple):
-    """Commands as words, the resources requested of Slurm, and remarks on what was not followed."""
+    """Commands as words, the resources requested of Slurm, and remarks on what was not followed.
+
+    ``environments``: the variables that are set when each command starts.
+    """
 
     commands: tuple[tuple[str, ...], ...]
     slurm: Slurm
     remarks: tuple[ParsedKey, ...]
     variables: dict[str, str | list[str]]
+    environments: tuple[Mapping[str, str], ...] = ()
 
 
 def read_script(text: str, given: Mapping[str, str] | None = None) -> Script:
@@ -59,16 +63,20 @@ def read_script(text: str, given: Mapping[str, str] | None = None) -> Script:
         known |= {"SLURM_GPUS_PER_NODE": str(slurm.per_node), "SLURM_GPUS_ON_NODE": str(slurm.per_node)}
     known |= given or {}
     commands: list[tuple[str, ...]] = []
+    environments: list[Mapping[str, str]] = []
     remarks: list[ParsedKey] = []
     for statement in _list_executed(text, remarks, known):
         rest = _assign(split_words(statement.text.removeprefix("export ").strip()), known, fixed=given or {})
         words = [word for raw in rest for word in expand(raw, known)]
+        texts = {name: value for name, value in known.items() if isinstance(value, str)}
         if words and words[0] not in COMMANDS_WITHOUT_EFFECT:
             commands.append(tuple(words))
+            environments.append(texts)
         if "-c" in words[:-1] and {word.rpartition("/")[2] for word in words} & {"bash", "sh"}:  # srun bash -c "…"
-            text_variables = {name: value for name, value in known.items() if isinstance(value, str)}
-            commands += read_script(words[words.index("-c") + 1], text_variables).commands
-    return Script(tuple(commands), slurm, tuple(remarks), known)
+            inner = read_script(words[words.index("-c") + 1], texts)
+            commands += inner.commands
+            environments += inner.environments
+    return Script(tuple(commands), slurm, tuple(remarks), known, tuple(environments))
 
 
 def _list_executed(text: str, remarks: list[ParsedKey], known: Variables) -> Iterator[Statement]:
