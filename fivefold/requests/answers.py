@@ -234,7 +234,8 @@ def _search_fastest(
             raise UserError(f"{unfit} or comes close; use more GPUs (`fivefold ask gpus`)")
         miss = result.misses[0]
         raise UserError(
-            f"{unfit}: the closest, {miss.layout}, {miss.shortage}; {miss.remedy}; `fivefold search` lists what else fits"
+            f"{unfit}: the closest, {miss.layout}, {miss.shortage}; {miss.remedy}; `fivefold search` lists what else "
+            "fits"
         )
     return Layout.parse(result.best[0].step.layout), result.gap_remark()
 
