@@ -104,7 +104,7 @@ class _SelectiveRecompute:
         self.thread_state.outputs = None
         if chosen_groups:
             operation = RecomputedOperation(function, inputs, outputs)
-            with mark_recomputation(), saved_tensors_hooks(operation.pack, restore):
+            with mark_recomputation(), saved_tensors_hooks(operation.make_pack_hook(), restore):
                 result = function(*inputs)
             operation.record_outputs(result, cheap=bool(chosen_groups & CHEAP))
         else:
@@ -134,7 +134,7 @@ class _FullRecompute:
             return self.inner(*inputs)
         self.thread_state.layer = layer = RecomputedLayer(self.inner, inputs, self.thread_state)
         try:
-            with mark_recomputation(), saved_tensors_hooks(layer.pack, restore):
+            with mark_recomputation(), saved_tensors_hooks(layer.make_pack_hook(), restore):
                 result = self.inner(*inputs)
         finally:
             self.thread_state.layer = None

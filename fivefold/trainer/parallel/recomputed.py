@@ -47,12 +47,18 @@ class RecomputedOutput:
     """An output of a recomputed operation: freed, kept because another operation saved it, or recomputed."""
 
     def __init__(self, operation: RecomputedOperation, *, cheap: bool) -> None:
-        self.operation, self.cheap = operation, cheap
+        self.operation: RecomputedOperation | None = operation
+        self.cheap = cheap
         self.tensor: Tensor | None = None
+
+    def keep(self, tensor: Tensor) -> None:
+        """Keep the tensor in memory instead of the operation and its inputs."""
+        self.tensor, self.operation = tensor.detach(), None
 
     def open(self) -> Tensor:
         """Return the tensor; run the operation again if it was freed."""
         if self.tensor is None:
+            assert self.operation is not None
             self.operation.recompute()
         assert self.tensor is not None
         return self.tensor
@@ -85,19 +91,20 @@ class OperationInput(NamedTuple):
 class SavedHandle:
     """The object that autograd saves for an operation's tensor.
 
-    ``kept_source``: reference to the tensor, if it is not to be recomputed.
+    ``source``: a reference to the tensor, or the operation that recomputes it. A reference does not keep the operation,
+    whose inputs are freed if nothing else needs it to run again.
     """
 
-    def __init__(self, operation: RecomputedOperation, kept_source: KeptTensor | OutputView | None) -> None:
-        self.operation, self.kept_source = operation, kept_source
+    def __init__(self, source: RecomputedOperation | KeptTensor | OutputView) -> None:
+        self.source: RecomputedOperation | KeptTensor | OutputView | None = source
         self.tensor: Tensor | None = None
 
     def open(self) -> Tensor:
-        """Return the saved tensor: from ``kept_source`` if there is one, else by running the operation again."""
-        if self.tensor is None and self.kept_source is not None:
-            return self.kept_source.open()
-        if self.tensor is None:
-            self.operation.recompute()
+        """Return the saved tensor: from its reference if there is one, else by running the operation again."""
+        if isinstance(self.source, KeptTensor | OutputView):
+            return self.source.open()
+        if self.source is not None:
+            self.source.recompute()
         assert self.tensor is not None
         return self.tensor
 
@@ -126,7 +133,7 @@ class OutputsByStorage(dict[StorageWeakRef, RecomputedOutput]):
         """
         held = self.refer_to(tensor)
         if isinstance(held, OutputView) and not held.output.cheap:
-            held.output.tensor = tensor.detach()
+            held.output.keep(tensor)
         return held
 
 
@@ -154,9 +161,21 @@ class RecomputedOperation:
         """
         storage = StorageWeakRef(tensor.untyped_storage())
         is_referred = storage in self.by_storage or storage in self.storages or isinstance(tensor, nn.Parameter)
-        handle = SavedHandle(self, self.by_storage.refer_to(tensor) if is_referred else None)
+        handle = SavedHandle(self.by_storage.refer_to(tensor) if is_referred else self)
         self.handles.append(weakref.ref(handle))
         return handle
+
+    def make_pack_hook(self) -> Callable[[Tensor], SavedHandle]:
+        """Return ``pack`` for autograd, which keeps its hooks as long as the graph: they do not keep the operation."""
+        method = weakref.WeakMethod(self.pack)
+
+        @exclude_from_graphs
+        def pack(tensor: Tensor) -> SavedHandle:
+            operation_pack = method()
+            assert operation_pack is not None
+            return operation_pack(tensor)
+
+        return cast(Callable[[Tensor], SavedHandle], pack)
 
     def record_outputs(self, outputs: Any, *, cheap: bool) -> None:
         """Record ``outputs`` of the first run; an output that is a view of an input stays that input."""
@@ -176,7 +195,7 @@ class RecomputedOperation:
             result = self.rerun(inputs, saved)
         for handle, tensor in zip(self.handles, saved, strict=True):
             if (live_handle := handle()) is not None:
-                live_handle.tensor, live_handle.kept_source = tensor, None
+                live_handle.tensor, live_handle.source = tensor, None
         for output, tensor in zip(self.outputs, _list_tensors(result), strict=True):
             if (live_output := output()) is not None:
                 live_output.tensor = tensor.detach()

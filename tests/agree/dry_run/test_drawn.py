@@ -82,6 +82,13 @@ def test_clamps_of_queries_keys_and_values_are_recomputed_with_their_projections
     assert list_miscounts(Drawn(0, MIXTURE.replace(qkv_clip=2.0), Layout.parse(f"ac={groups}"), JOB)) == []
 
 
+def test_the_kept_output_of_an_operation_does_not_keep_its_inputs() -> None:
+    """A norm keeps the sum of the outputs of MLP and experts, which is in a recomputed group: it never runs again."""
+    assert MIXTURE.moe is not None
+    model = MIXTURE.replace(moe=MIXTURE.moe.replace(joins_mlp=True, post_norm=True))
+    assert list_miscounts(Drawn(0, model, Layout.parse("ac=mlp+moe"), JOB)) == []
+
+
 @pytest.mark.parametrize("layout", ["tp2 etp2 mbs3 ac=full", "tp2 ep2 mbs3 ac=full"])
 def test_adapted_shared_experts_run_again_without_those_below_the_first_adapter(layout: str) -> None:
     """Tokens were counted as gathered over etp once more: after the shared experts, where nothing runs again."""
@@ -575,6 +582,19 @@ INDEPENDENT = CHOSEN_BY_EXPERTS.replace(
 )
 def test_counts_of_hyper_connections_equal_the_dry_run(number: int, model: Model, text: str) -> None:
     assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32)) == []
+
+
+@pytest.mark.parametrize("number", [ON_CPUS, ON_GPUS])
+@pytest.mark.parametrize(("precision", "ac"), mark_share(2, [("bf16", "none"), ("fp32", "none"), ("bf16", "full")]))
+def test_the_peak_of_hyper_connections_has_their_copies_in_fp32_and_the_iterations_of_sinkhorn(
+    number: int, precision: str, ac: str
+) -> None:
+    """In 16 bits the backward of the weighted sum holds the streams, their gradient and that of the sum in fp32."""
+    model = STREAMS.replace(layers=3, width=32, ffn=64)
+    job = FP32.replace(sequence=128, precision=get_recipe(precision))
+    verdict = run(Counted.from_case(Drawn(number, model, Layout.parse(f"dp1 mbs2 ac={ac}"), job)))
+    assert verdict.unequal == ()
+    assert abs(verdict.error) < 0.0025, verdict.stages
 
 
 def test_adafactor_states_of_biases_of_head_norms_are_counted() -> None:

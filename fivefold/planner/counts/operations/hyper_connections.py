@@ -57,6 +57,7 @@ def mix(local: Local, name: str, branch: str, onto: str, out: str) -> Op:
         writes |= numbers | copy
         kept = (*((onto,) if hyper.mixes else ()), *(copy or (branch,)), *numbers)
     flops = 2 * rows * n * n * local.stream_width if hyper.mixes else 0
+    forward_scratch, backward_scratch = _count_mix_scratch(local, hyper)
     return Op(
         f"{name}.mix",
         "activation",
@@ -67,7 +68,8 @@ def mix(local: Local, name: str, branch: str, onto: str, out: str) -> Op:
         causal_flops=flops,
         moved_bytes=(2 * n + 1) * size,
         moved_backward_bytes=(3 * n + 2) * size,
-        backward_scratch=4 * rows * hyper.connections,
+        forward_scratch=forward_scratch,
+        backward_scratch=backward_scratch,
     )
 
 
@@ -90,13 +92,15 @@ def _get(local: Local) -> HyperConnections:
 def _collapse(local: Local, name: str, source: str, *, connections: int, scales: int) -> Op:
     """Return the norm and product that make ``connections`` numbers, and the sum of the streams by the first of them.
 
-    One kernel reads the streams once; kernels of PyTorch hold them in fp32.
+    One kernel reads the streams once; in 16 bits our trainer's hold them in fp32 (forward), them, their gradient and
+    that of the sum (backward).
     """
     rows, n, size = local.stream_rows, _get(local).streams, local.stream_bytes
     numel = rows * n * local.stream_width
     matrix = connections * n * local.stream_width
     flops = 2 * numel * connections
-    fp32_bytes = 0 if local.norm.fused or local.job.stack.kernels == "triton" else 4 * numel
+    fp32_bytes = 0 if local.norm.fused or local.width == 4 else 4 * numel
+    column_bytes, number_bytes = fp32_bytes // n, 0 if local.norm.fused else 4 * rows
     op = elementwise(name, "activation", (source,), f"{name}.out", size=size)
     statistics = {f"{name}.m": 4 * rows * connections, f"{name}.stat": 4 * rows}
     return op._replace(
@@ -108,10 +112,32 @@ def _collapse(local: Local, name: str, source: str, *, connections: int, scales:
         causal_flops=flops,
         moved_bytes=(n + 1) * size,
         moved_backward_bytes=(2 * n + 1) * size,
-        forward_scratch=fp32_bytes,
-        backward_scratch=2 * fp32_bytes,
-        scratch_tensor=fp32_bytes,
+        forward_scratch=fp32_bytes + column_bytes + n * number_bytes,
+        # after the copies the gradient of the numbers, pre and its gradient, and a product of each row
+        backward_scratch=2 * fp32_bytes + column_bytes + (connections + 2 * n + 1) * number_bytes,
+        scratch_tensor=fp32_bytes or connections * number_bytes,
     )
+
+
+def _count_mix_scratch(local: Local, hyper: HyperConnections) -> tuple[int, int]:
+    """Return the scratch bytes of ``mix``, forward and backward: of one kernel only the numbers' gradient.
+
+    PyTorch's kernels hold each half iteration of Sinkhorn: before the streams are made, and while their gradient is.
+    In 16 bits the backward begins with the branch's output and a product with it in fp32.
+    """
+    rows, n = local.stream_rows, hyper.streams
+    numel, number_bytes = rows * local.stream_width, 4 * rows
+    if local.norm.fused:
+        return 0, hyper.connections * number_bytes
+    is_fp32 = local.width == 4
+    begin_bytes = (4 if is_fp32 else 8) * numel + 3 * n * number_bytes
+    begin_bytes -= n * local.stream_bytes + hyper.connections * number_bytes  # gradients that do not exist yet
+    if not hyper.mixes:  # the new streams, one by one and joined, in fp32
+        return (4 if is_fp32 else 8) * n * numel + n * number_bytes, max(n * number_bytes, begin_bytes)
+    sinkhorn_bytes = (n * n + (2 * hyper.iterations - 1) * (n * n + n)) * number_bytes
+    cast_bytes = 0 if is_fp32 else n * n * number_bytes // 2
+    forward_bytes = max((n * n + n) * number_bytes + cast_bytes, sinkhorn_bytes - n * local.stream_bytes)
+    return forward_bytes, max(sinkhorn_bytes + (n * n + 3 * n) * number_bytes + cast_bytes, begin_bytes)
 
 
 def _with_saved_coefficients(op: Op, local: Local, hyper: HyperConnections, name: str, *, connections: int) -> Op:
