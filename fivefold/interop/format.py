@@ -112,7 +112,8 @@ def resolve_world(document: Document, overrides: Overrides) -> int | None:
     """Return the number of ranks; raise ``UserError`` if the user and a launcher give different numbers."""
     if overrides.ranks and document.ranks and overrides.ranks != document.ranks:
         raise UserError(
-            f"{document.origin}: starts {document.ranks} ranks, but --gpus has {overrides.ranks}; make both equal"
+            f"{document.origin}: number of GPUs: {document.ranks} in its launcher, {overrides.ranks} in --gpus; the "
+            "global batch depends on it: change one of them"
         )
     return overrides.ranks or document.ranks
 
