@@ -62,4 +62,4 @@ def numbers(text: str) -> list[float]:
 def test_each_page_is_listed() -> None:
     index = (FOLDER / "index.md").read_text(encoding="utf-8")
     assert [page.name for page in PAGES if f"({page.name})" not in index] == []
-    assert len(PAGES) == 8
+    assert len(PAGES) == 9
