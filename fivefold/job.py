@@ -42,7 +42,8 @@ Objective = Literal["pretrain", "sft", "dpo"]
 FORMAT_OBJECTIVES: dict[str, Objective] = {
     "text": "pretrain", "messages": "sft", "completions": "sft", "preferences": "dpo",
 }  # fmt: skip
-Scaling = Literal["tensorwise", "rowwise", "tiles", "blocks", "blocks16"]
+# delayed: one scale for a tensor, from the largest elements of earlier steps, so that no pass looks for it
+Scaling = Literal["tensorwise", "delayed", "rowwise", "tiles", "blocks", "blocks16"]
 # Elements that share one scale, in fp32 (in blocks, of one byte): DeepSeek-V3 §3.3 (tiles 1x128, weights 128x128);
 # OCP MX (1x32); NVFP4 (1x16, and an fp32 scale of the full matrix: arXiv:2509.25149).
 SCALED_ELEMENTS: dict[Scaling, int] = {"tiles": 128, "blocks": 32, "blocks16": 16}
@@ -74,7 +75,7 @@ class Recipe(Record):
     @model_validator(mode="after")
     def _check_payloads(self) -> Self:
         """Check that what is sent in fp8 has the format to which the matmuls would cast it."""
-        scaled = self.compute == "fp8" and self.scaling in ("tensorwise", "tiles")
+        scaled = self.compute == "fp8" and (self.has_one_scale or self.scaling == "tiles")
         if self.gathers == "fp8" and not (scaled and self.master_bytes):
             raise ValueError(
                 f"gathers='fp8' needs a master copy and fp8 matmuls by tensor or by tiles, not {self.compute} with "
@@ -129,6 +130,11 @@ class Recipe(Record):
         return self.number_format.operand_bits < 16
 
     @property
+    def has_one_scale(self) -> bool:
+        """Tell whether an operand in fp8 has one scale, of its own elements or of those of earlier steps."""
+        return self.scaling in ("tensorwise", "delayed")
+
+    @property
     def total_bytes(self) -> int:
         """Return the bytes per parameter of all tensors of the recipe, as published tables count them."""
         return (
@@ -167,6 +173,7 @@ class Recipe(Record):
 # Weights are stored in 16 bits and cast for a matmul: Transformer Engine's recipes in Megatron-Core, torchao's float8.
 FP8_OVER_BF16: tuple[tuple[str, Dtype, Scaling], ...] = (
     ("fp8", "fp8", "tensorwise"),
+    ("fp8-delayed", "fp8", "delayed"),
     ("fp8-rowwise", "fp8", "rowwise"),
     ("fp8-tiles", "fp8", "tiles"),
     ("mxfp8", "fp8", "blocks"),
@@ -213,7 +220,7 @@ RECIPES: dict[str, Recipe] = {
 RECIPES["fp8-wire"] = RECIPES["fp8"].replace(name="fp8-wire", gathers="fp8")
 RECIPES["fp8-tiles-wire"] = RECIPES["fp8-tiles"].replace(name="fp8-tiles-wire", gathers="fp8", dispatches="fp8")
 # Recipes that also hold the weights in fp8: --fp8-param-gather of Megatron-Core, over Transformer Engine's tensors.
-for _name in ("fp8", "fp8-tiles"):
+for _name in ("fp8", "fp8-delayed", "fp8-tiles"):
     RECIPES[f"{_name}-param"] = RECIPES[_name].replace(name=f"{_name}-param", weights_bytes=1, gathers="fp8")
 
 

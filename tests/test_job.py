@@ -9,12 +9,14 @@ from fivefold.record import UserError
 # Published totals in bytes per parameter; the sources are given with the recipes.
 TOTALS = {
     "fp8": 20,
+    "fp8-delayed": 20,
     "fp8-rowwise": 20,
     "fp8-rowwise-gw": 20,
     "fp8-tiles": 20,
     "fp8-wire": 20,
     "fp8-tiles-wire": 20,
     "fp8-param": 19,
+    "fp8-delayed-param": 19,
     "fp8-tiles-param": 19,
     "mxfp8": 20,
     "nvfp4": 20,

@@ -29,6 +29,12 @@ OUT_OF_MEMORY = "the run ended out of memory"
 ADAPTERS = "trains adapters, whose rank and layers, or lengths of samples, were not read"
 PACKED = "fine-tuning on samples packed to an unknown mix of lengths; attention and so time are less than of one sample"
 NOTHING = "nothing was measured"
+# Software whose fp8 is Transformer Engine's delayed scaling by default:
+# NVIDIA/Megatron-LM@d98e8a6:megatron/core/transformer/transformer_config.py (fp8_recipe),
+# NVIDIA/NeMo@8cfedd7:scripts/performance/argument_parser.py (--fp8_recipe: ds) and
+# nemo/lightning/pytorch/plugins/mixed_precision.py, mosaicml/composer@6405188:composer/core/precision.py (AMP_FP8).
+# Megatron-Bridge's is current scaling: src/megatron/bridge/training/mixed_precision.py@067f987 (fp8_recipe).
+DELAYED_SCALING = ("megatron-core", "nemo", "llm-foundry")
 
 T = TypeVar("T")
 
@@ -106,6 +112,13 @@ def batch(row: Row, layout: Layout) -> int:
     return read_required_integer(row, "gbs")
 
 
+def delay_scales(recipe: Recipe) -> Recipe:
+    """Return a recipe in fp8 with one scale for a tensor as Transformer Engine's ``DelayedScaling``; others as is."""
+    if recipe.compute != "fp8" or recipe.scaling != "tensorwise":
+        return recipe
+    return recipe.replace(name=recipe.name.replace("fp8", "fp8-delayed", 1), scaling="delayed")
+
+
 def case_of(
     source: str,
     row: Row,
@@ -128,10 +141,13 @@ def case_of(
 
     ``seconds``: of a step, or what makes them of the job. ``name``: the row's, unless one row is several cases.
     """
+    if recipe is None:
+        recipe = precision(row["precision"], sums="fp32" if stack.reduce_in_fp32 else "narrow")
+        recipe = delay_scales(recipe) if stack.name in DELAYED_SCALING else recipe
     job = Job(
         sequence=sequence or read_required_integer(row, "seq"),
         global_batch=batch(row, layout),
-        precision=recipe or precision(row["precision"], sums="fp32" if stack.reduce_in_fp32 else "narrow"),
+        precision=recipe,
         stack=stack,
     )
     return Case(

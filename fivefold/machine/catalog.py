@@ -196,6 +196,10 @@ PROVIZ = (
 AS_L4 = "memory as the L4, of which nvidia-smi shows 23034 MiB, and of the A10 23028 MiB (QwenLM/Qwen3 issue 678)"
 B300_WATTS = "the limit that nvidia-smi shows, ademeure/QuickRunCUDA@fede479:b300_clean/B300_TRUE_REFERENCE.md"
 GB300_SOURCE = f"peaks and watts: {SHEET}; 8 TB/s: {RECALLED}"
+# Compute capability 10: NVIDIA/TransformerEngine@d0067d0:transformer_engine/common/transformer_engine.cpp
+# (nvte_is_non_tn_fp8_gemm_supported, without 12). On AMD's chips a kernel writes both copies: MLPerf's configurations
+# choose it (mlcommons/training_results_v5.1@4da2d1c: NVTE_USE_CAST_TRANSPOSE_TRITON of config_MI355X_1x8x1_8b.sh).
+FP8_IN_ANY_LAYOUT = ("blackwell",)
 
 # generation, kernel efficiency, dense TFLOP/s, TB/s, links of the node and to other nodes, watts;
 # memory and the source of the other figures
@@ -624,6 +628,7 @@ def _build(name: str, row: ChipRow, count: int | None) -> Machine:
         power_watts=row.watts,
         generation=row.generation,
         block_scales=row.block_scales,
+        fp8_in_any_layout=row.generation in FP8_IN_ANY_LAYOUT,
         source=f"{row.source}; {row.memory.source}",
         **build_chip_fields(row.efficiency, tflops=row.tflops),
     )

@@ -28,6 +28,7 @@ class Chip(Record):
     )
     peak_flops: dict[Dtype, Rate] = Field(min_length=1)  # dense FLOP/s of the matrix units, by number format
     block_scales: bool = False  # the matrix units apply the scales of blocks of operands (MXFP8, NVFP4)
+    fp8_in_any_layout: bool = False  # matmuls in fp8 read operands as they are or transposed; else copies are made
     memory_bytes: Bytes  # as ``torch.cuda`` reports it (``total_memory``)
     memory_bandwidth: Rate  # bytes/s
     power_watts: Watts | None = None  # power cap

@@ -139,7 +139,17 @@ CORE_CONFIGS = {
             "fp16",
             *(
                 f"{name}{end}"
-                for name in ("bf16", "fp8", "fp8-param", "fp8-tiles", "fp8-tiles-param", "mxfp8", "nvfp4")
+                for name in (
+                    "bf16",
+                    "fp8",
+                    "fp8-param",
+                    "fp8-delayed",
+                    "fp8-delayed-param",
+                    "fp8-tiles",
+                    "fp8-tiles-param",
+                    "mxfp8",
+                    "nvfp4",
+                )
                 for end in ("", "-grad16")
             ),
         ),

@@ -250,7 +250,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     "exp_avg_sq_dtype": ("bf16", "fp8"),
     "finetuning_type": ("lora", "freeze"),
     "flavor": ("70B", "236B"),
-    "fp8_recipe": ("tensorwise", "blockwise", "mxfp8"),
+    "fp8_recipe": ("delayed", "tensorwise", "blockwise", "mxfp8"),
     "freeze_trainable_modules": ("mlp",),
     "fsdp_reshard_after_forward": ("never", "always"),
     "grad_accum_dtype": ("fp32",),

@@ -241,7 +241,7 @@ def test_an_empty_config_says_what_is_missing(text: str, tmp_path: Path) -> None
     [
         ("bf16_mixed", "bf16", set()),
         ("fp16-mixed", "fp16", set()),
-        ("bf16_with_fp8_delayed_scaling_mixed", "fp8-param", set()),
+        ("bf16_with_fp8_delayed_scaling_mixed", "fp8-delayed-param", set()),
         ("bf16_with_fp8_current_scaling_mixed", "fp8-param", {"first_last_layers_bf16"}),
         ("nanov2_bf16_with_fp8_current_scaling_mixed", "fp8-tiles-param", {"first_last_layers_bf16"}),
         ("bf16_with_fp8_subchannel_scaling_mixed", "fp8-tiles", set()),

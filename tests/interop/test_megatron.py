@@ -318,7 +318,8 @@ def test_texts_of_pipeline_layouts_are_parsed_as_stages(text: str, sizes: tuple[
 CORES = Range(
     models=("llama3-8b", "llama3-70b", "gpt3-175b", "qwen3-8b", "qwen3-30b-a3b", "mixtral-8x7b", "deepseek-v3"),
     recipes=(
-        "bf16", "bf16", "bf16-grad16", "fp32", "fp16", "fp8", "fp8-param", "fp8-tiles-param", "fp8-tiles", "mxfp8",
+        "bf16", "bf16", "bf16-grad16", "fp32", "fp16", "fp8", "fp8-param", "fp8-delayed",
+        "fp8-delayed-param", "fp8-tiles-param", "fp8-tiles", "mxfp8",
     ),
     acs=("none", "none", "full", "selective", "norm+act", "up+rope", "core+moe"),
 )  # fmt: skip

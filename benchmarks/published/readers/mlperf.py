@@ -13,8 +13,12 @@ exchanges heads under cp (conf/megatron_gpt_peft_tuning_config.yaml there: overl
 without cp keeps the input of SwiGLU in fp8 (FP8_ACT of its config_*_cp1.sh); on Hopper in NeMo 1, which overlaps them
 since v4.1 (its logs: DistributedDataParallelConfig); AMD's submissions and those of v4.0 use fused_adam, which does
 not. ``max_memory_gb`` is PyTorch's largest allocation, in GiB
-(stable_diffusion/implementations/nyx_n1_ngc25.04_nemo/callbacks.py@0fdc28f). Read after all constants were set, so all
-rows are held out.
+(stable_diffusion/implementations/nyx_n1_ngc25.04_nemo/callbacks.py@0fdc28f). fp8 has delayed scaling: LoRA and AMD's
+runs name no other (fp8_amax_history_len alone), Llama 3.1 405B of v5.0 has it (llama31_405b/implementations/
+tyche_ngpu256_ngc25.04_nemo/conf/custom.yaml@0fdc28f: fp8_recipe), and before 2025 Transformer Engine had no other.
+NVIDIA's Llama 3.1 of v5.1 has current scaling (FP8_RECIPE of llama31_8b/implementations/nemo/config_common.sh and of
+llama31_405b/implementations/theia_ngpu512_ngc25.09_nemo, @4da2d1c), where Cisco's config_common.sh sets none. Read
+after all constants were set, so all rows are held out.
 """
 
 from __future__ import annotations
@@ -23,7 +27,7 @@ from collections.abc import Iterator
 
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, degree, find_model, number, schedule, use_16bit_gradients
-from benchmarks.published.convert import case_of, cluster, layout_of_row, read
+from benchmarks.published.convert import case_of, cluster, delay_scales, layout_of_row, read
 from fivefold.adapter import Adapter
 from fivefold.job import Recipe
 from fivefold.layout.names import Axis
@@ -68,11 +72,19 @@ def _stack(row: Row) -> Stack:
     )
 
 
+def _has_current_scaling(row: Row) -> bool:
+    is_nvidias = not row["hardware"].startswith("MI") and row["submitter"] != "Cisco"
+    return is_nvidias and row["release"] == "v5.1" and row["benchmark"].startswith("llama31")
+
+
 def _recipe(row: Row) -> Recipe:
-    gathers_fp8 = row["fp8_param_gather"] == "y" and row["precision"] == "fp8"
-    if _is_adapter(row) and row["precision"] == "fp8":
-        return use_16bit_gradients("fp8-param")
-    return use_16bit_gradients("fp8-wire" if gathers_fp8 else row["precision"])
+    name = row["precision"]
+    if name == "fp8" and _is_adapter(row):
+        name = "fp8-param"
+    elif name == "fp8" and row["fp8_param_gather"] == "y":
+        name = "fp8-wire"
+    recipe = use_16bit_gradients(name)
+    return recipe if _has_current_scaling(row) else delay_scales(recipe)
 
 
 def _case(row: Row) -> Case:

@@ -184,9 +184,10 @@ def emit_precision(overrides: Recipe) -> dict[str, Any]:
     recipes: dict[str, dict[str, Any]] = {"bf16": {}, "nvfp4": {"fp4_format": "e2m1"}} | {
         ours: {"fp8_format": "e4m3" if ours in ("fp8-tiles", "mxfp8") else "hybrid", "fp8_recipe": theirs}
         for theirs, ours in FP8.items()
-        if theirs != "delayed"
     }
-    recipes |= {f"{ours}-param": recipes[ours] | {"fp8_param_gather": True} for ours in ("fp8", "fp8-tiles")}
+    recipes |= {
+        f"{ours}-param": recipes[ours] | {"fp8_param_gather": True} for ours in ("fp8", "fp8-delayed", "fp8-tiles")
+    }
     if base not in recipes or overrides != get_recipe(base).with_reduce_dtype(in_fp32=not reduces_in_bf16):
         raise UserError(f"precision {overrides.name}: Megatron has fp32, fp16, {', '.join(recipes)}; use one of them")
     return reduced | recipes[base]

@@ -44,7 +44,7 @@ MODULES = {
     "shared_experts": "shared",
 }
 
-FP8 = {"tensorwise": "fp8", "delayed": "fp8", "blockwise": "fp8-tiles", "mxfp8": "mxfp8"}
+FP8 = {"tensorwise": "fp8", "delayed": "fp8-delayed", "blockwise": "fp8-tiles", "mxfp8": "mxfp8"}
 
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 

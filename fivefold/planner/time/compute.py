@@ -17,6 +17,7 @@ from typing import NamedTuple
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Chip, Machine
 from fivefold.planner.counts.operations.launches import EXPERT_LAUNCHES
+from fivefold.planner.counts.operations.linear import count_read_passes
 from fivefold.planner.counts.operations.local_shapes import get_activation_width
 from fivefold.planner.counts.operations.op import Op, list_gradient_sums
 from fivefold.planner.time import roofline
@@ -90,6 +91,9 @@ class Prices:
         self.measured = MeasuredKernels(machine, ranks=ranks, dtype=self.dtype) if machine.calibration else None
         shares = {"rowwise": constants.rowwise_matmul_share, "blocks": constants.block_scales_share}
         self._scaled_matmul_share = shares.get(job.precision.scaling, 1.0)
+        self._transposes_casts = not (
+            self.chip.fp8_in_any_layout and job.precision.has_one_scale and not job.stack.is_compiled
+        )  # torchao's casts write both copies on every chip (roofline_utils.py, as in ``count_read_passes``)
         self.step_factors = find_factors(machine.calibration, ranks=ranks, dtype=self.dtype)
         self.plain = job.stack.kernels == "plain" and not job.stack.is_compiled and machine.has_gpus
         self.eager = job.stack.kernels == "eager" and self.measured is None and machine.has_gpus
@@ -169,7 +173,8 @@ class Prices:
         if op.kind == "message":
             return OpTime(0.0, 0.0, kernels=0, backward_kernels=0)
         if op.kind == "cast":
-            return OpTime(self.memory_bound_seconds(op.moved_bytes), self.memory_bound_seconds(op.moved_backward_bytes))
+            moved_bytes = op.moved_bytes - op.transposed_bytes * (not self._transposes_casts)
+            return OpTime(self.memory_bound_seconds(moved_bytes), self.memory_bound_seconds(op.moved_backward_bytes))
         if op.kind == "loss" and self.job.stack.loss_facts.chunked:
             return self._price_chunked_loss(op)
         if self.eager and op.kind in KERNELS and op.name not in FUSED_INTO_SUM:
@@ -357,8 +362,8 @@ class Prices:
             forward, dgrad, wgrad = (a + b for a, b in zip((forward, dgrad, wgrad), casts, strict=True))
         elif low_precision:  # the gradient of the output is cast, with a copy for dW
             gradient_numel = m * n * op.batch
-            copies = 1 + (op.backward_products > makes_dgrad)
-            read_bytes = gradient_numel * get_activation_width(self.job)
+            copies = 1 + (op.backward_products > makes_dgrad and self._transposes_casts)
+            read_bytes = count_read_passes(self.job) * gradient_numel * get_activation_width(self.job)
             dgrad += self.memory_bound_seconds(read_bytes + copies * recipe.number_format.count_bytes(gradient_numel))
         launches = (
             1 + op.batch * kernels_per_expert // self.constants.experts_per_launch

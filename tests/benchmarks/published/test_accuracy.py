@@ -47,7 +47,7 @@ BOUNDS = {
     ("dgxc_benchmarking", "time, held out"): 3.0,
     ("megatron2021", "time"): 12.0,  # 10.2 while sums of gradients cost half of their bytes (decision 058)
     ("megatron_bridge_perf", "time"): 9.5,
-    ("megatron_bridge_perf", "time, held out"): 13.5,  # 13.0 while casts of gradients to fp8 were counted twice
+    ("megatron_bridge_perf", "time, held out"): 13.0,
     ("megatron_bridge_memory", "time"): 12.0,
     ("megatron_bridge_memory", "peak"): 5.5,
     ("megatron_bridge_memory", "peak, held out"): 4.0,
@@ -93,7 +93,7 @@ BOUNDS = {
     ("qwen3_layouts", "peak, held out"): 6.0,
     ("vectorlm", "time, held out"): 6.0,
     ("lumen", "time, held out"): 23.5,
-    ("cluster_tests", "time, held out"): 14.0,  # bf16 on B200 +29 and +43 %
+    ("cluster_tests", "time, held out"): 9.5,  # bf16 on B200 +29 and +43 %
     ("modalities", "time, held out"): 10.0,  # Leonardo's network from 128 GPUs on, up to -57 %
     ("megatron_kwai", "time, held out"): 3.5,
     ("megatron_kwai", "peak, held out"): 0.5,
@@ -242,13 +242,13 @@ def test_errors_of_predicted_ratios_are_smaller_than_errors_of_times(report: Rep
     most = {
         "layout": 0.104,
         "recomputation": 0.036,
-        "precision": 0.057,
+        "precision": 0.047,
         "ranks": 0.066,
         "chip": 0.09,
     }  # chip 0.082 without Leonardo
     for kind, mean in most.items():
         assert kinds[kind].mean <= mean
-    for kind, sign in (("layout", 0.87), ("micro-batch", 0.89), ("precision", 0.97), ("chip", 0.98)):
+    for kind, sign in (("layout", 0.87), ("micro-batch", 0.89), ("precision", 0.98), ("chip", 0.98)):
         assert kinds[kind].right_sign is not None
         assert kinds[kind].right_sign >= sign
     covered = [(row.half, row.most) for row in report.ratios if row.sources > 2]

@@ -285,7 +285,7 @@ def cast_bytes(
     ``groups``: the columns belong to this many experts, each with its own scales.
     """
     scaling, numel = local.job.precision.scaling, matrices * rows * columns
-    if scaling == "tensorwise" or (weight == "backward" and local.job.precision.wide_gradients):
+    if local.job.precision.has_one_scale or (weight == "backward" and local.job.precision.wide_gradients):
         return numel + 4 * matrices
     if scaling == "rowwise":
         return numel + 4 * matrices * rows * max(1, groups)
@@ -309,7 +309,7 @@ def list_sent_casts(local: Local, in_features: int) -> Iterator[tuple[str, int]]
     yield "all_gather", rows * local.job.precision.number_format.count_bytes(in_features)
     if scaling in ("tensorwise", "blocks16"):
         yield "all_reduce", 4
-    if scaling != "tensorwise":
+    if not local.job.precision.has_one_scale:
         scales = 1 if scaling == "rowwise" else ceil_div(in_features, SCALED_ELEMENTS[scaling])
         yield "all_gather", rows * scales * (1 if scaling in ("blocks", "blocks16") else 4)
 
@@ -317,20 +317,34 @@ def list_sent_casts(local: Local, in_features: int) -> Iterator[tuple[str, int]]
 def cast(local: Local, source: str, out: str, *, numel: int) -> Op:
     """Return a cast to fp8 or fp4 with its scales; the same kernel writes the transposed copy that dW reads, if any.
 
+    A scale of the full matrix takes another pass, which reads it for its largest element.
+
     Its backward has no kernel: each product casts the gradient of its own output (``time/compute.py``). Source:
     NVIDIA/TransformerEngine@v2.8:transformer_engine/pytorch/module/linear.py (``set_usage``) and base.py
     (``grad_output_preprocess``).
     """
     size = count_low_precision_bytes(local, numel)
-    copies = 2 if local.job.adapter is None else 1
+    transposed = size if local.job.adapter is None else 0
     return Op(
         out,
         "cast",
         (source,),
         {out: size},
-        moved_bytes=numel * local.width + copies * size,
+        moved_bytes=count_read_passes(local.job) * numel * local.width + size + transposed,
+        transposed_bytes=transposed,
         gradients={out: numel * local.width},
     )
+
+
+def count_read_passes(job: Job) -> int:
+    """Return how often a cast reads its input: twice for a scale of the full matrix, first for its largest element.
+
+    torch.compile takes it in the kernel that makes the tensor. Delayed scaling has it from earlier steps. Sources:
+    NVIDIA/TransformerEngine@d0067d0:transformer_engine/pytorch/csrc/quantizer.cpp (quantize_impl of
+    Float8CurrentScalingQuantizer and NVFP4Quantizer); pytorch/ao@36027d8:torchao/testing/training/roofline_utils.py
+    (fuse_with_prev).
+    """
+    return 2 if job.precision.scaling in ("tensorwise", "blocks16") and not job.stack.is_compiled else 1
 
 
 def count_low_precision_bytes(local: Local, numel: int) -> int:

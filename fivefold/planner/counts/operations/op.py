@@ -80,6 +80,7 @@ class Op(NamedTuple):
     shape: tuple[int, int, int] = (0, 0, 0)  # m, n, k of a matmul, or of a scan's products; sequences, tokens, head dim
     moved_bytes: int = 0  # read and written by the forward
     moved_backward_bytes: int = 0
+    transposed_bytes: int = 0  # part of moved_bytes: the transposed copy that a cast writes on some chips only
     forward_scratch: int = 0
     backward_scratch: int = 0
     scratch_tensor: int = 0  # the largest tensor of backward_scratch if there are several; 0: there is one
