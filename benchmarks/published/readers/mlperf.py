@@ -3,7 +3,8 @@
 mlcommons/training_results_v4.0 to v5.1: Llama 2 70B with LoRA, GPT-3 175B, Llama 3.1 405B and 8B. ``step_s`` is the
 median of the logged ``train_step_time`` (or of the seconds between evaluations) over three runs; layout and precision
 are those that the run's log prints, and where it prints none, of the submitter's configuration of that number of nodes,
-if one fits the logged batch. Implementations: NVIDIA's NeMo
+if one fits the logged batch. ``bucket_size``: its BUCKET_SIZE; without one, NeMo's callback sets 128 Mi elements
+(pretrain.py, MegatronCommOverlapCallback). Implementations: NVIDIA's NeMo
 (llama31_405b/implementations/eos-dfw_n64_ngc25.01_nemo/pretrain.py@0fdc28f: grad_reduce_in_fp32 off, embedding and head
 count as layers of the pipeline) and AMD's on the same software; LoRA of rank 16 on linear_qkv and linear_proj, with
 a2a_experimental and without gradient_accumulation_fusion
@@ -62,13 +63,14 @@ def _stack(row: Row) -> Stack:
     if _is_adapter(row) and (_is_nemo_2(row) or row["release"] == "v4.0" or row["hardware"].startswith("MI")):
         overlap = tuple(axis for axis in overlap if axis != "dp")
     graphs = "full" if row["cuda_graphs"] == "y" else "none"
-    stack = build_stack("nemo")
+    stack, bucket_size = build_stack("nemo"), int(number(row, "bucket_size"))
     # Megatron's tp-cp-pp-dp is read as tp-pp-cp-dp: the replicas of these runs fill a segment of a rack, in any order.
     return stack.replace(
         overlap=overlap,
         cuda_graphs=graphs,
         fp8_attention=row["fp8_attention"] == "y",
         runs=stack.runs.replace(orders=True),
+        ddp_bucket_size=(bucket_size, 0) if bucket_size else stack.ddp_bucket_size,
     )
 
 

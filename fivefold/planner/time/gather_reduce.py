@@ -6,16 +6,21 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from fivefold.job import Job
+from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.mesh import RankGroup, group, make_group
-from fivefold.layout.sharding import get_policy
+from fivefold.layout.sharding import get_policy, is_trained, shard_weight
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts, Name, ends_on_different_ranks
 from fivefold.planner.counts.memory.states import count_sent_gradient_width
 from fivefold.planner.counts.message import RepeatedMessage
 from fivefold.planner.counts.traffic import copy_messages, count_passes, list_unit_messages
 from fivefold.planner.time.network import Network
+from fivefold.units import ceil_div
 
 GatherReduceKey = tuple[object, ...]
+
+# Layers whose weights Megatron has in one parameter.
+FUSED = {"q": "linear_qkv", "k": "linear_qkv", "v": "linear_qkv", "gate": "linear_fc1", "up": "linear_fc1"}
 
 
 class GatherReduceTime(NamedTuple):
@@ -164,6 +169,10 @@ def _count_elements(counts: Counts, layout: Layout, name: Name) -> dict[str, tup
     return elements
 
 
+class BucketCache(dict[tuple[object, ...], dict[tuple[str, Name], float]]):
+    """``_fill_buckets`` by what it depends on."""
+
+
 def _count_unit_buckets(counts: Counts, layout: Layout, name: Name) -> dict[str, float]:
     """Return how many buckets of each buffer a unit's weights fill, if messages are of buckets.
 
@@ -180,13 +189,63 @@ def _count_unit_buckets(counts: Counts, layout: Layout, name: Name) -> dict[str,
     for unit, times in work.items():
         for buffer, (numel, _) in _count_elements(counts, layout, unit).items():
             totals[buffer] = totals.get(buffer, 0) + times * numel
-    buckets = {}
-    for buffer, (numel, ranks) in _count_elements(counts, layout, name).items():
-        most = max(numel, totals[buffer] // layout.pp)
-        if "dp" in counts.job.stack.overlap:
-            most = min(most, max(size, size_per_rank * ranks))
-        buckets[buffer] = numel / most
+    elements = _count_elements(counts, layout, name)
+    buckets = {buffer: numel / max(1, numel, totals[buffer] // layout.pp) for buffer, (numel, _) in elements.items()}
+    if "dp" in counts.job.stack.overlap:
+        sizes = {buffer: max(size, size_per_rank * ranks) for buffer, (_, ranks) in elements.items()}
+        tied = ends_on_different_ranks(layout)
+        key = layout.tp, layout.tp_inner, layout.ep, layout.etp, tied, *work.items(), *sizes.items()
+        cache = counts.caches.get_cache(BucketCache)
+        if key not in cache:
+            cache[key] = _fill_buckets(counts, layout, work, sizes)
+        buckets = {buffer: max(least, cache[key].get((buffer, name), 0.0)) for buffer, least in buckets.items()}
     return buckets
+
+
+def _fill_buckets(
+    counts: Counts, layout: Layout, work: dict[Name, int], sizes: dict[str, int]
+) -> dict[tuple[str, Name], float]:
+    """Return how many buckets each unit fills, by buffer and unit.
+
+    From the last weight to the first, a bucket is complete with the weight by which it has ``sizes`` elements or more,
+    so that no weight is in two (NVIDIA/Megatron-LM@d98e8a6:megatron/core/distributed/param_and_grad_buffer.py).
+    """
+    buckets: dict[tuple[str, Name], float] = {}
+
+    def close(buffer: str, shares: dict[Name, int]) -> None:
+        total = sum(shares.values())
+        for unit, numel in shares.items():
+            buckets[buffer, unit] = buckets.get((buffer, unit), 0.0) + numel / total / work[unit]
+
+    for buffer, size in sizes.items():
+        shares: dict[Name, int] = {}
+        filled = 0
+        for unit, times in reversed(work.items()):
+            for numel, n_left in times * _list_parameters(counts, layout, unit, experts=buffer != "")[::-1]:
+                while n_left:
+                    taken = min(n_left, ceil_div(size - filled, numel))
+                    shares[unit] = shares.get(unit, 0) + taken * numel
+                    filled, n_left = filled + taken * numel, n_left - taken
+                    if filled >= size:
+                        close(buffer, shares)
+                        shares, filled = {}, 0
+        close(buffer, shares)
+    return buckets
+
+
+def _list_parameters(counts: Counts, layout: Layout, name: Name, *, experts: bool) -> list[tuple[int, int]]:
+    """Return the elements of a unit's trained weights on one rank, and their number: one, or one for each expert."""
+    vocab = pad_vocab(counts.model, counts.job, tp=layout.tp)
+    parameters: dict[tuple[str, ...], tuple[int, int]] = {}
+    for weight in counts.weights(layout, name):
+        if weight.kind.startswith("expert") != experts or not is_trained(weight, counts.job):
+            continue
+        local = shard_weight(weight, model=counts.model, layout=layout, vocab=vocab)
+        number = local.shape[0] if experts else 1
+        module = tuple(FUSED.get(part, part) for part in weight.name.split("."))
+        fused, _ = parameters.get(module, (0, number))
+        parameters[module] = fused + local.numel // number, number
+    return list(parameters.values())
 
 
 def _count_copied_bytes(message: RepeatedMessage, job: Job) -> tuple[int, int]:

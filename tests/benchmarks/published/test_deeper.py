@@ -67,6 +67,16 @@ def test_runs_of_mlperf_are_as_their_logs_print_them() -> None:
     ]
 
 
+def test_runs_of_mlperf_have_the_buckets_and_the_common_settings_of_their_configurations() -> None:
+    """BUCKET_SIZE of NVIDIA's; without it 128 Mi elements. Those of the University of Florida are in two folders."""
+    of = cases("mlperf")
+    jobs = {row: of[f"mlperf-{row}"].job for row in ("0171", "0178", "0194", "0212", "0216", "0221", "0222")}
+    sizes = {row: job.stack.ddp_bucket_size for row, job in jobs.items()}
+    assert sizes["0171"] == sizes["0178"] == sizes["0194"] == (768_000_000, 0)
+    assert sizes["0212"] == sizes["0216"] == sizes["0221"] == sizes["0222"] == (2**27, 0)
+    assert jobs["0212"] == jobs["0216"].replace(global_batch=64) == jobs["0221"].replace(global_batch=64)
+
+
 def test_every_row_has_its_commit_or_its_issue() -> None:
     """owner/repository@commit:path, or an issue: where the figures can be read again."""
     sources = (

@@ -16,6 +16,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search.neighbours import list_neighbours
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.data_parallel import _sum_overlapped_seconds, estimate_step_ends
+from fivefold.planner.time.gather_reduce import _count_unit_buckets
 from fivefold.planner.time.network import MessageTime
 from fivefold.planner.time.stage_time import estimate_stage_seconds
 from fivefold.planner.time.unit_overlap import estimate_unit_seconds
@@ -201,23 +202,54 @@ def test_adapters_below_which_nothing_is_reduced_leave_no_time_below_zero() -> N
         assert min(plan.estimate(layout).step_time.exposed.get("dp", 0.0) for layout in layouts) >= 0
 
 
-@pytest.mark.parametrize(("ranks", "elements"), [(8, 40_000_000), (1024, 1_024_000_000)])
-def test_megatron_reduces_and_gathers_in_buckets_of_40_million_elements_or_of_a_million_for_each_rank(
-    ranks: int, elements: int
-) -> None:
-    """As its ``bucket_size``; a layer of Llama 3 8B has 218 million weights, and is part of a bucket or several."""
-    job = Job(sequence=2048, global_batch=2048, stack=named_stack("megatron-core"))
+LINEARS = ((32 + 2 * 8) * 128 * 4096, 4096 * 4096, 2 * 14336 * 4096, 4096 * 14336)  # Llama 3 8B: qkv, proj, fc1, fc2
+TABLE = 128_256 * 4096
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks"), [((40_000_000, 1_000_000), 8), ((40_000_000, 1_000_000), 1024), ((2**27, 0), 64)]
+)
+def test_a_bucket_of_megatron_ends_with_the_weight_that_fills_it(size: tuple[int, int], ranks: int) -> None:
+    """As in ``_ParamAndGradBuffer`` of megatron/core/distributed/param_and_grad_buffer.py: params[::-1], by hand."""
+    limit, buckets = max(size[0], size[1] * ranks), [0]
+    for numel in [TABLE, *32 * LINEARS, TABLE][::-1]:
+        buckets[-1] += numel
+        if buckets[-1] >= limit:
+            buckets.append(0)
+    buckets = [bucket for bucket in buckets if bucket]
+    assert len(buckets) == {8: 98, 1024: 7, 64: 34}[ranks]
+
+    job = Job(sequence=2048, global_batch=2048, stack=named_stack("megatron-core").replace(ddp_bucket_size=size))
     layout = Layout.parse(f"dp{ranks} zero1")
     plan, by_unit = (planner(job.replace(**change), f"h100:{ranks}") for change in ({}, {"ddp_bucket_size": (0, 0)}))
-    block = plan.counts.stage_work(layout)[0][1][0].name
-    time, alone = (one.units.gather_reduce(layout, block) for one in (plan, by_unit))
-    assert time.buckets == pytest.approx(218.1e6 / elements, rel=1e-3)
-    bucket = plan.units.network.seconds("reduce_scatter", int(4 * elements), group(layout, "dp"))
-    assert time.reduce == pytest.approx(time.buckets * bucket, rel=1e-6)
+    work = plan.counts.stage_work(layout)[0]
+    times = {run.name: (plan.units.gather_reduce(layout, run.name), n_units) for run, n_units in work}
+    assert sum(time.buckets * n_units for time, n_units in times.values()) == pytest.approx(len(buckets), rel=1e-6)
+
+    block = work[1][0].name
+    time, alone = times[block][0], by_unit.units.gather_reduce(layout, block)
+    bucket = plan.units.network.seconds("reduce_scatter", int(4 * 218.1e6 / time.buckets), group(layout, "dp"))
+    assert time.reduce == pytest.approx(time.buckets * bucket, rel=1e-3)
     assert (time.reduce < alone.reduce, time.gather < alone.gather) == (ranks == 1024,) * 2
 
     ends = estimate_step_ends(plan.units, layout, (0,), estimate_unit_seconds(plan.units, layout))
-    assert ends.exposed >= bucket  # the last one has no backward to overlap
+    embed = times["embed"][0]
+    assert ends.exposed >= embed.reduce / max(1.0, embed.buckets)  # the last one has no backward to overlap
+
+
+def test_the_buckets_of_experts_are_those_of_their_own_buffer() -> None:
+    """Qwen3 30B A3B over ep8: 48 layers of 16 experts, each with its fc1 and fc2; a router, a norm are small."""
+    size = 10**8
+    job = Job(sequence=2048, global_batch=64, stack=named_stack("megatron-core").replace(ddp_bucket_size=(size, 0)))
+    plan = Planner(model=build_model("qwen3-30b-a3b"), machine=resolve("h100:64", local=Path("none")), job=job)
+    layout, filled, number = Layout.parse("dp64 ep8 zero1"), 0, 0
+    for numel in [*48 * (*16 * [2 * 768 * 2048], *16 * [768 * 2048])][::-1]:
+        filled += numel
+        if filled >= size:
+            filled, number = 0, number + 1
+    number += filled > 0
+    (block,) = plan.counts.example
+    assert _count_unit_buckets(plan.counts, layout, block)["expert_"] == pytest.approx(number / 48)
 
 
 def test_megatron_without_overlap_reduces_all_gradients_in_one_message() -> None:
