@@ -29,6 +29,7 @@ from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built, build, build_module
 from fivefold.trainer.engine import Engine
+from fivefold.trainer.parallel.host_memory import use_host_memory
 
 # memory category of the storages that these engine functions allocate; others are classified by lifetime (breakdown.py)
 CATEGORIES = {
@@ -193,7 +194,9 @@ def _record_step(engine: Engine, recorder: TapeRecorder) -> Tape:
     recorder.set_category([*inputs, *built.buffers(), *built.module.tables], "inputs")
     recorder.set_category(built.gather_scales(), "fp8 scales")
     recorder.set_category(built.weights(), "parameters")
-    recorder.set_category(built.moments(), "optimizer")
+    with use_host_memory():
+        recorder.set_category(built.host_tensors(), "optimizer")
+    recorder.set_category(built.moments(), "optimizer")  # of those on the device
     recorder.finish_tape()
     engine.meter = recorder
     engine.step(engine.tokens)

@@ -47,6 +47,7 @@ class RankSummary(NamedTuple):
     shortage: str  # the finding if the allocator runs out of memory, else ""
     flops: int  # of the steady step
     weights: Mapping[str, int]  # as in RankTapes
+    host_bytes: int = 0  # of host memory
 
     @property
     def peak_bytes(self) -> int:
@@ -129,7 +130,8 @@ def summarize_rank(tapes: RankTapes, *, machine: Machine, layout: Layout, job: J
     counts = np.bincount(events[events[:, 0] == KERNEL, 1]).tolist()
     flops = sum(count * kernel.flops for count, kernel in zip(counts, tapes.steady.kernels, strict=False))
     first, steady = (sum_stage_memory(tape, stage) for tape in (tapes.first, tapes.steady))
-    return RankSummary(tapes.rank, first, steady, reserved_bytes, shortage, flops, tapes.weights)
+    host_bytes = tapes.steady.host_bytes
+    return RankSummary(tapes.rank, first, steady, reserved_bytes, shortage, flops, tapes.weights, host_bytes)
 
 
 def keep_messages(tapes: RankTapes) -> RankTapes:
@@ -174,6 +176,9 @@ def build_dry_run_step(
             peak_bytes=max(stage.peak_bytes for stage in stages),
             reserved_bytes=max(reserved_bytes, default=None),
             capacity_bytes=machine.chip.memory_bytes,
+            host_bytes=max(summary.host_bytes for summary in rank_summaries) * min(machine.ranks_per_node, layout.world)
+            if layout.list_offloaded(job)
+            else None,
             risk=max(
                 _estimate_risk(summary, model=model, machine=machine, layout=layout, job=job)
                 for summary in rank_summaries

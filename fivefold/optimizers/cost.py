@@ -95,6 +95,16 @@ def is_narrow(job: Job) -> bool:
     return job.precision.updated_bytes < 4
 
 
+def count_fp32_bytes(weights: Iterable[ShardedWeight], job: Job) -> int:
+    """Return the bytes of a low-precision weight and its gradient in fp32, of which a block at a time is converted.
+
+    Fivefold's trainer does so. Fused kernels of other software convert in registers: PyTorch's, and bitsandbytes'.
+    """
+    if not is_narrow(job) or job.stack.name != "fivefold":
+        return 0
+    return 8 * max((min(FP32_ELEMENTS, cut.rows * cut.columns) for cut in weights), default=0)
+
+
 @cache
 def find_cost(kind: str) -> OptimizerCost:
     """Return the costs of an optimizer that a job can name."""

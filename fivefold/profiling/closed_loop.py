@@ -136,6 +136,7 @@ def build_measured_step(
         for stage in range(pp.ranks)
     )
     reserved = max(reserved for _, reserved, _ in measurements)
+    host_bytes = max(measured.host_peak_bytes for measured, _, _ in measurements)
     return build_step(
         "measured",
         model=model,
@@ -143,7 +144,11 @@ def build_measured_step(
         layout=layout,
         job=run.job,
         memory=Memory(
-            peak_bytes=max(stage.peak_bytes for stage in stages), reserved_bytes=reserved, risk=0.0, stages=stages
+            peak_bytes=max(stage.peak_bytes for stage in stages),
+            reserved_bytes=reserved,
+            risk=0.0,
+            host_bytes=host_bytes * min(machine.ranks_per_node, layout.world) if host_bytes else None,
+            stages=stages,
         ),
         work=measured_work,
         traffic=average_traffic(

@@ -79,6 +79,11 @@ class Built:
         """Return the tensors that hold the weights from step to step."""
         return [tensor for unit in self.units for tensor in unit.live_tensors()]
 
+    def host_tensors(self) -> list[Tensor]:
+        """Return the tensors that stay in host memory: what an offloaded optimizer updates, and its state."""
+        updated = [unit.host_rows for unit in self.units if unit.host_rows is not None]
+        return [*updated, *self.moments()] if updated else []
+
     def gather_scales(self) -> list[Tensor]:
         """Return the tensors that fp8 gathers keep across steps: block indices of rows, and scales of fp8 weights."""
         payloads = [unit.payload for unit in self.units if unit.payload is not None]
@@ -302,7 +307,7 @@ def check_placement(
     device: torch.device,
 ) -> None:
     """Raise ``RuntimeError`` unless every tensor of this rank's ``stages`` is on ``device``, sharded as listed."""
-    shards = {shard.name: shard.weight for unit in units for shard in (*unit.shards, *unit.frozen)}
+    shards = {shard.name: shard for unit in units for shard in (*unit.shards, *unit.frozen)}
     tensors = {name: module.get_parameter(name) for name in shards} | dict(_list_stage_tensors(module, layout, stages))
     vocab = pad_vocab(model, job, tp=layout.tp)
     local_shapes = {
@@ -310,7 +315,8 @@ def check_placement(
         for weight in list_weights(model, job.adapter)
         if weight.name in tensors
     }
-    for name, tensor in (*tensors.items(), *shards.items()):
+    rows = {name: shard.weight for name, shard in shards.items() if not shard.is_offloaded}
+    for name, tensor in (*tensors.items(), *rows.items()):
         if tensor.device.type != device.type:
             where = f"on device {tensor.device} after the build, not {device}"
             raise RuntimeError(f"{name} of model {model.name!r} is {where}")

@@ -198,7 +198,7 @@ class Engine:
     def update(self, norm: Tensor, *, scale: float) -> None:
         """Clip the gradients and update the shards."""
         optimizer.clip(self.built.shards, norm, largest=self.job.optimizer.clip, scale=scale)
-        self.built.optimizer.step()
+        optimizer.update(self.built.optimizer, self.built.shards)
 
     def _resize_schedule(self, micro_batches: int) -> None:
         """Build the pipeline schedule for ``micro_batches``, and expect that number of gradients of each weight."""

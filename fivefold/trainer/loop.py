@@ -229,9 +229,10 @@ class Loop:
     def _make_meter(self) -> Meter | None:
         """Return a meter for this step: once, and only for a step of the full batch, as predicted."""
         is_full = self.job.batch(self.samples) == self.job.global_batch
-        return (
-            Meter(list_live_tensors(self.built), axis=self.built.ranks.axis) if is_full and not self.measured else None
-        )
+        if not is_full or self.measured:
+            return None
+        built = self.built
+        return Meter(list_live_tensors(built), axis=built.ranks.axis, on_host=built.host_tensors())
 
     def _signal_name(self, stop: bool) -> str:
         """Return the name of the signal; empty unless the ranks have voted to ``stop``."""

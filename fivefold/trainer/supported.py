@@ -62,11 +62,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
         raise UserError(
             f"job: the trainer supports kernels={', '.join(KERNELS)}, not {job.stack.kernels}; use one of them"
         )
-    if offloaded := layout.list_offloaded(job):
-        raise UserError(
-            f"offload={'+'.join(sorted(offloaded, reverse=True))}: the trainer keeps everything on the device; drop "
-            "it, or train with DeepSpeed or Megatron; `predict` estimates both"
-        )
+    _check_offload(layout, job)
     _check_trained("loss", job.stack.loss, LOSSES)
     _check_attention(layout, job, model=model)
     if job.stack.pairs and not layout.pipeline.pairs_passes:
@@ -94,6 +90,28 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     _check_moments(job)
     _check_model(model)
     _check_chosen_keys(job, model=model)
+
+
+def _check_offload(layout: Layout, job: Job) -> None:
+    """Raise a ``UserError`` for what the trainer does not keep in host memory."""
+    offloaded = layout.list_offloaded(job)
+    if offloaded - {"optimizer"}:
+        raise UserError(
+            f"offload={'+'.join(sorted(offloaded, reverse=True))}: the trainer keeps only the optimizer in host "
+            "memory; use offload=optimizer, or train with DeepSpeed or FSDP2; `predict` estimates both"
+        )
+    if not offloaded:
+        return
+    if not find_cost(job.optimizer.kind).elementwise:
+        raise UserError(
+            f"offload=optimizer: {job.optimizer.kind} sends messages in its update, of which tensors in host "
+            "memory cannot be part; use adamw, adamw8bit or sgd, or drop offload"
+        )
+    if job.precision.gathers == "fp8":
+        raise UserError(
+            f"offload=optimizer: precision {job.precision.name!r} gathers weights in fp8, which the trainer casts from "
+            "what the optimizer updates on the device; use bf16, or fp8 with gathers in 16 bits, or drop offload"
+        )
 
 
 FROZEN_RECOMPUTES = frozenset({"layer", "core", "norm", "act"})  # what may be recomputed with frozen weights

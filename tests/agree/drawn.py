@@ -43,7 +43,7 @@ from fivefold.model.shape import MLA, MTP, Mixer, MixerName, MoE, Multipliers, R
 from fivefold.model.spec import Model
 from fivefold.model.weight import is_quantized
 from fivefold.model.weights import list_weights
-from fivefold.record import Record
+from fivefold.record import Record, UserError
 from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
 
@@ -94,6 +94,7 @@ def draw_cases(seed: int, *, first: int = 0, worlds: tuple[int, ...] = WORLDS) -
             case = _add_freeze(case, random.Random(f"{seed} {number} freeze"))
         case = _add_masked_loss(case, random.Random(f"{seed} {number} sft"))
         case = _add_preferences(case, random.Random(f"{seed} {number} dpo"))
+        case = _offload_optimizer(case, random.Random(f"{seed} {number} offload"))
         yield _empty_ends(case, random.Random(f"{seed} {number} ends"))
 
 
@@ -217,6 +218,7 @@ AXES: Mapping[str, Callable[[Layout, Job], bool]] = {
     "freeze": lambda _, job: bool(job.freeze),
     "sft": lambda _, job: job.objective == "sft",
     "dpo": lambda _, job: job.objective == "dpo",
+    "offloaded optimizer": lambda layout, job: "optimizer" in layout.list_offloaded(job),
 }  # fmt: skip
 
 
@@ -235,6 +237,19 @@ def select_covering(cases: Iterable[Drawn]) -> Iterator[Drawn]:
         if pairs - met:
             met |= pairs
             yield case
+
+
+def _offload_optimizer(case: Drawn, chance: random.Random) -> Drawn:
+    """Return some of the cases with the optimizer in host memory, where that is supported."""
+    if chance.random() > 0.3:
+        return case
+    layout = case.layout.replace(offload=("optimizer",))
+    try:
+        refuse(layout, model=case.model, job=case.job)
+        check_supported(layout, case.job, model=case.model)
+    except UserError:
+        return case
+    return case._replace(layout=layout)
 
 
 class Frame(NamedTuple):

@@ -224,7 +224,7 @@ def refused(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) 
         ({"layout": "tp2x2"}, r"layout '.*': needs 4 ranks, but here has 2; .*"),
         ({"job": {"dispatcher": "fused"}}, r"job: the trainer supports dispatcher=all_to_all, not fused; .*"),
         ({"job": {"loss": "plain"}}, r"job: the trainer supports loss=fused or chunked, not plain; .*"),
-        ({"job": {"offload": ["optimizer"]}}, r"offload=optimizer: the trainer keeps everything on the device; .*"),
+        ({"job": {"offload": ["activations"]}}, r"offload=activations: the trainer keeps only the optimizer in .*"),
         ({"layout": "tp2 mbs1 ep2"}, r"layout '.*': ep=2 needs a model with experts, and nano has none; use ep1"),
         ({"layout": "pp2 zb1p mbs4"}, r"layout '.*': zb1p needs 2 micro-batches or more, but the batch gives 1; .*"),
         ({"stepz": 3}, r"run.toml: unknown key 'stepz'.*"),

@@ -29,7 +29,6 @@ OTHER_BEHAVIOUR: dict[str, Any] = {
     "rope": "unfused",
     "low_precision_saved": ("attention",), "fp8_attention": True,
     "extra_kernels": (10, 18), "update_kernels": 10, "flat_shards": True, "update_group_size": 1000,
-    "offload": ("optimizer",),
 }  # fmt: skip
 
 

@@ -29,6 +29,7 @@ from fivefold.dry_run.record.kernels import (
 )
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, START, WAIT, CodeSite, Kernel, Scope, Tape
 from fivefold.trainer.measure.meter import GROUPED_MATMULS, count_operation_flops, list_tensors
+from fivefold.trainer.parallel.host_memory import is_host_memory
 
 DEVICE = torch.ops.prim.device.default  # torch asks for it of each tensor of a subclass
 READ_SCALAR = torch.ops.aten._local_scalar_dense.default
@@ -60,6 +61,7 @@ class TapeRecorder(TorchDispatchMode):
         self.tape = Tape(rank)
         self._ids: dict[int, int] = {}  # id of each live storage, by address
         self._live: dict[int, tuple[int, CodeSite]] = {}  # bytes and site of each live storage, by id
+        self._host_sizes: dict[int, int] = {}  # bytes of each live storage in host memory, by address
         self._next = 0
         self._handles = 0
         self._work_handles: list[object] = []  # work handles: C++ holds them without their Python object
@@ -79,6 +81,7 @@ class TapeRecorder(TorchDispatchMode):
         """Return the tape so far and begin a new one, with an ALLOC of every live storage."""
         self._flush()
         finished, self.tape = self.tape, Tape(self.rank)
+        self.tape.host_bytes = sum(self._host_sizes.values())
         self._work_handles.clear()
         self.tape.add(SCOPE, self.tape.scope(Scope("start")))
         for storage, (size, site) in self._live.items():
@@ -94,6 +97,8 @@ class TapeRecorder(TorchDispatchMode):
                     self._record_storage(storage, CodeSite("", "", "", category))
                 continue
             key = self._ids[storage._cdata]
+            if key == HIDDEN_ID:
+                continue
             size, site = self._live[key]
             self._live[key] = size, site._replace(category=category)
 
@@ -219,8 +224,20 @@ class TapeRecorder(TorchDispatchMode):
         return out
 
     def _record_kernel(self, func: Any, args: Any, out: Any, outputs: list[Tensor], frame: FrameType) -> None:
-        """Record one kernel; consecutive ones that only move bytes are recorded as one fused kernel."""
+        """Record one kernel; consecutive ones that only move bytes are recorded as one fused kernel.
+
+        What runs in host memory, and a copy from or to it, is a kernel of its own.
+        """
         kind, shape = classify_kernel(func, args, out)
+        if self._host_sizes and kind == "moving" and (host_kind := self._classify_host_kernel(args, outputs)):
+            self._flush()
+            operation = FusedKernel(frame.f_code, self.call_sites.site(func, frame), "")
+            operation.add(func, args, outputs, ids=self._ids)
+            tensors = [*list_tensors(args), *outputs]
+            moved_bytes = tensors[0].nbytes if host_kind == "host_link" else operation.unfused_bytes
+            dtype, site = str(tensors[0].dtype)[6:], self.tape.site(operation.site)
+            self.tape.add(KERNEL, self.tape.kernel(Kernel(host_kind, (), dtype, 0, moved_bytes, 1, site)))
+            return
         if kind == "moving":
             if self._fused_kernel is None:
                 self._fused_kernel = FusedKernel(
@@ -244,6 +261,13 @@ class TapeRecorder(TorchDispatchMode):
             aligned=find_matmul_alignment(func, args, outputs),
         )
         self.tape.add(KERNEL, self.tape.kernel(kernel))
+
+    def _classify_host_kernel(self, args: Any, outputs: list[Tensor]) -> str:
+        """Return "host" for an operation in host memory, "host_link" for a copy from or to it, else ""."""
+        on_host = [tensor.untyped_storage()._cdata in self._host_sizes for tensor in (*list_tensors(args), *outputs)]
+        if on_host and (is_host_memory() or all(on_host)):
+            return "host"
+        return "host_link" if any(on_host) else ""
 
     def _flush(self) -> None:
         """End the current fused kernel and write its KERNEL event."""
@@ -284,7 +308,13 @@ class TapeRecorder(TorchDispatchMode):
     # Storages
 
     def _record_storage(self, storage: torch.UntypedStorage, site: CodeSite) -> None:
+        """Record a new storage until it is freed; one in host memory is counted there, without an event."""
         weakref.finalize(storage, self._record_free, storage._cdata)
+        if is_host_memory():
+            self._ids[storage._cdata] = HIDDEN_ID  # to the device
+            self._host_sizes[storage._cdata] = storage.nbytes()
+            self.tape.host_bytes = max(self.tape.host_bytes, sum(self._host_sizes.values()))
+            return
         if self._is_hiding:
             self._ids[storage._cdata] = HIDDEN_ID
             return
@@ -299,6 +329,7 @@ class TapeRecorder(TorchDispatchMode):
 
     def _record_free(self, address: int) -> None:
         key = self._ids.pop(address, None)
+        self._host_sizes.pop(address, None)
         if key is not None and key != HIDDEN_ID:
             self.live_bytes -= self._live.pop(key)[0]
             if not self.silent:

@@ -54,12 +54,13 @@ class Scope(NamedTuple):
 
 
 class Kernel(NamedTuple):
-    """A kernel on the device, as it is priced.
+    """A kernel on the device, as it is priced, or an operation of the host that the device waits for.
 
     ``shape`` of a matmul: rows, columns, inner dim, batch; of attention: sequences · heads, queries, keys, head dim.
     """
 
-    kind: str  # matmul, attention, attention_backward, moving
+    # matmul, attention, attention_backward, moving; host: in its memory; host_link: a copy from or to it
+    kind: str
     shape: tuple[int, ...]  # moving: ()
     dtype: str
     flops: int  # attention counts the full square
@@ -87,10 +88,11 @@ class TapeMessage(NamedTuple):
 
 
 class Tape:
-    """The events of one rank's step, and the lists that they index."""
+    """The events of one rank's step, and the lists that they index; ``host_bytes``: the peak of its host memory."""
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
+        self.host_bytes = 0
         self.events = array("q")
         self.sites: list[CodeSite] = []
         self.scopes: list[Scope] = []

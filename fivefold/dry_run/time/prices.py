@@ -82,13 +82,20 @@ class Pricer:
         )
 
     def price_kernel(self, kernel: Kernel, *, line: str = "") -> float:
-        """Return a kernel's seconds on the device; ``line``: its site's line, which selects the calibrated curve."""
+        """Return a kernel's seconds on the device, or those that it waits for the host.
+
+        ``line``: its site's line, which selects the calibrated curve.
+        """
         if kernel.kind == "matmul":
             rows, columns, inner, batch = kernel.shape
             aligned = roofline.ALIGNED if self.job.stack.is_compiled else kernel.aligned  # compiled: rows are padded
             return self.prices.matmul(
                 rows, columns, inner, dtype=self._choose_dtype(kernel), batch=batch, aligned=aligned
             )
+        if kernel.kind == "host":
+            return kernel.moved_bytes / self.constants.host_memory_bandwidth
+        if kernel.kind == "host_link":
+            return kernel.moved_bytes / (self.constants.host_link_share * self.constants.host_link_bandwidth)
         if kernel.kind.startswith("attention"):
             return self._price_attention(kernel)
         launches = self._count_launches(kernel, line=line)

@@ -2,8 +2,8 @@
 
 state    two moments and a step count per weight; a scaled moment has an fp32 scale per block of a row, and is fp32
          in weights that are too small to quantize (bitsandbytes: arXiv:2110.02861)
-scratch  for low-precision moments: both of them in fp32 for a block of rows, with weight and gradient if those have
-         low precision
+scratch  for low-precision moments: both of them in fp32 for a block of rows; weight and gradient if those have low
+         precision
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 
 from fivefold.job import Job
 from fivefold.model.weights import Weight
-from fivefold.optimizers.cost import FP32_ELEMENTS, OptimizerCost, count_local_numel, is_narrow
+from fivefold.optimizers.cost import FP32_ELEMENTS, OptimizerCost, count_fp32_bytes, count_local_numel, is_narrow
 from fivefold.optimizers.sharded_weight import ShardedWeight
 from fivefold.units import ceil_div
 from fivefold.update import QUANTISED_BLOCK
@@ -48,9 +48,9 @@ class AdamWCost(OptimizerCost):
         return sum(job.precision.moments_bytes)
 
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
-        """Return 0 for fp32 moments, else the bytes of a block of rows in fp32."""
+        """Return the bytes of a block that is in fp32: of rows, or of elements if all moments are fp32."""
         if job.precision.moments_bytes == (4, 4):
-            return 0
+            return count_fp32_bytes(weights, job)
         return (16 if is_narrow(job) else 8) * count_block_elements(weights, scaled=any(job.precision.scaled_moments))
 
 

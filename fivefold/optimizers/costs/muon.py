@@ -12,12 +12,11 @@ from math import prod
 from fivefold.job import Job
 from fivefold.model.weights import Weight
 from fivefold.optimizers.cost import (
-    FP32_ELEMENTS,
     OptimizerCost,
     Payloads,
     Product,
+    count_fp32_bytes,
     count_local_numel,
-    is_narrow,
 )
 from fivefold.optimizers.costs.adamw import COST as ADAMW
 from fivefold.optimizers.sharded_weight import ShardedWeight, split_families
@@ -52,8 +51,7 @@ class MuonCost(OptimizerCost):
         ``FP32_ELEMENTS`` of a weight to fp32 at a time.
         """
         weights = list(weights)
-        rest = [min(FP32_ELEMENTS, cut.rows * cut.columns) for cut in weights if not cut.weight.is_hidden]
-        adamw = 8 * max(rest, default=0) if is_narrow(job) else 0
+        adamw = count_fp32_bytes([cut for cut in weights if not cut.weight.is_hidden], job)
         return max(
             adamw,
             0,

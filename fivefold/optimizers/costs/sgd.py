@@ -1,4 +1,4 @@
-"""SGD with optional momentum: elementwise, sends nothing, needs no scratch memory."""
+"""SGD with optional momentum: elementwise, sends nothing, needs scratch memory only for low-precision weights."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from fivefold.job import Job
 from fivefold.model.weights import Weight
-from fivefold.optimizers.cost import OptimizerCost, count_local_numel
+from fivefold.optimizers.cost import OptimizerCost, count_fp32_bytes, count_local_numel
 from fivefold.optimizers.sharded_weight import ShardedWeight
 
 
@@ -31,8 +31,8 @@ class SgdCost(OptimizerCost):
         return self._count_momentum_bytes(job)
 
     def scratch_bytes(self, weights: Iterable[ShardedWeight], job: Job) -> int:
-        """Return 0, as the update is in place."""
-        return 0
+        """Return the bytes of low-precision weights and gradients that are in fp32 at once; else it is in place."""
+        return count_fp32_bytes(weights, job)
 
 
 COST = SgdCost()

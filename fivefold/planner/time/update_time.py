@@ -71,8 +71,9 @@ def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory,
     offloaded, constants = layout.list_offloaded(job), units.constants
     sent_bytes = count_update_link_bytes(layout, job, numel)
     if "optimizer" in offloaded:
-        casts_on_host = bool(get_policy(layout, job).host_gradients)
-        seconds = (update_bytes + cast_bytes * casts_on_host) / constants.host_memory_bandwidth
+        clips_on_host = job.stack.offloads_with_parameters or get_policy(layout, job).host_gradients
+        seconds = 0.0 if clips_on_host else prices.memory_bound_seconds(clip_bytes, kernel="add")
+        seconds += (update_bytes + cast_bytes * _casts_on_host(layout, job)) / constants.host_memory_bandwidth
     return seconds + sent_bytes / (constants.host_link_share * constants.host_link_bandwidth)
 
 
@@ -83,14 +84,22 @@ def count_update_link_bytes(layout: Layout, job: Job, numel: int) -> int:
     device; its ZeRO-3 updated weights to host memory if only they are there (stage3.py,
     _offload_grad_partition_at_boundary and _reassign_or_swap_out_partitioned_parameters; stage_1_and_2.py,
     async_inplace_copy_grad_to_fp32_buffer_from_gpu). FSDP2 has sent all with the gathers and reductions of each pass.
+    Megatron's copies do not block, so that PyTorch converts them on the device: both have the dtype of the update
+    (NVIDIA/Megatron-LM@core_v0.16.1:megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py;
+    pytorch/pytorch@v2.13.0:aten/src/ATen/native/cuda/Copy.cu, copy_kernel_cuda).
     """
     offloaded, recipe = layout.list_offloaded(job), job.precision
     if "parameters" in offloaded and job.stack.offloads_with_parameters:
         return 0
-    gradient_bytes = recipe.updated_bytes if get_policy(layout, job).host_gradients else recipe.summed_bytes
     if "optimizer" in offloaded:
-        return numel * (gradient_bytes + (0 if "parameters" in offloaded else recipe.weights_bytes))
+        returned_bytes = recipe.weights_bytes if _casts_on_host(layout, job) else recipe.updated_bytes
+        return numel * (recipe.updated_bytes + (0 if "parameters" in offloaded else returned_bytes))
     return numel * recipe.weights_bytes if "parameters" in offloaded else 0
+
+
+def _casts_on_host(layout: Layout, job: Job) -> bool:
+    """Return whether the CPU, which updates master weights, also casts them."""
+    return job.stack.name == "fivefold" or bool(get_policy(layout, job).host_gradients)
 
 
 def count_weights(units: Units, layout: Layout, chunks: tuple[int, ...]) -> int:

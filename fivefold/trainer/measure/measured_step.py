@@ -16,7 +16,8 @@ from fivefold.trainer.measure.meter import Meter
 class MeasuredStep:
     """The bytes, FLOPs and messages of this rank in the metered step. Bytes are of storages.
 
-    ``kept_bytes``: peak of activations saved for the backward; ``peak_cause``: phase and operation of the peak.
+    ``kept_bytes``: peak of activations saved for the backward; ``peak_cause``: phase and operation of the peak;
+    ``host_peak_bytes``: peak of offloaded tensors.
     """
 
     parameters: float  # this rank's share of the model: a parameter that n ranks hold counts 1/n on each
@@ -28,11 +29,16 @@ class MeasuredStep:
     peak_cause: str
     flops: int
     traffic: tuple[Traffic, ...]
+    host_peak_bytes: int = 0
 
 
 def list_live_tensors(built: Built) -> list[Tensor]:
-    """List every persistent tensor: weights, moments, rotary tables, biases and loads of routing."""
-    return [*built.weights(), *built.moments(), *built.module.tables, *built.buffers()]
+    """List every persistent tensor on the device: weights, moments, rotary tables, biases and loads of routing."""
+    return [*built.weights(), *_list_device_moments(built), *built.module.tables, *built.buffers()]
+
+
+def _list_device_moments(built: Built) -> list[Tensor]:
+    return [] if built.host_tensors() else built.moments()
 
 
 def measure(meter: Meter, *, built: Built, kept_bytes: int) -> MeasuredStep:
@@ -42,10 +48,11 @@ def measure(meter: Meter, *, built: Built, kept_bytes: int) -> MeasuredStep:
         parameters=built.parameters,
         parameters_bytes=sum(tensor.untyped_storage().nbytes() for tensor in built.weights()),
         gradients_bytes=sum(tensor.untyped_storage().nbytes() for tensor in gradients),
-        optimizer_bytes=sum(tensor.nbytes for tensor in built.moments()),
+        optimizer_bytes=sum(tensor.nbytes for tensor in _list_device_moments(built)),
         kept_bytes=kept_bytes,
         peak_bytes=torch.cuda.max_memory_allocated() if built.ranks.device.type == "cuda" else meter.peak_bytes,
         peak_cause=meter.peak_cause,
         flops=meter.flops,
         traffic=meter.traffic,
+        host_peak_bytes=meter.host_peak_bytes,
     )

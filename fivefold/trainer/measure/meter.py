@@ -29,6 +29,7 @@ import fivefold.trainer.model.tf32  # noqa: F401  likewise
 from fivefold.model.mixers.compressed_attention import count_pairs
 from fivefold.step import Traffic, count_sent_bytes
 from fivefold.trainer.model.attention_mask import count_visible_pairs
+from fivefold.trainer.parallel.host_memory import is_host_memory, use_host_memory
 
 aten, c10d = torch.ops.aten, torch.ops.c10d
 
@@ -100,18 +101,26 @@ class StepObserver(Protocol):
 
 
 class Meter(TorchDispatchMode):
-    """A meter that counts while it is entered. ``living``: tensors allocated before; ``axis``: group name → axis."""
+    """A meter that counts while it is entered, bytes on the device and in host memory separately.
 
-    def __init__(self, living: Iterable[Tensor], *, axis: Callable[[str], str]) -> None:
+    ``living``: tensors on the device that were allocated before; ``on_host``: those in host memory; ``axis``: group
+    name → axis.
+    """
+
+    def __init__(self, living: Iterable[Tensor], *, axis: Callable[[str], str], on_host: Iterable[Tensor] = ()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._axis, self._uncompiled = axis, ExitStack()
         self._sizes: dict[int, int] = {}
-        self.live_bytes = self.peak_bytes = self.flops = 0
+        self._on_host: set[int] = set()
+        self.live_bytes = self.peak_bytes = self.flops = self.host_live_bytes = self.host_peak_bytes = 0
         self.peak_cause = self.phase = ""
         self._messages: Counter[tuple[str, str]] = Counter()
         self._sent: Counter[tuple[str, str]] = Counter()
         for tensor in living:
             self._track_storage(tensor)
+        with use_host_memory():
+            for tensor in on_host:
+                self._track_storage(tensor)
         self.base_bytes = self.peak_bytes = self.live_bytes
 
     def __enter__(self) -> Any:
@@ -159,11 +168,21 @@ class Meter(TorchDispatchMode):
 
     def _track_result(self, storage: torch.UntypedStorage) -> None:
         self._sizes[storage._cdata] = storage.nbytes()
-        self.live_bytes += storage.nbytes()
+        if is_host_memory():
+            self._on_host.add(storage._cdata)
+            self.host_live_bytes += storage.nbytes()
+            self.host_peak_bytes = max(self.host_peak_bytes, self.host_live_bytes)
+        else:
+            self.live_bytes += storage.nbytes()
         weakref.finalize(storage, self._remove_storage, storage._cdata)
 
     def _remove_storage(self, key: int) -> None:
-        self.live_bytes -= self._sizes.pop(key)
+        size = self._sizes.pop(key)
+        if key in self._on_host:
+            self._on_host.remove(key)
+            self.host_live_bytes -= size
+        else:
+            self.live_bytes -= size
 
     def _resize(self, tensor: Tensor) -> None:
         """Count a storage that was resized in place, as ZeRO does to free gathered weights."""

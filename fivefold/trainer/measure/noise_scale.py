@@ -92,8 +92,8 @@ class NoiseScale:
         for unit in self.units:
             for index in list_local_weights(unit):
                 shard = unit.shards[index]
-                if shard.weight.grad is not None:
-                    square = torch.linalg.vector_norm(shard.weight.grad, dtype=torch.float32).square()
+                if shard.gradient is not None:
+                    square = torch.linalg.vector_norm(shard.gradient, dtype=torch.float32).square()
                     full += square / shard.local_weight.holders
         return [self._squares.total, full]
 

@@ -34,6 +34,7 @@ class AdamW(torch.optim.Optimizer):
         for weight, state, group in count_step(self):
             for w, g, m, v in iterate_blocks(weight, state["exp_avg"], state["exp_avg_sq"]):
                 apply_adamw(w, g, m, v, step=state["step"], group=group)
+                del w, g  # before the next block is converted
 
 
 def apply_adamw(w: Tensor, g: Tensor, m: Tensor, v: Tensor, *, step: Tensor, group: dict[str, Any]) -> None:
@@ -81,3 +82,4 @@ def iterate_blocks(weight: Tensor, *moments: Tensor) -> Iterator[tuple[Tensor, .
         yield w_fp32, g.float(), *block_moments
         if w_fp32 is not w:
             w.copy_(w_fp32)
+        del w_fp32

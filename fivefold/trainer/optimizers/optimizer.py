@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib import import_module
 from importlib.util import find_spec
 
@@ -21,6 +22,7 @@ from fivefold.trainer.optimizers.gather_matrices import list_sharded_weights
 from fivefold.trainer.optimizers.low_precision_moments import NarrowAdamW
 from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights
 from fivefold.trainer.parallel.collectives import all_reduce
+from fivefold.trainer.parallel.host_memory import HOST, copy_to_host, use_host_memory
 from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.trainer.parallel.zero import ZeroUnit
@@ -39,7 +41,10 @@ def build_optimizer(units: list[ZeroUnit], job: Job, ranks: Ranks) -> torch.opti
         return torch.optim.SGD([{"params": []}])
     settings = job.optimizer
     rates = {cut.shard.name: _find_rates(cut.shard.local_weight.weight, settings) for cut in sharded}
-    optimizer: torch.optim.Optimizer = import_module(name).build(OptimizedWeights(sharded, rates, job, ranks.device))
+    is_offloaded = any(cut.shard.is_offloaded for cut in sharded)
+    weights = OptimizedWeights(sharded, rates, job, HOST if is_offloaded else ranks.device)
+    with use_host_memory() if is_offloaded else nullcontext():
+        optimizer: torch.optim.Optimizer = import_module(name).build(weights)
     return optimizer
 
 
@@ -80,12 +85,26 @@ def compute_learning_rate(schedule: LearningRate, *, step: int, steps: int) -> f
     return schedule.peak * (schedule.floor + (1 - schedule.floor) * remaining)
 
 
+def update(optimizer: torch.optim.Optimizer, shards: list[WeightShard]) -> None:
+    """Update the shards once. Those in host memory are updated there, with copies of their gradients."""
+    gradients = {shard: shard.gradient for shard in shards if shard.is_offloaded and shard.gradient is not None}
+    if not gradients:
+        optimizer.step()
+        return
+    for shard, gradient in zip(gradients, copy_to_host([*gradients.values()]), strict=True):
+        shard.weight.grad = gradient
+    with use_host_memory():
+        optimizer.step()
+    for shard in gradients:
+        shard.weight.grad = None
+
+
 def clip(shards: list[WeightShard], norm: Tensor, *, largest: float, scale: float = 1.0) -> None:
     """Scale all gradients so that their global ``norm`` is at most ``largest``; 0 disables clipping.
 
     ``scale`` is the loss scale that the gradients still contain; it is divided out here. ``norm`` does not contain it.
     """
-    grads = [shard.weight.grad for shard in shards if shard.weight.grad is not None]
+    grads = [shard.gradient for shard in shards if shard.gradient is not None]
     if grads and (largest or scale != 1):
         factor = (largest / (norm + 1e-6)).clamp(max=1.0) if largest else torch.ones_like(norm)
         torch._foreach_mul_(grads, factor if scale == 1 else factor / scale)
@@ -99,7 +118,7 @@ def sum_over_ranks(shards: list[WeightShard], *numbers: float | Tensor, ranks: R
     """
     square = torch.zeros((), dtype=torch.float32, device=ranks.device)
     for holders in sorted({shard.local_weight.holders for shard in shards}):
-        gradients = [s.weight.grad for s in shards if s.local_weight.holders == holders and s.weight.grad is not None]
+        gradients = [s.gradient for s in shards if s.local_weight.holders == holders and s.gradient is not None]
         if gradients:
             square += torch.stack(torch._foreach_norm(gradients, dtype=torch.float32)).square().sum() / holders
     packed = torch.stack([square, *(torch.as_tensor(n, dtype=torch.float32, device=ranks.device) for n in numbers)])

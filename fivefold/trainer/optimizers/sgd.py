@@ -36,3 +36,4 @@ class Sgd(torch.optim.Optimizer):
                     else:
                         change = g.add(w, alpha=group["weight_decay"])
                     w.add_(change, alpha=-group["lr"])
+                    del w, g, change  # before the next block is converted

@@ -129,7 +129,7 @@ class Gradients:
         self._columns, self._n_reductions = (), 0
         self._received = [0] * len(self.shards)
         for shard in self.shards:
-            shard.weight.grad = None
+            shard.gradient = None
 
     def grad_buffer(self, index: int, weight: Tensor) -> GradBuffer | None:
         """Return the buffer into which the next gradient of ``weight`` may be written.
@@ -228,7 +228,7 @@ class Gradients:
                 self._sum(extra_reduce)
 
     def finish(self) -> None:
-        """End the step's backward: wait for the reduction, run the last all_reduces, set the shards' ``.grad``."""
+        """End the step's backward: wait for the reduction, run the last all_reduces, set the shards' gradients."""
         if self._runs_to_step_end and self._reducing is not None:
             self.finish_reduce()
         elif self._reducing is not None and self.in_flight_reduction is not None:
@@ -255,7 +255,7 @@ class Gradients:
     def _set_grads(self) -> None:
         assert self.reduced is not None
         for shard, chunk in zip(self.shards, self.reduced.split(self.sizes), strict=True):
-            shard.weight.grad = shard.view_local(chunk).to(shard.weight.dtype)
+            shard.gradient = shard.view_local(chunk).to(shard.weight.dtype)
 
 
 def resize(tensor: Tensor, numel: int) -> None:

@@ -223,6 +223,7 @@ class ShardPlacement:
             device=ranks.device,
             prefetches=overlaps,
             wgrad_store=self.wgrad_store if defers_gradients else None,
+            offloads="optimizer" in self.layout.list_offloaded(self.job),
         )
 
     def _find_format(self, weight: Weight) -> type[QuantizedWeight] | None:

@@ -35,7 +35,7 @@ class Box(NamedTuple):
 
 
 class WeightShard:
-    """The rows of one weight on this rank, which the optimizer updates, and their gradient in ``weight.grad``.
+    """The rows of one weight on this rank, which the optimizer updates, and their ``gradient``.
 
     ``shape`` is that of the local slice; stacked experts [E, F, D] have E · F rows. ``stored``: the format of a weight
     in few bits, whose elements are bytes; ``quantized`` has its scales.
@@ -51,9 +51,23 @@ class WeightShard:
         self.first_row = min(axis.rank * padded_rows, rows)
         self.rows = min(padded_rows, rows - self.first_row)
         self.weight = nn.Parameter(torch.empty(0), requires_grad=False)
+        self.is_offloaded = False  # ``weight`` is in host memory
+        self._gradient: Tensor | None = None  # of an offloaded weight
         self.stored = stored
         self.quantized: QuantizedWeight | None = None
         self.keeps_codes = False  # they are those of a published weight, not made here
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """Return the gradient of these rows on the device: ``weight.grad``, unless the weight is in host memory."""
+        return self._gradient if self.is_offloaded else self.weight.grad
+
+    @gradient.setter
+    def gradient(self, gradient: Tensor | None) -> None:
+        if self.is_offloaded:
+            self._gradient = gradient
+        else:
+            self.weight.grad = gradient
 
     @property
     def matrix_slice(self) -> MatrixSlice:

@@ -24,6 +24,7 @@ from fivefold.trainer.model.precision import Dtypes
 from fivefold.trainer.parallel.collectives import Pending, all_gather
 from fivefold.trainer.parallel.fp8_gather import Payload
 from fivefold.trainer.parallel.gradients import Gradients, resize
+from fivefold.trainer.parallel.host_memory import allocate_on_host, copy_to_device
 from fivefold.trainer.parallel.mesh import AxisGroup
 from fivefold.trainer.parallel.shard import WeightShard
 
@@ -36,7 +37,8 @@ class ZeroUnit:
     ``frozen``: weights that are not trained: kept in full where gathered weights stay, else gathered with the others
     from ``frozen_rows``, or from ``quantized_rows`` if they are in few bits. ``prefetches``: prefetch the next module's
     weights during this one's compute. ``wgrad_store``: the store in which gradients made by autograd wait while those
-    of matrices are deferred, so that all of a micro-batch come together; None: they do not wait.
+    of matrices are deferred, so that all of a micro-batch come together; None: they do not wait. ``offloads``: what the
+    optimizer updates is in host memory; this rank's rows on the device are a copy in the dtype of the weights.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class ZeroUnit:
         device: torch.device,
         prefetches: bool = False,
         wgrad_store: WgradStore | None = None,
+        offloads: bool = False,
     ) -> None:
         self.shards, self.gradients, self.shard, self.policy, self.dtypes = shards, gradients, shard, policy, dtypes
         self.device, self.prefetches, self.wgrad_store = device, prefetches, wgrad_store
@@ -74,13 +77,15 @@ class ZeroUnit:
         self.ends_at_input = False  # the input's gradient ends the backward
         self.has_backward = True  # False: neither it nor a unit before it has a trained weight
         self.payload: Payload | None = None  # set if the all_gather sends fp8
+        self.host_rows: Tensor | None = None  # what the optimizer updates, if it is in host memory
+        self._rows_are_current = not offloads  # the rows on the device have what the optimizer updated
         self._gathered_is_current = False
         self._gathering: Pending | None = None
         self.reference: Tensor | None = None  # of DPO: a frozen copy of the gathered weights, or of this rank's rows
         self._reads_reference = False
-        self._allocate(module)
+        self._allocate(module, offloads=offloads)
 
-    def _allocate(self, module: nn.Module) -> None:
+    def _allocate(self, module: nn.Module, *, offloads: bool) -> None:
         """Allocate weights and shards; a shard is a view of the gathered buffer if dtype and policy allow."""
         self._allocate_gathered()
         self.parameters: list[nn.Parameter] = []
@@ -91,19 +96,28 @@ class ZeroUnit:
             parameter.waits = self.wgrad_store is not None  # type: ignore[attr-defined]  # whether gradients may wait for W
             parameter.register_post_accumulate_grad_hook(_collect)
             self.parameters.append(parameter)
+        rows_dtype = self.dtypes.weights if offloads else self.dtypes.updated
         cast = self.gathered.dtype == torch.uint8
-        self.has_own_shard = cast or self.dtypes.updated != self.dtypes.weights or not self.policy.weights_stay
+        self.has_own_shard = cast or rows_dtype != self.dtypes.weights or not self.policy.weights_stay
         if self.has_own_shard:
-            self.own = torch.zeros(self.numel, dtype=self.dtypes.updated, device=self.device)
+            self.own = torch.zeros(self.numel, dtype=rows_dtype, device=self.device)
             chunks = list(self.own.split(self.sizes)) if self.sizes else []
         else:
             chunks = [part[self.shard.rank] for part in self._parts[: len(self.shards)]]
         frozen_chunks = self._allocate_frozen()
-        for shard, chunk in zip((*self.shards, *self.frozen), (*chunks, *frozen_chunks), strict=True):
+        updated_chunks = self._allocate_on_host() if offloads and self.shards else chunks
+        for shard, chunk in zip((*self.shards, *self.frozen), (*updated_chunks, *frozen_chunks), strict=True):
             shard.weight.data = shard.view_local(chunk)
         for shard, part in zip(self.frozen, self._parts[len(self.shards) :] or frozen_chunks, strict=True):
             _set_parameter(module, shard, part, trained=False)
         self._chunks = chunks + frozen_chunks * self.gathers_frozen
+
+    def _allocate_on_host(self) -> list[Tensor]:
+        """Allocate what the optimizer updates in host memory; return it by weight."""
+        self.host_rows = allocate_on_host((self.numel,), dtype=self.dtypes.updated, device=self.device).zero_()
+        for shard in self.shards:
+            shard.is_offloaded = True
+        return list(self.host_rows.split(self.sizes))
 
     def _allocate_frozen(self) -> list[Tensor]:
         """Allocate this rank's rows of frozen weights, and the scales of quantized ones; return the rows by weight."""
@@ -157,6 +171,7 @@ class ZeroUnit:
         """Start the all_gather of the weights, unless they are current or it is running."""
         if self._gathered_is_current or self._gathering is not None:
             return
+        self._copy_rows_to_device()
         if not self.gathered_sizes:  # all weights are frozen and stay
             self._gathered_is_current = True
             return
@@ -169,10 +184,17 @@ class ZeroUnit:
                 self.gathered.copy_(self.own)
             self._gathered_is_current = True
             return
-        cast = self.payload is not None or self.dtypes.updated != self.dtypes.weights
+        cast = self.payload is not None or (self.has_own_shard and self.own.dtype != self.dtypes.weights)
         self._sent_copied = cast or not self.has_own_shard or self.gathers_frozen
         send = self.own if not self._sent_copied else self._pack_rows()
         self._gathering, self._sent = all_gather(send, self.shard), send
+
+    def _copy_rows_to_device(self) -> None:
+        """Copy what the optimizer has updated in host memory to this rank's rows on the device."""
+        if self.host_rows is not None and not self._rows_are_current:
+            for rows, updated in zip(self._chunks, self.host_rows.split(self.sizes), strict=False):
+                copy_to_device(rows, updated)
+        self._rows_are_current = True
 
     def _pack_rows(self) -> Tensor:
         """Copy this rank's rows of all weights of the unit into one buffer to send."""
@@ -246,6 +268,7 @@ class ZeroUnit:
             self.gather()
             self.reference = self.gathered.clone()
         else:
+            self._copy_rows_to_device()
             self.reference = self.own.to(self.dtypes.weights, copy=True)
 
     def swap_reference(self) -> None:
@@ -276,6 +299,7 @@ class ZeroUnit:
         """Drop gradients and mark the gathered weights stale; call it after the optimizer has changed the shards."""
         assert self._gathering is None, "weights that were fetched ahead were not used"
         self.gradients.on_optimizer_step()
+        self._rows_are_current = False
         self._mark_stale()
 
     # Gradients: gathered → shards

@@ -99,6 +99,7 @@ def run(case: ComparedOnMachine) -> Verdict:
             for item, stages in zip(first, by_stage, strict=True)
             if (line := _inputs(item.steady, case, planner.counts, stages=stages))
         ),
+        *_host(tapes, case, planned=step.memory.host_bytes or 0),
         *_totals(tapes, model, layout, job, flops=step.work.hardware_flops),
         *(
             f"rank {tape.rank} {line}"
@@ -127,6 +128,12 @@ def _bytes(ours: StageMemory, plan: StageMemory, *, interleaves: bool) -> list[s
         for name, there, here in pairs
         if there != here and not (interleaves and name == "activations" and there < here)
     ]
+
+
+def _host(tapes: list[RankTapes], case: ComparedOnMachine, *, planned: int) -> list[str]:
+    """Host memory of a node, each of whose ranks counts as the fullest."""
+    ours = max(tape.steady.host_bytes for tape in tapes) * min(case.machine.ranks_per_node, case.layout.world)
+    return [f"host memory: {ours} dry-run, {planned} planned"] if ours != planned else []
 
 
 def count_initial_bytes(tape: Tape, category: int) -> int:

@@ -41,6 +41,7 @@ class Told(NamedTuple):
     said: Said
     flops: int
     peak: int
+    host_peak: int
 
 
 def train_rank(model: Model, layout: Layout, job: Job) -> Told:
@@ -58,12 +59,19 @@ def train_rank(model: Model, layout: Layout, job: Job) -> Told:
     engine.hold_reference()
     tokens = torch.randint(model.vocab, (layout.micro_batches(job), layout.mbs, job.row_tokens()))
     named_tensors = [tokens, engine.loads, engine.keys, *built.module.buffers(), *built.module.tables]
-    named_tensors += [*built.weights(), *built.moments()]
-    meter = Meter(named_tensors, axis=built.ranks.axis)
+    on_host = built.host_tensors()
+    named_tensors += [*built.weights(), *([] if on_host else built.moments())]
+    meter = Meter(named_tensors, axis=built.ranks.axis, on_host=on_host)
     with Sending(), meter:
         engine.step(tokens)
     said = {(line.axis, line.collective): (line.calls, line.bytes) for line in meter.traffic}
-    return Told(RankTapes(recorder.rank, first, steady, built.parameters), said, meter.flops, meter.peak_bytes)
+    return Told(
+        RankTapes(recorder.rank, first, steady, built.parameters),
+        said,
+        meter.flops,
+        meter.peak_bytes,
+        meter.host_peak_bytes,
+    )
 
 
 class Sender(TapeRecorder):

@@ -25,6 +25,9 @@ SCALARS_BYTES = 16  # losses, their sums, and the gradients that backward begins
         ("gemma3-4b", "dp4 zero1 mbs2", 2048),
         ("llama3-8b", "dp2 zero2 mbs1 ac=selective", 4096),
         ("qwen3-4b", "tp2 mbs1", 4096),
+        ("llama3-8b", "zero3 mbs1 ac=full offload=optimizer", 2048),
+        ("llama3-8b", "dp2 zero1 mbs1 ac=full offload=optimizer", 2048),
+        ("llama3-8b", "dp4 zero3 mbs1 ac=full offload=optimizer", 2048),
     ],
 )
 def test_planned_peak_is_that_of_the_dry_run_to_the_byte(name: str, text: str, sequence: int) -> None:
@@ -33,6 +36,7 @@ def test_planned_peak_is_that_of_the_dry_run_to_the_byte(name: str, text: str, s
     job = Job(sequence=sequence, global_batch=2 * layout.dp * layout.mbs)
     step = dryrun(model=model, machine=machine, layout=layout, job=job).step
     assert step is not None
-    planned = Planner(model=model, machine=machine, job=job).peak_bytes(layout)
-    assert planned > 1000 * MIB
-    assert 0 <= step.memory.peak_bytes - planned <= SCALARS_BYTES
+    planned = Planner(model=model, machine=machine, job=job).step(layout).memory
+    assert planned.peak_bytes > 1000 * MIB
+    assert 0 <= step.memory.peak_bytes - planned.peak_bytes <= SCALARS_BYTES
+    assert step.memory.host_bytes == planned.host_bytes

@@ -77,7 +77,7 @@ def _gradients(built: Built) -> list[Part]:
     results = []
     for shard in built.shards:
         for box in shard.boxes():
-            gradient = shard.weight.grad
+            gradient = shard.gradient
             assert gradient is not None, shard.name
             results.append(Part(shard.name, box.offsets, gradient[box.rows].float().reshape(box.sizes).numpy().copy()))
     return results

@@ -2,8 +2,8 @@
 
 parameters    the rank's shards from which weights are gathered, frozen ones too: what the optimizer updates (FSDP2's
               CPUOffloadPolicy), or copies of it in the dtype of the gathered weights (DeepSpeed's offload_param)
-optimizer     (master weights + moments + summed gradients) of the rank's shard, which the CPU updates
-              (DeepSpeed's ZeRO-Offload, arXiv:2101.06840)
+optimizer     (master weights + moments + gradients) of the rank's shard, which the CPU updates (DeepSpeed's
+              ZeRO-Offload, arXiv:2101.06840), and what the update of Fivefold's trainer holds meanwhile
 activations   those that the rank with the highest peak would keep on the device at its peak
 """
 
@@ -23,7 +23,7 @@ from fivefold.planner.counts.memory.states import (
     accumulates_on_host,
     count_reduced_width,
 )
-from fivefold.planner.counts.update import list_stages
+from fivefold.planner.counts.update import count_scratch_bytes, list_stages
 from fivefold.units import ceil_div
 
 
@@ -44,15 +44,18 @@ def count_host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
         strict=True,
     )
     gradients = get_policy(layout, job).host_gradients
-    bucket_bytes = [
-        _count_bucket_buffers(counts, layout, held) if gradients == "buckets" else 0 for held in list_stages(layout)
+    updates_in_blocks = "optimizer" in offloaded and job.stack.name == "fivefold"
+    buffer_bytes = [
+        (_count_bucket_buffers(counts, layout, held) if gradients == "buckets" else 0)
+        + (count_scratch_bytes(counts, layout, chunks=held) if updates_in_blocks else 0)
+        for held in list_stages(layout)
     ]
     rank_bytes = max(
         rank.offloaded_bytes
         + (on_device.optimizer_bytes + on_device.updated_numel * width if "optimizer" in offloaded else 0)
         + (on_device.activations_bytes if "activations" in offloaded else 0)
         + buffers
-        for (rank, on_device), buffers in zip(ranks, bucket_bytes, strict=True)
+        for (rank, on_device), buffers in zip(ranks, buffer_bytes, strict=True)
     )
     return rank_bytes * min(machine.ranks_per_node, layout.world)
 
@@ -60,11 +63,12 @@ def count_host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
 def _count_updated_width(layout: Layout, job: Job) -> int:
     """Return the bytes of an updated element in host memory besides moments, and shards that are gathered from.
 
-    They are gradients and, unless the shards themselves are updated, master weights. DeepSpeed's ZeRO-3 has gradients
-    twice: as they are reduced, and as the optimizer reads them (deepspeedai/DeepSpeed@0.19.8:
-    deepspeed/runtime/zero/stage3.py, grad_partitions_flat_buffer and initialize_optimizer_states). Its ZeRO-1 and -2
-    have updated weights once more, in the dtype in which they are sent to the device (stage_1_and_2.py,
-    param_buffer_of_bit16_for_cpu_offload_groups).
+    They are gradients and, unless the shards themselves are updated, master weights. Gradients have the dtype of the
+    update (Fivefold; NVIDIA/Megatron-LM@core_v0.16.1:megatron/core/optimizer/cpu_offloading/hybrid_optimizer.py,
+    _set_sub_optimizer_grads), unless they are accumulated there. DeepSpeed's ZeRO-3 has gradients twice: as they are
+    reduced, and as the optimizer reads them (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage3.py,
+    grad_partitions_flat_buffer and initialize_optimizer_states). Its ZeRO-1 and -2 have updated weights once more, in
+    the dtype in which they are sent to the device (stage_1_and_2.py, param_buffer_of_bit16_for_cpu_offload_groups).
     """
     recipe, gradients = job.precision, get_policy(layout, job).host_gradients
     if gradients == "buckets":
@@ -72,7 +76,7 @@ def _count_updated_width(layout: Layout, job: Job) -> int:
     width = count_reduced_width(layout, job)
     if "parameters" in layout.list_offloaded(job) and job.stack.offloads_with_parameters:
         return width
-    return width + recipe.updated_bytes * (2 if gradients == "shards" else 1)
+    return (width if gradients == "shards" else 0) + 2 * recipe.updated_bytes
 
 
 def _count_bucket_buffers(counts: Counts, layout: Layout, held: tuple[int, ...]) -> int:

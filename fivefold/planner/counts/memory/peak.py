@@ -569,7 +569,9 @@ def _count_update_bytes(job: Job, layout: Layout, numel: int, scratch_bytes: int
     recipe, copied_bytes, offloaded = job.precision, 0, layout.list_offloaded(job)
     if "optimizer" in offloaded and ("parameters" in offloaded or get_policy(layout, job).host_gradients):
         return 0  # the CPU updates what lies in host memory
-    if "parameters" in offloaded and not recipe.sends_masters:
+    if "optimizer" in offloaded:  # updated by the CPU
+        scratch_bytes = 0
+    elif "parameters" in offloaded and not recipe.sends_masters:
         scratch_bytes = max(scratch_bytes, numel * recipe.high_precision_bytes)
     if count_reduced_width(layout, job) != recipe.updated_bytes:  # a copy of the gradients in the update's dtype
         copied_bytes += recipe.updated_bytes

@@ -108,7 +108,10 @@ def count_part_states(
     has_own_shard = (
         gathers_fp8 or keeps_copy or not recipe.sends_masters or not (zero_policy.weights_stay or stays_gathered)
     )
-    copies_input = gathers_fp8 or not (has_own_shard and recipe.sends_masters)
+    offloads_optimizer = "optimizer" in layout.list_offloaded(job)
+    # the shard on the device then has the dtype of the message
+    is_rounded = offloads_optimizer and not zero_policy.weights_stay and job.stack.zero3_gather == "units"
+    copies_input = gathers_fp8 or not (has_own_shard and (recipe.sends_masters or is_rounded))
     gather_buffers = (
         0
         if shards == 1 and not recipe.holds_casts
@@ -124,7 +127,6 @@ def count_part_states(
         reference = weights_bytes if stays else shard_numel_padded * recipe.weights_bytes
     if updates_flat_tensor(layout, job):
         moments -= 4 * len(unit.weights)
-    offloads_optimizer = "optimizer" in layout.list_offloaded(job)
     offloads_parameters = "parameters" in layout.list_offloaded(job)
     shard_bytes = shard_numel_padded * count_reduced_width(layout, job)
     reduced_bytes = padded * recipe.summed_bytes if shards == 1 and not is_alone else shard_bytes

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -276,11 +278,20 @@ def test_a_layout_that_does_not_fit_is_advised_to_offload_with_its_host_memory(
     assert first == f"offload=optimizer{software}: {show_bytes(peak)}, and {size} of host memory per node"
 
 
-def test_the_trainer_rejects_offloading() -> None:
-    with pytest.raises(UserError, match="offload=optimizer: the trainer keeps everything on the device"):
-        check_supported(Layout.parse("dp8 mbs1 offload=optimizer"), JOB, model=LLAMA)
-    with pytest.raises(UserError, match=r"offload=parameters\+optimizer: the trainer keeps everything on the device"):
-        check_supported(Layout.parse("dp8 zero3 mbs1 offload=parameters"), JOB, model=LLAMA)
+@pytest.mark.parametrize(
+    ("word", "changed", "line"),
+    [
+        ("parameters", {}, "offload=parameters+optimizer: the trainer keeps only the optimizer in host memory"),
+        ("activations", {}, "offload=activations: the trainer keeps only the optimizer in host memory"),
+        ("optimizer", {"optimizer": {"kind": "muon"}}, "offload=optimizer: muon sends messages in its update"),
+        ("optimizer", {"precision": "fp8-wire"}, "offload=optimizer: precision 'fp8-wire' gathers weights in fp8"),
+    ],
+)
+def test_the_trainer_keeps_only_the_optimizer_in_host_memory(word: str, changed: dict[str, Any], line: str) -> None:
+    layout = Layout.parse("dp8 zero3 mbs1 offload=optimizer")
+    check_supported(layout, JOB, model=LLAMA)
+    with pytest.raises(UserError, match=re.escape(line)):
+        check_supported(layout.replace(offload=(word,)), JOB.replace(**changed), model=LLAMA)
 
 
 def test_deepspeed_offloads_no_optimizer_under_zero0() -> None:
