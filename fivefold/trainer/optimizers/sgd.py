@@ -34,6 +34,7 @@ class Sgd(torch.optim.Optimizer):
                     if momenta:
                         change = momenta[0].mul_(group["momentum"]).add_(g).add_(w, alpha=group["weight_decay"])
                     else:
-                        change = g.add(w, alpha=group["weight_decay"])
+                        w.mul_(1 - group["lr"] * group["weight_decay"])
+                        change = g
                     w.add_(change, alpha=-group["lr"])
                     del w, g, change  # before the next block is converted

@@ -50,13 +50,14 @@ def scratch(tape: Tape) -> int:
 
 @pytest.mark.parametrize(
     ("case", "kind"),
-    mark_share(24, [(case, kind) for case in LAYOUTS for kind in ("muon", "adafactor", "adamw8bit")]),
+    mark_share(24, [(case, kind) for case in LAYOUTS for kind in ("muon", "adafactor", "adamw8bit", "adamw", "sgd")]),
     ids=str,
 )
 def test_planned_memory_of_the_update_equals_the_dry_run(
-    case: Case, kind: Literal["muon", "adafactor", "adamw8bit"]
+    case: Case, kind: Literal["muon", "adafactor", "adamw8bit", "adamw", "sgd"]
 ) -> None:
-    model, layout, job = case.model, case.layout, case.job.replace(optimizer=Optimizer(kind=kind))
+    optimizer = Optimizer(kind=kind, momentum=0.9 if case.layout.tp > 1 else 0.0)
+    model, layout, job = case.model, case.layout, case.job.replace(optimizer=optimizer)
     planner = Planner(model=model, machine=case.machine, job=job)
     step, first = planner.step(layout), list_representatives(layout)
     tapes = {  # Muon's ranks differ in their products: some have no matrix in the last round
