@@ -137,10 +137,8 @@ class MoE(Record):
             raise ValueError("shortcut needs joins_mlp, pattern=[true, false] and no joined_norms: change them")
         if self.identity_experts and (self.groups > 1 or self.capacity is not None or self.expert_bias):
             raise ValueError("identity_experts is not supported with groups, capacity or expert_bias: leave one out")
-        if self.latent_width is not None and (self.identity_experts or self.output_bias or self.shortcut):
-            raise ValueError(
-                "latent_width is not supported with identity_experts, output_bias or shortcut: leave one out"
-            )
+        if self.latent_width is not None and (self.identity_experts or self.output_bias):
+            raise ValueError("latent_width is not supported with identity_experts or output_bias: leave one out")
         if self.score == "sparsemixer":
             self._check_sparsemixer()
         if self.topk > self.experts:

@@ -94,8 +94,9 @@ def list_tensors(
     """Yield the tensors of a folder of ``family``, in module order, with biases of routing and tables of experts.
 
     ``stacked``: experts in one tensor per layer. ``interleaved``: rotary pairs of latent attention are interleaved, as
-    in every published file (``rope_interleave``). ``copies``: also the copies of embedding and head in
-    modules of multi-token prediction, which share them. Raises ``UserError`` for a family whose names are unknown.
+    in every published file (``rope_interleave``). ``copies``: also the copies of embedding and head in modules of
+    multi-token prediction, which share them, if these are layers after the last one. Raises ``UserError`` for a family
+    whose names are unknown.
     """
     if family not in FAMILIES:
         raise make_unknown_name_error(family, list(FAMILIES), kind="family of weights")
@@ -129,7 +130,8 @@ def list_tensors(
         for part in _list_parts(weight, model, of_layer, weight_by_name, reordered=is_reordered, ones=record.ones):
             is_moved = is_of_indexer and record.indexer_rows == "last"
             yield part._replace(swapped=record.swapped_rotary, moved=is_moved)
-    for layer in range(model.layers, model.layers + model.mtp_depth) if copies else ():
+    modules = range(model.layers, model.layers + model.mtp_depth)
+    for layer in modules if copies and not record.mtp_tensors else ():
         for inner, ours in COPIES.items():
             weight = weight_by_name.get(ours, weight_by_name["embed.tokens.weight"])
             yield TensorPart(f"{str(names['blocks']).format(layer)}.{inner}", weight.shape, weight.name)

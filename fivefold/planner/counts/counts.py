@@ -175,7 +175,13 @@ class Counts:
         is_plain = adapter is None or (name == "head" and not adapter.has_adapter("head.out"))
         fuses = self.job.stack.kernel_facts.fuses_linears and is_plain
         unit = fuse_linears(unit, width=width) if fuses else unit
-        return SimulatedUnit(unit, input_name=input_name, input_bytes=input_bytes, wgrad_element_bytes=width)
+        return SimulatedUnit(unit, input_name, input_bytes, width, borrower=self._get_borrower(part, name))
+
+    def _get_borrower(self, part: LocalDegrees, name: Name) -> SimulatedUnit | None:
+        """Return the next block if it adds the output of the experts of this one."""
+        if not isinstance(name, Kind) or not self.model.lends_experts(self.example[name]):
+            return None
+        return self._get_simulated_unit(part, self.kinds[self.example[name] + 1])
 
     def _get_gradient_width(self, name: Name) -> int:
         """Return the bytes of an element of the weight gradients that a unit makes; its ends have modules to save."""

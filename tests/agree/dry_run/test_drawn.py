@@ -625,6 +625,38 @@ def test_a_ring_holds_the_gradients_of_unrotated_keys_until_their_deferred_produ
     assert list_miscounts(Drawn(ON_CPUS, model, layout, FP32.replace(global_batch=4))) == []
 
 
+SHORTCUT = MIXTURE.replace(
+    name="shortcut", layers=4, moe=SHARED.replace(joins_mlp=True, shortcut=True, pattern=(True, False))
+)
+LATENT_EXPERTS = MIXTURE.replace(name="latent experts", mlp_bias=True, moe=SHARED.replace(latent_width=12))
+LATENT_SHORTCUT = SHORTCUT.replace(
+    name="shortcut of latent experts",
+    moe=SHARED.replace(joins_mlp=True, shortcut=True, pattern=(True, False), latent_width=12, shared_experts=0),
+)
+
+
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
+@pytest.mark.parametrize(
+    ("model", "text"),
+    mark_share(
+        4,
+        [
+            (SHORTCUT, "pp2 zb1p mbs1"),
+            (LATENT_SHORTCUT, "pp2 v2 zbv mbs1"),
+            (SHORTCUT.replace(dropout=0.1), "pp2 zb2p mbs1 ac=full"),  # the MLP's gradient is another tensor
+            (LATENT_SHORTCUT, "tp2 pp2 zb1p mbs2 ac=norm+mlp"),
+            (LATENT_EXPERTS, "tp2 ep2 mbs2"),
+            (LATENT_EXPERTS, "dp2 tp2 ep2 etp2 mbs1 ac=moe"),
+            (LATENT_EXPERTS, "dp2 pp2 ep2 zb1p zero2 mbs1 ac=full"),
+        ],
+    ),
+    ids=str,
+)
+def test_gradients_of_shortcuts_and_of_latent_experts_are_counted_once(number: int, model: Model, text: str) -> None:
+    """The MLP of a pair's second layer and the experts of the first defer products with one and the same gradient."""
+    assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32)) == []
+
+
 LATENT_KINDS = ("latent", "latent, odd", "indexer", "gated queries", "normed rotary key", "scaled latents",
                 "sliding latents")  # fmt: skip
 SCANS = ("gated delta net", "kimi delta", "lightning", "mamba", "mamba2", "negative eigenvalues", "rg lru",
@@ -646,7 +678,7 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("drawn experts",), ("adapters",)),
     (("experts next to an mlp",), ("adapters", "clamped experts", "freeze")),
     (("identity experts",), ("adapted experts", "biased experts", "drawn experts", "latent experts")),
-    (("latent experts",), ("adapters", "freeze", "shortcut")),
+    (("latent experts",), ("adapters", "freeze")),
     (("shortcut",), (*SCANS, *LENT_KEYS, *INPUTS_OF_LAYERS, "adapters", "clamped experts", "freeze", "half layers",
                      "joined mamba2", "mtp", "norms by mixer", "normed stream", "parallel block", "post norm")),
     (("masks from values",), (*LATENT_KINDS, *LENT_KEYS, "adapters", "attention dropout", "bias by distance", "chunks",

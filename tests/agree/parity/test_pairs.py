@@ -91,8 +91,16 @@ SCALED_DRAWS = SMALL.replace(
         joined_norms=True,
     ),
 )
+LATENT_SHORTCUT = SMALL.replace(
+    name="latent experts and their shortcut",
+    layers=4,
+    moe=MoE(experts=4, topk=2, ffn=14, shared_experts=1, latent_width=20).replace(
+        joins_mlp=True, shortcut=True, pattern=(True, False)
+    ),
+)
 CASES = (
     (CHOSEN, "tp2 mbs1 nosp"),
+    (LATENT_SHORTCUT, "pp2 v2 zbv mbs1"),
     (HASHED, "tp2 pp2 ep2 mbs2 ac=router"),
     (HASHED, "dp2 cp2 ep2 zero3 mbs1"),
     (COMPRESSED_KEYS, "pp2 zb1p mbs1 ac=core+rope+norm"),

@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.read import from_config
+from fivefold.model.huggingface.tensors import list_tensors
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.record import RunFailure, UserError
@@ -27,6 +29,7 @@ from fivefold.trainer.checkpoint.full_weights import build_full_module
 from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder, start
 from fivefold.trainer.engine import Engine
+from tests.model.mutations import FAMILIES
 from tests.selection import mark_share
 
 JOB = Job(sequence=32, global_batch=4, precision=get_recipe("fp32"), steps=4)
@@ -151,6 +154,25 @@ def test_a_round_trip_is_bitwise_equal(forked: Fork, tmp_path: Path, case: str, 
     assert HuggingFaceFolder.open(tmp_path / "out").model.replace(name="", source="") == HuggingFaceFolder.open(
         tmp_path / "in"
     ).model.replace(name="", source="")
+
+
+def test_modules_of_multi_token_prediction_are_written_as_they_were_read(forked: Fork, tmp_path: Path) -> None:
+    """Transformers reads none of Nemotron 3's, which have layers of their own numbers and latent experts."""
+    config = {"model_type": "nemotron_h", **FAMILIES["nemotron_h"], "num_nextn_predict_layers": 2}
+    folder = tmp_path / "in"
+    folder.mkdir()
+    (folder / "config.json").write_text(json.dumps(config))
+    parts = list_tensors(from_config(config, name="x"), family="nemotron_h")
+    stored = {part.name: torch.rand(part.shape) for part in parts}
+    save_file(stored, folder / "model.safetensors", metadata={"format": "pt"})
+    forked(2, save_imported, tmp_path / "checkpoints", folder, Layout.parse("dp2 ep2 zero3 mbs1"))
+    export(find(tmp_path), tmp_path / "out", dtype="fp32", file_bytes=60_000, report=ignore_progress)
+    written = tensors(tmp_path / "out")
+    assert sum(name.startswith("mtp.layers.") for name in written) == 2 * 32
+    assert written.keys() == stored.keys()
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in written.items())
+    models = [HuggingFaceFolder.open(path).model.replace(name="", source="") for path in (folder, tmp_path / "out")]
+    assert models[0] == models[1]
 
 
 @pytest.fixture

@@ -70,13 +70,15 @@ class LiveGradient:
 class SimulatedUnit:
     """A unit as a pass runs it, with what every backward of it begins from.
 
-    ``input_name``: the tensor that it reads; ``wgrad_element_bytes``: bytes per element of a weight gradient.
+    ``input_name``: the tensor that it reads; ``wgrad_element_bytes``: bytes per element of a weight gradient;
+    ``borrower``: the unit above if it adds to its result what this one lends.
     """
 
     unit: UnitOperations
     input_name: str
     input_bytes: int
     wgrad_element_bytes: int
+    borrower: SimulatedUnit | None = None
 
     @cached_property
     def forward(self) -> ForwardProfile:
@@ -88,6 +90,21 @@ class SimulatedUnit:
         """Return the bytes of the gradient of each tensor."""
         sizes = {name: size for op in self.unit.ops if op.gradients for name, size in op.gradients.items()}
         return self.forward.sizes | sizes
+
+    @cached_property
+    def split_gradient_sizes(self) -> dict[str, int]:
+        """Return ``gradient_sizes`` in B: a gradient that the borrower keeps for W is counted there."""
+        if self.borrower is None or not self.borrower.defers_result_gradient:
+            return self.gradient_sizes
+        lent = {name: 0 for op in self.unit.ops if op.name == "moe.lend" for name in op.reads}
+        return self.gradient_sizes | lent
+
+    @cached_property
+    def defers_result_gradient(self) -> bool:
+        """Tell whether W reads the gradient that the unit receives, which is not freed before."""
+        backward = BackwardSimulation(self, sums=NO_SUMS, split=True)
+        backward.run()
+        return backward.result_gradient.keeper is not None
 
     @cached_property
     def recomputed_before(self) -> dict[int, list[str]]:
@@ -331,9 +348,12 @@ class BackwardSimulation:
         self.kept_for_w: set[str] = set()  # kept tensors that W reads
         self.deferred_bytes = 0
         self.overwritten: set[str] = set()  # kept tensors that became gradients
-        self.gradient_bytes, self.recomputed_before = simulated.gradient_sizes, simulated.recomputed_before
+        self.gradient_bytes = simulated.split_gradient_sizes if split else simulated.gradient_sizes
+        self.recomputed_before = simulated.recomputed_before
         self.recomputed_sums = simulated.recomputed_sums
-        self.grads: dict[str, LiveGradient] = {}
+        self.result = next(iter(unit.ops[-1].writes))
+        self.result_gradient = LiveGradient(self.gradient_bytes[self.result])
+        self.grads = {self.result: self.result_gradient}
         self.live = self.peak = self.sums = self.index = 0
         self.kept = self.kept_at_peak = forward.kept_bytes
         self.cause, self.sums_at_peak = "", 0
@@ -343,11 +363,10 @@ class BackwardSimulation:
 
     def run(self) -> None:
         """Find the peak, its operation, and the kept bytes and sums at it."""
-        result = next(iter(self.ops[-1].writes))
-        self.grads[result] = LiveGradient(self.gradient_bytes[result])
-        self.live = self.peak = self.kept + self.gradient_bytes[result]
+        self.live = self.peak = self.kept + self.result_gradient.bytes
         for index in reversed(range(len(self.ops))):
-            recomputed_bytes = sum(self.sizes[name] for name in self.recomputed_before.get(index, ()) if name != result)
+            names = self.recomputed_before.get(index, ())
+            recomputed_bytes = sum(self.sizes[name] for name in names if name != self.result)
             self.index = index
             self._update_peak(self.live + self.recomputed_sums.get(index, 0), self.ops[index].name)
             self.live += recomputed_bytes
