@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,24 +39,53 @@ READERS: dict[str, tuple[str, Callable[[str], Any]]] = {
 def read_document(path: Path) -> Document:
     """Read the file at ``path``; raise ``UserError`` if it is missing or invalid."""
     text = read_text(path, kind="UTF-8 text")
+    document = Document(str(path), "python", text=text, folder=path.resolve().parent)
     if path.suffix == ".py":
-        return Document(str(path), "python", text=text, folder=path.resolve().parent)
+        return document
     if path.suffix not in READERS:
         raise UserError(
             f"{path}: ends in {path.suffix or 'nothing'}; configs end in {', '.join([*READERS, '.py', '.sh'])}"
         )
-    kind, reader = READERS[path.suffix]
+    return parse_values(document, path.suffix)
+
+
+def parse_values(document: Document, suffix: str) -> Document:
+    """Return the document with the values of its text, read as a file that ends in ``suffix``, a key of ``READERS``."""
+    origin = document.origin
+    kind, reader = READERS[suffix]
     try:
-        values = reader(text)
+        values = reader(document.text)
     except (ValueError, RecursionError) as error:
-        raise UserError(f"{path}: not valid {kind.upper()}: {error}") from None
+        raise UserError(f"{origin}: not valid {kind.upper()}: {error}") from None
     if not isinstance(values, dict) or not all(isinstance(key, str) for key in values):
         raise UserError(
-            f"{path} holds {describe_json(values)}, not a table of keys by name; give the config of one run"
+            f"{origin} holds {describe_json(values)}, not a table of keys by name; give the config of one run"
         )
     if _deduct_values(values, MAX_FILE_VALUES) <= 0:
-        raise UserError(f"{path} holds more than {MAX_FILE_VALUES} values, too many for a config; give only the config")
-    return Document(str(path), kind, values=values, text=text, folder=path.resolve().parent)
+        raise UserError(
+            f"{origin} holds more than {MAX_FILE_VALUES} values, too many for a config; give only the config"
+        )
+    return document._replace(kind=kind, values=values)
+
+
+def find_file(document: Document, *names: str, folders: Iterable[Path] = ()) -> Path | None:
+    """Return the first of the files ``names`` that is in a document's folder or in one of ``folders``, in this order.
+
+    None if there is none that the document may name.
+    """
+    for folder, name in product((document.folder, *folders), names):
+        try:
+            path = document.find(str(folder / name))
+            if path.is_file():
+                return path
+        except (OSError, ValueError):  # not allowed, a name that is too long, or one with a null byte
+            continue
+    return None
+
+
+def read_named(document: Document, path: Path) -> Document:
+    """Read a file that a document names, which may name what the document may."""
+    return read_document(path)._replace(find=document.find)
 
 
 def _deduct_values(value: Any, left: int) -> int:

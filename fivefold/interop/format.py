@@ -28,6 +28,7 @@ class Document(NamedTuple):
     words: tuple[str, ...] = ()
     text: str = ""
     folder: Path = Path()
+    find: Callable[[str], Path] = Path  # maps a path that it names to the file; ``UserError`` if not allowed
     ranks: int | None = None  # as a launcher or a Slurm script gives them
     remarks: tuple[ParsedKey, ...] = ()
     assumed: tuple[ParsedKey, ...] = ()  # values missing from the file, read as in most configs of the software
@@ -137,6 +138,7 @@ LENGTH_MISSING = (
     "the length of a sequence: add {}=4096 after the file (in quotes with --from); `predict` and `write` take --seq too"
 )
 NAME_MODEL = "name it before --from, or with `read` and `write` by --model NAME"
+NO_MODEL = f"the model: {NAME_MODEL}"
 RANKS_MISSING = "on how many GPUs it runs: say --gpus h100:64"
 
 
@@ -153,7 +155,7 @@ def build_reading(
     No value of ``fields`` is None.
     """
     document, values = config.document, config.values
-    missing_facts = missing if model or missing else (f"the model: {NAME_MODEL}",)
+    missing_facts = missing if model or missing else (NO_MODEL,)
     layout = job = None
     if model is None:
         ranks = None

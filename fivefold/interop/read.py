@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from fivefold.interop.equivalence import fit_free_fields
-from fivefold.interop.files import read_document
+from fivefold.interop.files import parse_values, read_document
 from fivefold.interop.format import Document, Overrides
 from fivefold.interop.registry import FORMATS
 from fivefold.interop.shell.expand import substitute
@@ -32,7 +33,26 @@ def read(
     ``FILE.py:FUNCTION`` names one of several configs in a Python file. Raises ``UserError`` if they are of no known
     software, or contradict each other.
     """
-    documents = _list_documents(words)
+    return _read_first(_list_documents(words), overrides)
+
+
+def read_pasted(
+    text: str,
+    overrides: Overrides = Overrides(),  # noqa: B008 (a frozen record)
+    *,
+    folder: Path,
+    find: Callable[[str], Path],
+) -> Reading:
+    """Read the text of a config file, a script or a launch line, whose kind it shows itself.
+
+    ``folder``: where files are that it names, each of which ``find`` allows. Raises ``UserError`` as ``read`` does.
+    """
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    return _read_first(_list_readings(Document(PASTED, "", text=text, folder=folder, find=find)), overrides)
+
+
+def _read_first(documents: Sequence[Document], overrides: Overrides) -> Reading:
+    """Read the first of the documents that a format recognizes."""
     _check_is_no_model(documents[0])
     pairs = ((config_format, text) for text in documents for config_format in FORMATS if config_format.recognizes(text))
     config_format, document = next(pairs, (None, documents[0]))
@@ -113,6 +133,26 @@ def _list_documents(words: Sequence[str]) -> list[Document]:
     return [line_document._replace(options=run.options, environment=run.environment)]
 
 
+def _list_readings(pasted: Document) -> list[Document]:
+    """Return a pasted text as each kind of document that it may be; raises ``UserError`` if it is of none."""
+    documents, errors = list[Document](), dict[str, UserError]()
+    for suffix in (".json", ".toml", ".yaml"):  # JSON is YAML too, with equal values
+        if not documents:
+            try:
+                documents.append(parse_values(pasted, suffix))
+            except UserError as error:
+                errors[suffix] = error
+    has_values = bool(documents)
+    documents.append(pasted._replace(kind="python"))
+    with suppress(UserError):  # it has no command
+        documents += _list_script_commands(pasted, {})
+    if not (has_values or any(form.recognizes(document) for form in FORMATS for document in documents)):
+        raise errors[".json" if pasted.text.lstrip()[:1] == "{" else ".toml" if TABLE.search(pasted.text) else ".yaml"]
+    return documents
+
+
+PASTED = "the pasted config"
+TABLE = re.compile(r"^\[+[\w.\"-]+\]+\s*(#.*)?$", flags=re.MULTILINE)  # the head of a table of TOML
 MAIN_FILES = ("run.sh", "run_config.yaml", "run.toml")  # files of a folder that name its other files
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 DOTTED_ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=.*")
@@ -130,18 +170,23 @@ def _assign_variables(values: Any, variables: Mapping[str, str]) -> Any:
 def _list_commands(path: Path, variables: Mapping[str, str]) -> list[Document]:
     """Return the commands of a script as documents, the last first."""
     text = read_text(path, kind="a script")
-    parsed = read_script(text, variables)
+    return _list_script_commands(Document(str(path), "words", text=text, folder=path.resolve().parent), variables)
+
+
+def _list_script_commands(script: Document, variables: Mapping[str, str]) -> list[Document]:
+    """Return the commands of the text of a script as documents, the last first."""
+    parsed = read_script(script.text, variables)
     extra_keys = {
-        name: value for name, value in variables.items() if not re.search(rf"\b{name}\b", text)
+        name: value for name, value in variables.items() if not re.search(rf"\b{name}\b", script.text)
     }  # variables that the script does not use are keys of the config
     documents = []
     for words, environment in reversed([*zip(parsed.commands, parsed.environments, strict=True)]):
         run = strip_launchers(words)
         ranks = run.ranks(parsed.slurm.nodes, parsed.slurm.per_node)
-        command_document = Document(str(path), "words", words=run.words, folder=path.resolve().parent, ranks=ranks)
-        command_document = command_document._replace(options=run.options, given=extra_keys, environment=environment)
+        command_document = script._replace(kind="words", text="", words=run.words, ranks=ranks, options=run.options)
+        command_document = command_document._replace(given=extra_keys, environment=environment)
         documents.append(command_document._replace(remarks=parsed.remarks, values=parsed.variables))
     if not documents:
         skipped = "".join(f", and {remark.key}, {remark.value!r}, {remark.means}" for remark in parsed.remarks[:1])
-        raise UserError(f"{path} holds no command{skipped}; name a config, a script, or a launch line")
+        raise UserError(f"{script.origin} holds no command{skipped}; name a config, a script, or a launch line")
     return documents

@@ -175,6 +175,12 @@ def name_model(path: Path) -> str:
     return path.stem if path.suffix in (".json", ".toml") else path.name
 
 
+def find_name(model: Model) -> str | None:
+    """Return the catalog name or the repository by which ``resolve`` returns this model; None if there is none."""
+    names = filter(None, (model.repository, model.name))
+    return next((name for name in names if find_published(name) == model), None)
+
+
 def find_published(text: str) -> Model | None:
     """Return the model that a catalog name, or the name of a Hugging Face repository with its config, stands for.
 

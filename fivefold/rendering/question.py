@@ -129,9 +129,9 @@ def list_changed_settings(job: Job) -> Iterator[tuple[str, str]]:
         if isinstance(value, Adapter):
             yield name, value.name
             value, default = value, Adapter.model_validate(parse_adapter(value.name))
-        if isinstance(value, Record) and isinstance(default, Record):
+        if isinstance(value, Record):
             for field in type(value).model_fields:
-                if getattr(value, field) != getattr(default, field):
+                if getattr(value, field) != getattr(default, field, None):
                     yield f"{name}.{field}", spell_value(getattr(value, field))
         else:
             yield name, spell_value(value)

@@ -2,51 +2,78 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from operator import attrgetter
+from typing import NamedTuple
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from fivefold.job import Job
+from fivefold.rendering.grid import Column, Grid, make_grid
 from fivefold.rendering.question import count_ranks, list_changed_settings
 from fivefold.rendering.table import build_heading
 from fivefold.results.reading import ParsedKey, Reading
 from fivefold.units import show_count
 
+KEYS = tuple(
+    Column[ParsedKey](name, attrgetter(field), is_text=True)
+    for name, field in (("key", "key"), ("value", "value"), ("meaning", "means"))
+)
+
+
+class KeyGroup(NamedTuple):
+    """The keys of a config that were read in one way, under a title; ``note``: what this means for an answer."""
+
+    title: str
+    note: str
+    keys: tuple[ParsedKey, ...]
+
+    @property
+    def grid(self) -> Grid:
+        """Return the keys as a table; the terminal prints a line for each."""
+        return make_grid(KEYS, self.keys)
+
+
+def list_groups(reading: Reading) -> list[KeyGroup]:
+    """Return the keys of a config by how they were read, those first that an answer does not count as they are."""
+    groups = (
+        KeyGroup(
+            "Not modelled",
+            "may change what a step costs: predictions fail unless --ignore KEY names them",
+            reading.not_understood,
+        ),
+        KeyGroup("Approximated", "counted as the nearest setting", reading.approximated),
+        KeyGroup("Understood", "", reading.understood),
+        KeyGroup("Left to defaults", f"as {reading.software} {reading.version} has them", reading.defaulted),
+        KeyGroup("Without effect", "on a training step", reading.harmless),
+    )
+    return [group for group in groups if group.keys]
+
 
 def render_page(reading: Reading) -> RenderableType:
     """Return the page of a reading."""
-    records = [(name, text) for name, text in _list_records(reading) if text]
     parts: list[RenderableType] = [
         Text(f"{reading.origin}: {reading.software} {reading.version}", style="bold", overflow="fold"),
-        *(Text(f"{name:<8}{text}", overflow="fold") for name, text in records),
+        *(Text(f"{name:<8}{text}", overflow="fold") for name, text in list_records(reading)),
     ]
     parts += [Text(f"· missing: {why}", "red", overflow="fold") for why in reading.missing]
     parts += [Text(f"· error: {why}", "red", overflow="fold") for why in reading.errors]
-    if reading.not_understood:
-        note = "may change what a step costs: predictions fail unless --ignore KEY names them"
-        parts += [build_heading("Not modelled", note), _group_keys(reading.not_understood)]
-    if reading.approximated:
-        parts += [build_heading("Approximated", "counted as the nearest setting"), _group_keys(reading.approximated)]
-    if reading.understood:
-        parts += [build_heading("Understood"), _group_keys(reading.understood)]
-    if reading.defaulted:
-        note = f"as {reading.software} {reading.version} has them"
-        parts += [build_heading("Left to defaults", note), _group_keys(reading.defaulted)]
-    if reading.harmless:
-        parts += [build_heading("Without effect", "on a training step"), _group_keys(reading.harmless)]
+    for title, note, keys in list_groups(reading):
+        parts += [build_heading(title, note), Group(*map(_format_key, keys))]
     return Group(*parts)
 
 
-def _list_records(reading: Reading) -> list[tuple[str, str]]:
+def list_records(reading: Reading) -> list[tuple[str, str]]:
+    """Return the model, layout, job, stack and data of a config as text, each with its name."""
     model, job = reading.model, reading.job
-    return [
+    records = [
         ("model", f"{model.name}, {show_count(model.parameters)} parameters" if model else ""),
         ("layout", f"{reading.layout}, {count_ranks(reading.layout.world)}" if reading.layout else ""),
         ("job", _describe_job(job) if job else ""),
         ("stack", job.stack.name if job else ""),
         ("data", ", ".join(f"{name} {value}" for name, value in reading.data.fields.items()) if reading.data else ""),
     ]
+    return [(name, text) for name, text in records if text]
 
 
 def _describe_job(job: Job) -> str:
@@ -56,11 +83,6 @@ def _describe_job(job: Job) -> str:
     fields = ("adapter", "freeze", "offload")
     parts += [f"{name}={value}" for name, value in list_changed_settings(job) if name.partition(".")[0] in fields]
     return ", ".join(parts)
-
-
-def _group_keys(rows: Sequence[ParsedKey]) -> Group:
-    """Return a line for each key: its value in the config, and its meaning or why it is not understood."""
-    return Group(*(_format_key(row) for row in rows))
 
 
 def _format_key(row: ParsedKey) -> Text:

@@ -11,7 +11,7 @@ from fivefold.record import UserError
 from fivefold.requests.commands import JobRequest
 
 if TYPE_CHECKING:
-    from fivefold.job import Job
+    from fivefold.job import Job, Recipe
 
 FIELDS = {"seq": "sequence", "gbs": "global_batch"}  # fields of a job by their short option
 OPTIMIZER = "optimizer.kind"  # the field of --optimizer, which keeps the other settings of a file's optimizer
@@ -81,18 +81,25 @@ def list_job_options(job: Job) -> list[tuple[str, str]]:
     options: list[tuple[str, str]] = [("--seq", str(job.sequence)), ("--gbs", str(job.global_batch))]
     if stack.name != default_job.stack.name:
         options.append(("--stack", stack.name))
-    if job.precision != default_job.precision:
-        reduces_in_fp32 = stack.reduce_in_fp32
-        names = [
-            name
-            for name, recipe in RECIPES.items()
-            if recipe.with_reduce_dtype(in_fp32=reduces_in_fp32) == job.precision
-        ]
-        options.append(("--precision", names[0] if names else job.precision.name))
+    if job.precision != default_job.precision or not stack.reduce_in_fp32:
+        named = {name: recipe.with_reduce_dtype(in_fp32=stack.reduce_in_fp32) for name, recipe in RECIPES.items()}
+        name = min(named, key=lambda name: (named[name] != job.precision, len(list_other_parts(job, named[name]))))
+        parts = list_other_parts(job, named[name])
+        options += [("--precision", name), *(("--set", f"precision.{part}={text}") for part, text in parts.items())]
+    if job.objective == "sft" and job.documents == default_job.documents:  # the default of sft is another
+        options.append(("--set", f"documents={job.documents}"))
     for name, text in list_changed_settings(job):
         own_option = {"attention": "--attention", "optimizer.kind": "--optimizer"}.get(name)
         options.append((own_option, text) if own_option else ("--set", f"{name}={text}"))
     return options
+
+
+def list_other_parts(job: Job, named: Recipe) -> dict[str, str]:
+    """Return the parts of a job's precision that differ from those of a recipe, as ``--set`` takes them."""
+    from fivefold.rendering.question import spell_value
+
+    values = {part: getattr(job.precision, part) for part in type(named).model_fields if part != "name"}
+    return {part: spell_value(value) for part, value in values.items() if value != getattr(named, part)}
 
 
 def get_job_words(request: JobRequest) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 app · site · guard · folder    the application; state shared by its routes; access checks; files a request may read
 question · answers · controls  the question (its URL) as records; its answer; keywords and fields of a job as choices
+run_config                     the config of a trainer, pasted, which fills in the question
 wording                        names of pages and controls, in messages that name options and commands
 static_files                   the style sheet with its hash for the policy, and the scripts
 copies                         the question as a command line and as Python

@@ -105,6 +105,7 @@ class JobQuestion(MachineRequest, defer_build=False):
     """Model, machine and job. ``config``: a pasted config.json, or fields of a model, instead of ``model``."""
 
     reads_settings: ClassVar[bool] = True
+    unlinked: ClassVar[tuple[str, ...]] = ()  # fields that do not change an answer, which links of the page leave out
     shape: ClassVar[tuple[str, ...]] = ("layers", "width", "heads", "kv_heads", "ffn", "vocab")
     job_keys: ClassVar[dict[str, str]] = {  # fields of a job that the page has controls for, and their keys
         "loss": "loss",
@@ -169,7 +170,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         """Resolve the records that the question names; raises ``UserError`` in one line."""
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UsageWarning)
-            model = self._resolve_model(folder)
+            model = self.resolve_model(folder)
             if not self.machine.strip():
                 raise UserError("name a machine, such as h100:8, or a file")
             named = [machines.resolve(name, local=local, find=folder.path) for name in self.machine_names]
@@ -271,7 +272,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         chosen = ((key, getattr(self, name)) for name, key in self.job_keys.items())
         return (*self.set, *(f"{key}={str(value).lower()}" for key, value in chosen if value not in (None, False)))
 
-    def _resolve_model(self, folder: ServedFolder) -> Model:
+    def resolve_model(self, folder: ServedFolder) -> Model:
         """Return the model of a question, pasted, of the catalog or of a file, with the fields that were changed."""
         if self.config:
             name = "pasted" if self.model == type(self).model_fields["model"].default else self.model
@@ -311,7 +312,8 @@ class JobQuestion(MachineRequest, defer_build=False):
     @cached_property
     def parameters(self) -> dict[str, str]:
         """Return each field as a URL has it, which is empty if it is the default. A page has a hundred URLs."""
-        return {name: self._encode(name, value) for name, value in self if name in type(self).model_fields}
+        fields = type(self).model_fields.keys() - self.unlinked
+        return {name: self._encode(name, value) for name, value in self if name in fields}
 
     def _encode(self, name: str, value: Any) -> str:
         """Return a field with a value as a URL has it, or an empty text if that is the default."""

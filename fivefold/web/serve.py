@@ -15,6 +15,7 @@ import uvicorn
 
 from fivefold.record import UserError
 from fivefold.web.app import FIRST, create
+from fivefold.web.guard import BODY_BYTES
 
 HOST = "127.0.0.1"
 
@@ -38,6 +39,7 @@ def serve(folder: Path, *, port: int, browser: bool, local: Path, say: Callable[
         limit_concurrency=64,
         timeout_graceful_shutdown=2,
         server_header=False,
+        h11_max_incomplete_event_size=BODY_BYTES,  # a question with a pasted config is long
     )
     with listener:
         uvicorn.Server(config).run(sockets=[listener])

@@ -49,19 +49,36 @@ LABELS = {  # of the controls, by option
     "step": "only this ProfilerStep",
     "against": "compare with the prediction of this layout",
     "out": "file for the rows",
+    "run_config": "config of a trainer",
 }
 _AGAINST = re.compile(r"--against MODEL MACHINE LAYOUT")
 _FROM = re.compile(r"with --from FILE")
 _SETTING = re.compile(r"--set (?=[a-z_.]+[=:])")
 _OPTION = re.compile(rf"(?<![\w-])--({'|'.join(sorted(LABELS, key=len, reverse=True))})(?![\w-])")
+_OF_CONFIGS = tuple(  # advice about a config in a terminal, and the same on the page
+    (re.compile(pattern), text)
+    for pattern, text in (
+        ("name it before --from, or with `read` and `write` by --model NAME", "name it as “catalog name or file”"),
+        ("by --model NAME or before --from", "as “catalog name or file”, then fill in the config again"),
+        (r"add \S+=4096 after the file [^;]*; `predict` and `write` take --seq too", "give --seq"),
+        ("which does not exist; put it next to this file", "which is not in the folder of this page; put it there"),
+        (r" \(or to read and write --vocab \d+\)", ""),
+        ("or add --model NAME", "or name it as “catalog name or file”"),
+        (": predictions fail unless --ignore KEY names them", ", and the prediction is without it"),
+        (r"\b(?:try|use) --gpus NAME:(\d+)", r"give \1 GPUs as “chip:GPUs”"),
+        ("name it in place of the model, as in `[^`]*`", "paste it under “Paste a config.json”"),
+    )
+)
 _COMMAND = re.compile(rf"`fivefold (ask )?({'|'.join([*QUESTIONS, *(path for path, _ in PAGES)])})`")
 
 
 def use_page_words(message: object) -> str:
     """Return a message as text, with options and commands of the terminal replaced by controls and pages."""
     message = str(message)
-    if "--" not in message and "`" not in message:
+    if not any(sign in message for sign in ("--", "`", "this file")):
         return message
+    for pattern, text in _OF_CONFIGS:
+        message = pattern.sub(text, message)
     message = _AGAINST.sub("--against", message)
     message = _FROM.sub("in a terminal with fivefold predict --from FILE", message)
     message = _SETTING.sub("", message)

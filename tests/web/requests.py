@@ -82,6 +82,12 @@ WORDS = {
         "imbalance=nan", "fp8_attention=true",
     ],
     "config": ['{"model_type": "llama"}', "{", "[]", '{"layers": 1}', '{"model_type": 7}', '{"architectures": [1]}'],
+    "run_config": [
+        "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nmicro_batch_size: 1\n", '{"zero_optimization": {"stage": 3}}',
+        "swift sft --model Qwen/Qwen3-8B --max_length 512", 'model = "own.toml"\nlayout = "dp4"\n', "a: [", "{",
+        'model = "../outside.toml"\nlayout = "dp4"\n', 'model = "link.toml"\nlayout = "dp4"\n', "echo $(", "x = 1",
+        "base_model: ../outside.toml\nsequence_len: 512\nmicro_batch_size: 1\ndeepspeed: /etc/passwd\n",
+    ],
     "optimizer": ["muon", "adamw8bit", "x"],
     "loss": ["chunked", "plain", "x"],
     "documents": ["apart", "x"],
@@ -124,6 +130,7 @@ JUNK = [
 ]  # fmt: skip
 PAGES = {
     "/plan": PlanQuestion.model_fields,
+    "/plan/read": PlanQuestion.model_fields,
     "/plan/changes": PlanQuestion.model_fields,
     "/plan/config": PlanQuestion.model_fields,
     "/plan/model": JobQuestion.model_fields,

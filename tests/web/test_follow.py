@@ -19,10 +19,11 @@ from tests.web.test_sweep import row
 playwright = pytest.importorskip("playwright.sync_api", reason="the pages are driven by playwright")
 pytestmark = NEEDS_CHROMIUM
 
-SIDE = ("Paste a config.json", "Change its shape", "Any other field")
+SIDE = ("Paste or choose a config", "Paste a config.json", "Change its shape", "Any other field")
 CHANGES = {  # page → what is opened there, and controls with their new values, one after another
     PLAN: (SIDE, [("layout", "dp4 tp2"), ("precision", "fp8"), ("set", "loss=chunked"), ("layers", "16"),
-                  ("model", "llama3.2-1b")]),
+                  ("model", "llama3.2-1b"),
+                  ("run_config", "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nmicro_batch_size: 1\n")]),
     COMPARE: ((), [("layout", "dp2 tp4"), ("machines", "h200:8"), ("gbs", "32"), ("precisions", "fp8")]),
     "/learn/memory?gbs=64": ((), [("layout", "dp4 tp2"), ("gbs", "32")]),
     "/sweep?file=followed.csv": ((), [("across", "dp"), ("value", "peak_bytes"), ("down", "zero")]),

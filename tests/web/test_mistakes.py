@@ -23,6 +23,7 @@ FIELDS = {  # addresses of questions that are not valid, and the control to corr
     "/plan?machine=h9:2": "machine",
     "/plan?layout=zz": "layout",
     "/plan?config=%7Bx": "config",
+    "/plan?run_config=zz": "run_config",
     "/plan?adapter=foo": "adapter",
     "/plan?freeze=zzz": "freeze",
     "/plan?set=foo%3D1": "set",

@@ -26,6 +26,12 @@ TEMPLATES = Path(__file__).parents[2] / "fivefold" / "web" / "templates"
          "enough memory), or see Search"),
         ("in use; --against MODEL MACHINE LAYOUT says", "in use; “compare with the prediction of this layout” says"),
         ("read its config with --from FILE", "read its config in a terminal with fivefold predict --from FILE"),
+        ("the model: name it before --from, or with `read` and `write` by --model NAME",
+         "the model: name it as “catalog name or file”"),
+        ("add max_length=4096 after the file (in quotes with --from); `predict` and `write` take --seq too",
+         "give “tokens per sequence”"),
+        ("8 ranks are not a multiple of tp·cp·pp=16; try --gpus NAME:16",
+         "8 ranks are not a multiple of tp·cp·pp=16; give 16 GPUs as “chip:GPUs”"),
         ("set --overlap-grad-reduce and --seq-length 4096", "set --overlap-grad-reduce and --seq-length 4096"),
     ],
 )  # fmt: skip

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
+from fivefold.interop.files import find_file
+from fivefold.interop.format import Document
 from fivefold.interop.keys import Table, Values, is_number, part, shorten_value, to_list
 from fivefold.job import Job
 from fivefold.record import UserError, read_text
@@ -136,17 +137,17 @@ def _find_software(values: Values) -> str:
     return values.software if values.software in TABLES else "trl"
 
 
-def read_data(values: Values, *, ranks_pairs: bool = False, folder: Path | None = None) -> DataReading | None:
+def read_data(values: Values, document: Document, *, ranks_pairs: bool = False) -> DataReading | None:
     """Return the table ``[data]``, and what of the config it cannot express; None if the config has no data.
 
-    ``ranks_pairs``: the data is of preferences. ``folder``: the folder of the config.
+    ``document``: the config, which names files. ``ranks_pairs``: the data is of preferences.
     """
     software = _find_software(values)
     if not any(values.is_set(key) for key in (*SIGNS[software], "packing")):
         return None
     remarks: list[str] = []
     if software == "llamafactory":
-        pairs = _read_llamafactory(values, remarks, _find_dataset(values, folder or Path()))
+        pairs = _read_llamafactory(values, remarks, _find_dataset(values, document))
     else:
         pairs = {"trl": _read_trl, "axolotl": _read_axolotl, "ms-swift": _read_swift}[software](values, remarks)
     fields = {name: value for name, value in pairs if value is not None}
@@ -158,19 +159,26 @@ def read_data(values: Values, *, ranks_pairs: bool = False, folder: Path | None 
         if len(str(fields.get("key", "")).split(",")) != 3:
             fields.pop("key", None)
             remarks.append("pairs are read as prompt, chosen and rejected; for other names set [data] key")
-    if fields.get("format", "text") != "text" and (tokenizer := _read_tokenizer(values, remarks)) is not None:
+    if fields.get("format", "text") != "text" and (tokenizer := _read_tokenizer(values, remarks, document)) is not None:
         fields["tokenizer"] = tokenizer
     return DataReading(fields=fields, remarks=tuple(remarks))
 
 
-def _read_tokenizer(values: Values, remarks: list[str]) -> str | None:
+def _read_tokenizer(values: Values, remarks: list[str], document: Document) -> str | None:
     """Return the tokenizer of the config, or that of its model; None without either."""
     name = values.given.get("tokenizer_config") or values["model_name_or_path"]
     if name is None:
         return None
-    if not Path(str(name)).exists():
+    if not _exists(document, str(name)):
         remarks.append(f"tokenizer {name}: the run reads a folder with tokenizer.json; download it, and set its path")
     return str(name)
+
+
+def _exists(document: Document, name: str) -> bool:
+    try:
+        return document.find(name).exists()
+    except (OSError, ValueError):  # not allowed, or no name of a file
+        return False
 
 
 Fields = Iterator[tuple[str, Any]]
@@ -254,9 +262,11 @@ def _list_written_fields(kind: object) -> str | None:
     return ",".join(map(str, pairs)) if all(pairs) else None
 
 
-def _find_dataset(values: Values, folder: Path) -> Mapping[str, Any]:
+def _find_dataset(values: Values, document: Document) -> Mapping[str, Any]:
     """Return the entry of LLaMA-Factory's dataset_info.json for the data set; empty if the file is missing."""
-    path = folder / str(values["dataset_dir"]) / DATASET_INFO
+    path = find_file(document, f"{values['dataset_dir']}/{DATASET_INFO}")
+    if path is None:
+        return {}
     try:
         entry = json.loads(read_text(path, kind="a data set's description")).get(str(values["dataset"]))
     except (UserError, ValueError, AttributeError):

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.interop.files import read_document as load
+from fivefold.interop.files import find_file, read_named
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.huggingface.data import SIGMOID
 from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, SWIFT, Dialect
@@ -324,18 +324,14 @@ def _read_deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 def find_config_file(name: str, document: Document) -> Path | None:
     """Return the path of a file that a config names: next to it, in a folder above, or where the command runs."""
-    folders = [document.folder, *list(document.folder.parents)[:3], Path()]
-    try:
-        return next((folder / name for folder in folders if (folder / name).is_file()), None)
-    except (OSError, ValueError):  # a name that is too long, or has a null byte
-        return None
+    return find_file(document, name, folders=[*list(document.folder.parents)[:3], Path()])
 
 
 def _load(name: str, document: Document) -> Document:
     """Load a file that a config names; raises ``UserError`` if it is missing."""
     if (path := find_config_file(name, document)) is None:
         raise UserError(f"{document.origin}: names {name}, which does not exist; put it next to this file")
-    return load(path)
+    return read_named(document, path)
 
 
 def find_strategy(given: dict[str, Any]) -> str:

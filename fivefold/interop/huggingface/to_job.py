@@ -12,7 +12,7 @@ from typing import Any, get_args
 from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import (
     LENGTH_MISSING,
-    NAME_MODEL,
+    NO_MODEL,
     RANKS_MISSING,
     Document,
     Overrides,
@@ -129,7 +129,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     if offload:
         offloaded = {*fields["job.offload"], "activations"}
         fields["job.offload"] = tuple(word for word in get_args(Offloaded) if word in offloaded)
-    data = read_data(values, ranks_pairs=bool(preferences), folder=document.folder)
+    data = read_data(values, document, ranks_pairs=bool(preferences))
     fields |= preferences or _read_objective(data, fields, model)
     reading = build_reading(config, fields, model=model, ranks=ranks, missing=missing).replace(data=data)
     return _name_as_written(_leave_out_others(reading, values, kind))
@@ -283,7 +283,7 @@ def _read_model(values: Values, document: Document, overrides: Model | None) -> 
     if (config_name := values.given.get("base_model_config")) not in (None, "", model_name):  # Axolotl's
         values.mark_not_modelled("base_model_config", f"the config of {config_name}; what is counted is {model_name}")
     if model_name is None:
-        return None, (f"the model: {NAME_MODEL}",)
+        return None, (NO_MODEL,)
     if file := find_config_file(f"{model_name}/config.json", document):
         return catalog.resolve(str(file.parent)), ()
     if published := catalog.find_published(str(model_name)):

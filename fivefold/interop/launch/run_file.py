@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.interop.files import find_file
 from fivefold.interop.format import ConfigPlan, Document, Overrides, ParsedConfig, WrittenConfig
 from fivefold.interop.keys import Values, flatten, shorten_value
 from fivefold.job import FORMAT_OBJECTIVES, RECIPES, Job
@@ -34,8 +35,8 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     document, values = config.document, config.document.values
     if values["layout"] == "auto":
         raise UserError(f"{document.origin}: its layout is auto, which only `train` resolves; write a layout")
-    model_path = document.folder / str(values["model"])
-    model = config.model or catalog.resolve(str(model_path if model_path.is_file() else values["model"]))
+    name = str(values["model"])
+    model = config.model or catalog.resolve(str(find_file(document, name) or name), find=document.find)
     layout = Layout.parse(str(values["layout"]))
     if overrides.ranks and overrides.ranks != layout.world:
         raise UserError(
@@ -135,9 +136,8 @@ def format_machine(plan: ConfigPlan) -> str:
 
 def build_files(plan: ConfigPlan) -> dict[str, str]:
     """Return the run file, and the model's file if the catalog does not have the model."""
-    for name in filter(None, (plan.model.repository, plan.model.name)):
-        if catalog.find_published(name) == plan.model:
-            return {"run.toml": format_run_file(plan, model=name)}
+    if name := catalog.find_name(plan.model):
+        return {"run.toml": format_run_file(plan, model=name)}
     fields = plan.model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
     return {"run.toml": format_run_file(plan, model="model.toml"), "model.toml": emit(fields)}
 

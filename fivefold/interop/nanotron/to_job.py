@@ -6,7 +6,15 @@ import re
 from typing import Any
 
 from fivefold.interop.equivalence import divide_rates
-from fivefold.interop.format import NAME_MODEL, Document, Overrides, ParsedConfig, build_reading, resolve_world
+from fivefold.interop.format import (
+    NAME_MODEL,
+    NO_MODEL,
+    Document,
+    Overrides,
+    ParsedConfig,
+    build_reading,
+    resolve_world,
+)
 from fivefold.interop.keys import Values
 from fivefold.interop.nanotron.keys import MODEL_FIELDS, OPTIMIZER, F, R
 from fivefold.job import Recipe, get_recipe
@@ -70,7 +78,7 @@ def _read_model(document: Document) -> tuple[Model | None, tuple[str, ...]]:
     """Return a Llama or Qwen2 from the config's sizes, which have Hugging Face's names; or what is missing."""
     config = document.values["model"].get("model_config") if isinstance(document.values.get("model"), dict) else None
     if not isinstance(config, dict) or not {"num_hidden_layers", "vocab_size"} <= config.keys():
-        return None, (f"the model: {NAME_MODEL}",)
+        return None, (NO_MODEL,)
     family = next((name for name in FAMILIES if config.get(f"is_{name}_config")), "")
     other_family = next(
         (key for key, value in config.items() if re.fullmatch(r"is_\w+_config", key) and value is True), ""

@@ -11,7 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from fivefold.interop.files import read_document as load
+from fivefold.interop.files import find_file, read_named
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values
 from fivefold.interop.shell.launch import parse_keys
@@ -61,13 +61,13 @@ def _find_config_file(imports: dict[str, object], document: Document) -> Documen
     """Return the file that ``--module`` names, with the function of ``--config``; ``UserError`` if it is missing."""
     module, function = str(imports["module"]), str(imports["config"])
     names = (f"torchtitan/models/{module}/config_registry.py", f"{module.replace('.', '/')}.py")
-    path = next((candidate for name in names if (candidate := document.folder / name).is_file()), None)
+    path = find_file(document, *names)
     if path is None:
         raise UserError(
             f"{document.origin}: {names[0]} was not found next to it; give its path, as "
             f"PATH/config_registry.py:{function}"
         )
-    config_document = load(path)
+    config_document = read_named(document, path)
     return config_document._replace(values={"function": function}, ranks=document.ranks, origin=document.origin)
 
 

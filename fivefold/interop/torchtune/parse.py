@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.interop.files import parse_yaml, read_document
+from fivefold.interop.files import find_file, parse_yaml, read_named
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values, flatten
 from fivefold.interop.torchtune.builders import METHODS
@@ -113,13 +113,13 @@ def _read_command(document: Document) -> Document:
     """Return the file that ``RECIPE --config FILE KEY=VALUE …`` names, with its recipe, its keys and its ranks."""
     recipe, *words = document.words
     name = next((word for before, word in pairwise(words) if before == "--config"), "")
-    path = document.folder / name
+    path = find_file(document, name)
     check_recipe(recipe.rpartition("/")[2], document.origin)
-    if not path.is_file():
+    if path is None:
         raise UserError(f"{document.origin}: --config {name}: no such file; copy it by `tune cp {name} FILE.yaml`")
     keys = dict(word.split("=", 1) for word in words if re.fullmatch(r"[A-Za-z_][\w.]*=.*", word))
     given = {**document.given, **keys, "recipe": recipe.rpartition("/")[2]}
-    return read_document(path)._replace(ranks=document.ranks, given=given, remarks=document.remarks)
+    return read_named(document, path)._replace(ranks=document.ranks, given=given, remarks=document.remarks)
 
 
 def find_launch(text: str) -> RecipeCommand:

@@ -13,6 +13,7 @@ from typing import Any
 from fivefold.interop.format import (
     LENGTH_MISSING,
     NAME_MODEL,
+    NO_MODEL,
     RANKS_MISSING,
     Overrides,
     ParsedConfig,
@@ -85,7 +86,7 @@ def _read_model(values: Values, override: Model | None) -> tuple[Model | None, t
         return override, ()
     component = values["model._component_"]
     if not isinstance(component, str):
-        return None, (f"the model: {NAME_MODEL}",)
+        return None, (NO_MODEL,)
     if model := build_model(component):
         return model, ()
     if "vision" in component or ".llama4." in component:

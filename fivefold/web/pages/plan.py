@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from math import ceil
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, ClassVar, NamedTuple
 
 from fastapi import APIRouter, Query, Request
-from fastapi.responses import HTMLResponse, Response
+from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import Field
 
 from fivefold.interop.format import ConfigPlan, WrittenConfig
@@ -38,7 +39,8 @@ from fivefold.web import answers
 from fivefold.web.controls import Control, JobChoice, Size, list_controls, list_job_choices, list_sizes
 from fivefold.web.pages.ask import select_plans
 from fivefold.web.pages.render import render_fragment, render_page
-from fivefold.web.question import NO_MISTAKE, JobQuestion, Mistake, PredictQuestion, ResolvedRequest
+from fivefold.web.question import CONFIG, NO_MISTAKE, JobQuestion, Mistake, PredictQuestion, ResolvedRequest
+from fivefold.web.run_config import ReadConfig, RunConfig, read_run_config
 from fivefold.web.site import WebServer
 from fivefold.web.wording import use_page_words
 
@@ -48,6 +50,9 @@ FIRST_STAGES = 32  # whose memory is drawn with the figures; that of the others 
 class PlanQuestion(PredictQuestion):
     """A question about one layout, with the pipeline rank whose memory is drawn."""
 
+    unlinked: ClassVar[tuple[str, ...]] = ("run_config",)
+
+    run_config: RunConfig = ""
     rank: int | None = Field(None, description="Pipeline rank whose memory is drawn. Default: the fullest.")
     tokens: TokenCount = Field(
         DEFAULT_TOKENS, description="Training tokens of the run whose cost is shown, such as 2T."
@@ -66,6 +71,7 @@ class View(NamedTuple):
     answer: dict[str, Any] | None = None
     mistake: Mistake = NO_MISTAKE
     choices: dict[str, list[JobChoice]] = {}  # of the fields of the job
+    config: ReadConfig | None = None  # of a trainer, that was pasted
     start: str = ""  # a layout to start from, if that of the question cannot be parsed
 
 
@@ -76,7 +82,21 @@ def build_router(site: WebServer) -> APIRouter:
     @pages.get("/plan")
     async def plan(request: Request, query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
         view = await site.work.run_soon(lambda: build_view(site, query))
-        return render_page("plan.html", request, query=query, view=view, mistake=view.mistake, sheet=list_facts)
+        return render_page(
+            "plan.html", request, query=query, view=view, mistake=view.mistake, sheet=list_facts, longest=CONFIG
+        )
+
+    @pages.get("/plan/read")
+    async def read(query: Annotated[PlanQuestion, Query()]) -> Response:
+        """Lead to the plan of a pasted config; one that cannot be read leaves the question as it is."""
+
+        def fill() -> PredictQuestion:
+            with suppress(UserError):
+                return read_run_config(query, query.run_config, folder=site.folder, local=site.local).filled
+            return query
+
+        filled = await site.work.run_soon(fill) if query.run_config.strip() else query
+        return RedirectResponse(filled.url("/plan", run_config=query.run_config), status_code=303)
 
     @pages.get("/plan/over-time")
     async def pictures(query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
@@ -137,6 +157,18 @@ def build_router(site: WebServer) -> APIRouter:
 
 def build_view(site: WebServer, query: PlanQuestion) -> View:
     """Return the view of a question; without an answer, as much as can be shown, and the reason."""
+    view = _build_answered_view(site, query)
+    if not query.run_config.strip() or view.resolved is None:
+        return view
+    try:
+        config = read_run_config(query, query.run_config, folder=site.folder, local=site.local)
+    except UserError as error:
+        return view._replace(answer=None, mistake=Mistake(site.word_message(error), "run_config"))
+    return view._replace(config=config)
+
+
+def _build_answered_view(site: WebServer, query: PlanQuestion) -> View:
+    """Return the view of a question without the config that it may have."""
     try:
         resolved = site.resolve(query)
     except UserError as error:

@@ -16,6 +16,7 @@ from fivefold.model.catalog import CATALOG
 from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.drawing.svg import draw_legend
 from fivefold.rendering.grid import Grid, find_tone, find_weight
+from fivefold.rendering.reading import list_groups, list_records
 from fivefold.requests.catalogs import list_machines
 from fivefold.requests.settings import load_settings
 from fivefold.units import GIB, show_bytes, show_cause, show_count, show_risk, show_seconds
@@ -23,7 +24,7 @@ from fivefold.web.controls import JOB_HELP, PART_LABELS, list_values
 from fivefold.web.copies import write_copies
 from fivefold.web.question import NO_MISTAKE, JobQuestion, Mistake, spell_field
 from fivefold.web.static_files import MODULES, STYLES
-from fivefold.web.wording import PAGES, use_page_words
+from fivefold.web.wording import LABELS, PAGES, use_page_words
 
 CODE = ("layout", "best", "nearest", "choice")  # columns with layouts or their keywords
 PROSE = (
@@ -96,6 +97,7 @@ environment.filters |= {
     "weight": find_weight,
     "look": _find_cell_class,
     "page_words": use_page_words,
+    "label": lambda name: LABELS.get(name, name.replace("_", " ")),
     "breakable": lambda text: Markup(re.sub(r"([/._])", r"\1<wbr>", str(escape(text)))),
     "thousands": lambda number: f"{number:,}",
     "zip_names": lambda names: [(name, name) for name in names],
@@ -106,6 +108,8 @@ environment.globals |= {
     "modules": MODULES,
     "legend": draw_legend,
     "draw_stacked": draw_stacked,
+    "list_records": list_records,
+    "list_groups": list_groups,
     "known": {
         "models": _list_model_offers(),
         "machines": _list_machine_offers(),

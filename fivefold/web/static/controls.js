@@ -34,3 +34,23 @@ document.addEventListener("input", (event) => {
   next.value = "";
   last.after(next);
 });
+
+// A file that is chosen for a text, or dropped on it, becomes the text. One that is too long is cut, which the server says.
+for (const area of document.querySelectorAll("[data-text]")) {
+  const text = area.querySelector("textarea"), chosen = area.querySelector("[data-chosen]");
+  const readFile = async ([file]) => {
+    if (!file) return;
+    text.value = await file.slice(0, Number(area.dataset.text) + 1).text();
+    text.dispatchEvent(new Event("input", { bubbles: true }));
+  };
+  chosen.addEventListener("change", async () => {
+    await readFile(chosen.files);
+    chosen.value = "";
+  });
+  for (const name of ["dragover", "dragleave", "drop"]) area.addEventListener(name, (event) => {
+    if (!event.dataTransfer.types.includes("Files")) return; // dragged text is inserted by the browser
+    event.preventDefault();
+    area.classList.toggle("over", name === "dragover");
+    if (name === "drop") readFile(event.dataTransfer.files);
+  });
+}

@@ -36,7 +36,7 @@ export async function showPage(url, { push = "", typed = null, quiet = false, is
     if (!answer.headers.get("content-type")?.startsWith("text/html")) return location.assign(url);
     const next = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (request.signal.aborted) return;
-    const address = new URL(url, location.href);
+    const address = new URL(answer.redirected ? answer.url : url, location.href);
     if (push && address.href !== location.href) history[`${push}State`](null, "", address);
     shown = location.pathname + location.search;
     if (!quiet) updateControls(next, typed);

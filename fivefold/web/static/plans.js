@@ -3,7 +3,7 @@
 import { form } from "./question.js";
 
 const MAX_RECENT = 10;
-const OMITTED = ["model", "machine", "layout", "rank", "config"]; // of a plan's name: they are in the title, or no part of it
+const OMITTED = ["model", "machine", "layout", "rank", "config", "run_config"]; // of a plan's name: they are in the title, or no part of it
 
 /** Add the plan of the page to the recent ones. */
 export function rememberPlan() {

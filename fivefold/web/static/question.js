@@ -24,6 +24,7 @@ export function buildUrl(changed) {
   const names = new Set([...form.elements].map((field) => field.name).filter(Boolean));
   names.forEach((name) => url.searchParams.delete(name));
   for (const [name, value] of new FormData(form)) if (isStated(name, value)) url.searchParams.append(name, value);
+  if (form.elements[changed]?.dataset?.action) url.pathname = form.elements[changed].dataset.action; // fills in the others
   if (changed === "model") SHAPE.forEach((name) => url.searchParams.delete(name));
   if (changed === "config") SHAPE.filter((name) => !names.has(name)).forEach((name) => url.searchParams.delete(name));
   return url;
@@ -34,8 +35,9 @@ export function addEdits(url) {
   const before = new URLSearchParams(answered), now = new URLSearchParams(readControls());
   const values = (question, name) => question.getAll(name).filter(Boolean).join("\n");
   for (const name of new Set(now.keys())) {
+    const isCarried = Boolean(form.elements[name]?.dataset?.action); // a long text, which links leave out
     const isLinked = url.searchParams.has(name) && values(url.searchParams, name) !== values(before, name);
-    if (isLinked || values(before, name) === values(now, name)) continue;
+    if (isLinked || (values(before, name) === values(now, name) && !isCarried)) continue;
     url.searchParams.delete(name);
     for (const value of now.getAll(name)) if (isStated(name, value)) url.searchParams.append(name, value);
   }
