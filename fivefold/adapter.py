@@ -11,19 +11,17 @@ arXiv:2312.03732; DoRA, arXiv:2402.09353 §4.
 
 from collections.abc import Mapping
 from functools import lru_cache
-from math import inf, prod, sqrt
-from typing import Annotated, Literal, get_args
+from math import inf, sqrt
+from typing import Annotated, Literal, Self, get_args
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from fivefold.base_format import BASE_FORMATS, FOUR_BIT_BASES, BaseFormat
 from fivefold.bounded_types import Positive
 from fivefold.record import Record, UserError
-from fivefold.units import ceil_div
 
-QuantizedBase = Literal["nf4", "int8", "fp8", "mxfp4"]
-Base = Literal["bf16", "fp32", "nf4", "int8", "fp8", "mxfp4"]
+Base = Literal["bf16", "fp32", "nf4", "fp4", "int8", "fp8", "mxfp4"]
 BASES: tuple[str, ...] = get_args(Base)
-QUANTIZED_BASES: tuple[str, ...] = get_args(QuantizedBase)
 MAX_RANK = 2**16
 Rank = Annotated[int, Field(ge=1, le=MAX_RANK)]
 
@@ -68,19 +66,6 @@ SavedModule = Literal["embed_tokens", "lm_head"]
 SAVED: dict[SavedModule, tuple[str, ...]] = {"embed_tokens": ("embed.tokens",), "lm_head": ("head.out", "loss")}
 ADAPTERS = ("lora", "qlora", "dora", "qdora")  # as in ``--adapter lora:16``; with q: over a base in nf4
 
-# bitsandbytes' 4-bit NormalFloat with double quantization (bitsandbytes@0.50.2:bitsandbytes/functional.py,
-# quantize_4bit with compress_statistics): two elements in a byte; a scale for each block of 64 elements, in one byte;
-# for each 256 of these an fp32 scale; and per weight an fp32 offset. bitsandbytes keeps both codebooks (16 and 256 in
-# fp32) per weight too.
-NF4_BLOCK, NF4_SCALES_BLOCK, NF4_CODEBOOK_BYTES = 64, 256, 4 * (16 + 256)
-
-# Weights as their publishers quantize them. DeepSeek-V3 and others: E4M3 with an fp32 scale for each block of 128 x 128
-# (arXiv:2412.19437 §3.3.2; transformers@5.23.0:src/transformers/integrations/finegrained_fp8.py). gpt-oss: routed
-# experts as MXFP4, two elements in a byte and a scale of one byte for each 32 of a row (OCP Microscaling Formats 1.0
-# §5.3; transformers@5.23.0:src/transformers/integrations/mxfp4.py).
-FP8_BLOCK, MXFP4_BLOCK = 128, 32
-KEPT_IN_TRAINING = ("nf4", "int8", "fp8")  # in which transformers keeps quantized weights under adapters
-
 
 class Adapter(Record):
     """A low-rank adapter (LoRA or DoRA): everything else of the model is frozen, but for ``modules_to_save``."""
@@ -97,11 +82,12 @@ class Adapter(Record):
     rank_pattern: tuple[str, ...] = ()
     # alphas of some targets, such as q_proj:16, or as a table; the others have ``alpha``
     alpha_pattern: tuple[str, ...] = ()
-    # storage of the frozen weights. None: in the dtype of the activations; nf4: matrices of blocks as bitsandbytes
-    # stores them with double quantization, all other weights in the dtype of the activations; int8: the same by
+    # storage of the frozen weights. None: in the dtype of the activations; nf4 or fp4: matrices of blocks as
+    # bitsandbytes stores them in 4 bits, all other weights in the dtype of the activations; int8: the same by
     # bitsandbytes' LLM.int8; fp8: matrices of blocks and routed experts as DeepSeek-V3 publishes them; mxfp4: routed
     # experts as gpt-oss publishes them
     base: Base | None = None
+    double_quantization: bool = True  # of a base in nf4 or fp4: its scales are quantized too
 
     @field_validator("targets")
     @classmethod
@@ -147,6 +133,20 @@ class Adapter(Record):
         default = info.data.get("alpha") or 2.0 * info.data.get("rank", 0)
         return tuple(f"{target}:{_show_alpha(alpha)}" for target, alpha in alphas.items() if alpha != default)
 
+    @model_validator(mode="after")
+    def _check_double_quantization(self) -> Self:
+        """Raise a ``ValueError`` for a base whose scales are not quantized in any case."""
+        if not self.double_quantization and self.base not in FOUR_BIT_BASES:
+            base = self.base or "the dtype of activations"
+            raise ValueError(f"double_quantization=false is of a base in nf4 or fp4, not in {base}; leave it out")
+        return self
+
+    @property
+    def base_format(self) -> BaseFormat | None:
+        """Return how the base stores the matrices that it quantizes; None: it quantizes none."""
+        base = BASE_FORMATS.get(self.base)
+        return base._replace(double_quantization=self.double_quantization) if base and base.is_four_bit else base
+
     @property
     def ranks(self) -> dict[str, int]:
         """Return the ranks of targets that have one of their own (``rank_pattern``)."""
@@ -176,8 +176,8 @@ class Adapter(Record):
 
     @property
     def name(self) -> str:
-        """Return the adapter as ``--adapter`` takes it: its method and rank, and whether the base is in nf4."""
-        return f"{'q' if self.base == 'nf4' else ''}{self.kind}:{self.rank}"
+        """Return the adapter as ``--adapter`` takes it: its method and rank, and whether the base is QLoRA's."""
+        return f"{'q' if self.base == 'nf4' and self.double_quantization else ''}{self.kind}:{self.rank}"
 
     @property
     def has_magnitudes(self) -> bool:
@@ -265,38 +265,3 @@ def parse_adapter(text: str) -> dict[str, object]:
         )
     fields: dict[str, object] = {"kind": name.removeprefix("q")} | ({"rank": int(rank)} if rank else {})
     return fields | ({"base": "nf4"} if name.startswith("q") else {})
-
-
-def count_quantized_bytes(base: Base | None, *shape: int) -> int:
-    """Return the bytes of a weight [rows, columns], or of stacked experts, in the format of a base, with its scales."""
-    return count_element_bytes(base, prod(shape)) + count_scale_bytes(base, *shape)
-
-
-def count_element_bytes(base: Base | None, numel: int) -> int:
-    """Return the bytes of ``numel`` elements in the format of a quantized base, without their scales."""
-    return ceil_div(numel, 2) if base in ("nf4", "mxfp4") else numel
-
-
-def count_scale_bytes(base: Base | None, *shape: int) -> int:
-    """Return the bytes of the scales of a weight [rows, columns], or of stacked experts, without codebooks.
-
-    int8: an fp32 scale for each row (bitsandbytes@0.50.2:bitsandbytes/nn/modules.py, Int8Params; arXiv:2208.07339).
-    """
-    *experts, rows, columns = shape
-    if base == "nf4":
-        return count_nf4_scale_bytes(prod(shape))
-    if base == "int8":
-        return 4 * prod(experts) * rows
-    if base == "fp8":
-        return 4 * prod(experts) * ceil_div(rows, FP8_BLOCK) * ceil_div(columns, FP8_BLOCK)
-    return prod(experts) * rows * ceil_div(columns, MXFP4_BLOCK)
-
-
-def count_nf4_scale_bytes(numel: int) -> int:
-    """Return the bytes of the scales of a weight of ``numel`` elements in nf4, without codebooks."""
-    return ceil_div(numel, NF4_BLOCK) + count_nf4_scales_of_scales(numel) + 4
-
-
-def count_nf4_scales_of_scales(numel: int) -> int:
-    """Return the bytes of the fp32 scales of the scales of a weight of ``numel`` elements in nf4."""
-    return 4 * ceil_div(numel, NF4_BLOCK * NF4_SCALES_BLOCK)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from fivefold.adapter import Adapter, parse_adapter
+from fivefold.base_format import BaseFormat
 from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Positive, Seed, Sequences, Steps, Tokens
 from fivefold.freeze import parse_part
 from fivefold.layout.names import Offloaded
@@ -378,6 +379,11 @@ class Job(Record):
         if not self.precision.autocasts:
             return self.precision
         return self.precision.replace(weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2))
+
+    @property
+    def base_format(self) -> BaseFormat | None:
+        """Return how the base of adapters stores the matrices that it quantizes; None: it quantizes none."""
+        return None if self.adapter is None else self.adapter.base_format
 
     @property
     def freezes_text(self) -> bool:

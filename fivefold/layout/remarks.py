@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator
 from itertools import chain
 
 from fivefold.adapter import ALL_LINEAR, BASES, Adapter
+from fivefold.base_format import BITSANDBYTES_BASES
 from fivefold.job import Job, Recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
 from fivefold.layout.spec import Layout
@@ -231,7 +232,7 @@ def _describe_frozen_experts(model: Model, job: Job, adapter: Adapter) -> Iterat
             f"model {model.name!r}: adapter.targets={targets} leaves routed experts and their router frozen; adapters "
             f"are only on attention, MLPs and shared experts. {others}; targets of attention mean the same in both"
         )
-    if adapter.base in ("nf4", "int8"):
+    if adapter.base in BITSANDBYTES_BASES:
         yield (
             f"model {model.name!r}: routed experts stay in the dtype of activations next to a base in {adapter.base}, "
             "as bitsandbytes quantizes linear layers and transformers stacks experts in one tensor"

@@ -10,14 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Literal, NamedTuple
 
-from fivefold.adapter import (
-    EMBEDDING,
-    NF4_CODEBOOK_BYTES,
-    Base,
-    count_element_bytes,
-    count_nf4_scales_of_scales,
-    count_scale_bytes,
-)
+from fivefold.adapter import EMBEDDING
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.activations import ACTIVATIONS
@@ -334,7 +327,7 @@ def count_frozen_bytes(
     ``full_numels``: the elements by name of weights of which ``unit`` has the slices of one rank of tp.
     """
     gathered = shard = scales = 0
-    base: Base | None = "bf16" if job.adapter is None else job.adapter.base
+    base = job.base_format
     if not job.freezes_weights:
         return FrozenBytes(0, 0, 0)
     # peft trains copies of the modules that are trained in full, and keeps the modules themselves
@@ -343,14 +336,14 @@ def count_frozen_bytes(
         if is_trained(weight, job) and (weight.is_adapter or not copies_saved):
             continue
         elements = shard_numel(weight, shards=shards)
-        if is_quantized(weight, base):
-            elements_bytes = count_element_bytes(base, elements)
-            scales += count_scale_bytes(base, *weight.shape)
-            if base == "nf4" and full_numels is not None and job.stack.kernel_facts.fuses_linears:
-                scales += count_nf4_scales_of_scales(full_numels[weight.name])
-                scales -= count_nf4_scales_of_scales(weight.numel)  # our engine keeps those of the full weight
-            if base == "nf4" and not job.stack.kernel_facts.fused_dequantization:
-                scales += NF4_CODEBOOK_BYTES
+        if base is not None and is_quantized(weight, base):
+            elements_bytes = base.count_element_bytes(elements)
+            scales += base.count_scale_bytes(*weight.shape)
+            if full_numels is not None and job.stack.kernel_facts.fuses_linears:
+                scales += base.count_outer_scale_bytes(full_numels[weight.name])
+                scales -= base.count_outer_scale_bytes(weight.numel)  # our engine keeps those of the full weight
+            if not job.stack.kernel_facts.fused_dequantization:
+                scales += base.codebook_bytes
         else:
             held_in_fp8 = job.precision.weights_bytes == 1 and is_gemm_weight(weight)  # by the recipe (fp8-param)
             elements_bytes = elements if held_in_fp8 else elements * job.activation_bytes

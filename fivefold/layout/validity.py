@@ -18,10 +18,10 @@ from fivefold.adapter import (
     EXPERT_TARGETS,
     HEAD,
     MERGED_LINEARS,
-    QUANTIZED_BASES,
     TARGETS,
     Adapter,
 )
+from fivefold.base_format import BITSANDBYTES_BASES
 from fivefold.bounded_types import MAX_SIMULATED_ACTIONS
 from fivefold.job import Job
 from fivefold.layout.local_weight import pad_vocab
@@ -238,7 +238,7 @@ def _list_vision_mismatches(model: Model, job: Job) -> Iterator[str]:
             "freeze_vision_tower and freeze_projector",
         ),
         (
-            job.adapter is not None and job.adapter.base in QUANTIZED_BASES,
+            job.base_format is not None,
             f"a base in {job.adapter.base if job.adapter else ''}",
             "a base in 16 bits",
         ),
@@ -641,7 +641,7 @@ def _check_ramp(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
 
 def _check_stored_weights(model: Model, job: Job) -> Iterator[str]:
     """Yield the reason why weights are not trained themselves, as their repository stores them as bitsandbytes does."""
-    if model.quantization in ("nf4", "int8") and job.adapter is None:
+    if model.quantization in BITSANDBYTES_BASES and job.adapter is None:
         adapter = "qlora:16" if model.quantization == "nf4" else "lora:16"
         yield (
             f"model {model.name!r}: {model.repository or 'the checkpoint'} stores its weights in {model.quantization}, "
@@ -738,7 +738,7 @@ def _freeze_mismatches(model: Model, job: Job) -> Iterator[str]:
 
 def _check_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator[str]:
     """Yield the reasons why the job's adapters do not fit the model, or its base the precision."""
-    if adapter.base in QUANTIZED_BASES and adapter.base != "nf4":
+    if job.base_format is not None and not job.base_format.is_four_bit:
         yield from _check_published_base(model, job, adapter)
     if job.stack.merges_adapters:
         yield from _check_merged_adapters(model, job, adapter)
@@ -911,7 +911,7 @@ def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str 
     if zero == 3 and job.stack.zero3_gather == "weights" and (what := _find_ungathered(job)):
         feature = f"ZeRO-3 of the stack {job.stack.name}, which gathers weight by weight"
         return f"{what} not modelled with {feature}; use zero2, or another stack"
-    if adapter is None or adapter.base not in QUANTIZED_BASES or adapter.base == "nf4":
+    if adapter is None or job.base_format is None or job.base_format.is_four_bit:
         return None
     if job.stack.kernel_facts.fuses_linears:
         return None

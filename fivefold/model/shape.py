@@ -400,8 +400,9 @@ class ModelShape(Record):
     embedding_dropout: Rate | None = None  # rate on the embedding; None: as ``dropout``
     source: str = ""  # where the figures are from
     repository: str = ""  # Hugging Face repository of the weights; "": that of the catalog's model of this name
-    # how that repository quantizes its weights: nf4, int8, fp8, mxfp4 or another method; "": not at all
+    # how that repository quantizes its weights: nf4, fp4, int8, fp8, mxfp4 or another method; "": not at all
     quantization: str = ""
+    double_quantization: bool = True  # of a repository in nf4 or fp4: the scales are quantized too
     # linear layers and experts of blocks that it keeps in 16 bits all the same, such as blocks.3.mlp.down
     unquantized: tuple[str, ...] = ()
 

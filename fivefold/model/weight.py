@@ -5,6 +5,8 @@ from __future__ import annotations
 from math import prod
 from typing import Literal, NamedTuple
 
+from fivefold.base_format import BaseFormat
+
 # conv: the filters of a depthwise convolution, [channels, taps]
 # blocks: the square matrices on the diagonal of a projection, [blocks, in, out]
 Kind = Literal[
@@ -86,14 +88,14 @@ def is_gemm_weight(weight: Weight) -> bool:
     return is_matrix and not weight.is_adapter
 
 
-def is_quantized(weight: Weight, base: str | None) -> bool:
-    """Tell whether a base quantizes the weight: in nf4 or int8 that of a linear layer of a block.
+def is_quantized(weight: Weight, base: BaseFormat | None) -> bool:
+    """Tell whether a base quantizes the weight: in nf4, fp4 or int8 that of a linear layer of a block.
 
     bitsandbytes quantizes ``nn.Linear`` modules; transformers stacks routed experts as parameters, which stay in the
     dtype of the activations (transformers 5.23: integrations/bitsandbytes.py, replace_with_bnb_linear). A base in fp8
     has both, one in mxfp4 routed experts alone. A repository in few bits may keep some of them in 16.
     """
-    if not is_gemm_weight(weight) or weight.unquantized_in == base:
+    if base is None or not is_gemm_weight(weight) or weight.unquantized_in == base.name:
         return False
     is_expert = weight.kind in ("expert_column", "expert_row")
-    return base == "fp8" or base in (("mxfp4",) if is_expert else ("nf4", "int8"))
+    return base.quantizes_experts if is_expert else base.quantizes_linears

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from math import ceil, inf, log2
 
-from fivefold.adapter import QUANTIZED_BASES, Adapter
+from fivefold.adapter import Adapter
+from fivefold.base_format import BASE_FORMATS, BaseFormat
 from fivefold.job import Job
 from fivefold.layout.batch import MAX_TRIED_GPUS
 from fivefold.layout.remarks import describe_positions
@@ -177,13 +178,15 @@ def list_fine_tunes(
     """
     ranks = machine.ranks
     recomputed = Layout(dp=ranks, zero=3 if ranks > 1 else 0, mbs=1, ac="full")
-    lora = (job.adapter or Adapter()).replace(base=None)
+    lora = (job.adapter or Adapter()).replace(base=None, double_quantization=True)
     answers = list[FineTune]()
     errors = dict[str, UserError]()
     remarks = list[str]()
     full = job.replace(adapter=None, freeze=())
-    bases = (None, "nf4", *(base for base in QUANTIZED_BASES if base != "nf4" and base == find_stored_format(model)))
-    adapted = [full.replace(adapter=lora.replace(base=base)) for base in bases]
+    adapted = [full.replace(adapter=lora)]
+    for base in _list_tried_bases(model, job):
+        quantized = lora.replace(base=base.name, double_quantization=base.double_quantization or not base.is_four_bit)
+        adapted.append(full.replace(adapter=quantized))
     for tuned in (full, *([job] if job.freeze else []), *adapted):
         for spread in (layout,) if layout else (recomputed, recomputed.replace(ac="none")):
             smallest = spread.replace(mbs=job.min_micro_batch)
@@ -207,6 +210,17 @@ def list_fine_tunes(
         for tuned in (tuned for tuned in adapted if name_method(tuned) == least):
             remarks += _describe_enough(model, machine, tuned, recomputed, risk=risk)
     return [answers[0].replace(remarks=tuple(dict.fromkeys(remarks))), *answers[1:]]
+
+
+def _list_tried_bases(model: Model, job: Job) -> Iterator[BaseFormat]:
+    """Yield the bases of adapters in few bits: in 4 bits as the job says or as QLoRA has it, and as published."""
+    asked = job.base_format
+    four_bit = asked if asked is not None and asked.is_four_bit else BASE_FORMATS["nf4"]
+    yield four_bit
+    stored = find_stored_format(model)
+    if stored in BASE_FORMATS and stored != four_bit.name:
+        base = BASE_FORMATS[stored]
+        yield base._replace(double_quantization=base.is_four_bit and model.double_quantization)
 
 
 def _describe_full_remedy(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: float) -> Iterator[str]:
@@ -239,8 +253,8 @@ def _fits(model: Model, machine: Machine, job: Job, layout: Layout, *, risk: flo
 def name_method(job: Job) -> str:
     """Return how a job trains its model: full, freeze, or the name of its adapter and of a base as published."""
     if job.adapter is not None:
-        is_published = job.adapter.base in ("fp8", "mxfp4", "int8")
-        return f"{job.adapter.name} over {job.adapter.base}" if is_published else job.adapter.name
+        base, name = job.adapter.base_format, job.adapter.name
+        return name if base is None or name.startswith("q") else f"{name} over {base.label}"
     return "freeze" if job.freeze else "full"
 
 
@@ -396,8 +410,7 @@ def count_least_state_bytes(model: Model, job: Job) -> float:
     if job.optimizer.kind == "adamw" and "optimizer" not in job.offload:
         held += precision.master_bytes + sum(precision.moments_bytes)
     if job.freezes_text:  # frozen weights have no states, and in four bits half a byte
-        base = job.adapter.base if job.adapter else None
-        held = {"nf4": 0.5, "mxfp4": 0.5, "int8": 1.0, "fp8": 1.0}.get(base or "", job.activation_bytes)
+        held = job.base_format.bits / 8 if job.base_format else job.activation_bytes
         held *= not offloads_weights
     return model.parameters * held
 

@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from fivefold.adapter import Adapter, count_element_bytes
+from fivefold.adapter import Adapter
 from fivefold.job import Job
 from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.schedule import schedule
@@ -324,8 +324,8 @@ def check_placement(
         if not isinstance(tensor, nn.Parameter):
             continue
         shape = local_shapes[name]
-        if tensor.dtype == torch.uint8 and job.adapter is not None:  # a frozen weight in few bits
-            shape = (count_element_bytes(job.adapter.base, prod(shape)),)
+        if tensor.dtype == torch.uint8 and job.base_format is not None:  # a frozen weight in few bits
+            shape = (job.base_format.count_element_bytes(prod(shape)),)
         if tuple(tensor.shape) != shape:
             raise RuntimeError(
                 f"{name} of model {model.name!r} is {tuple(tensor.shape)} on this rank, and {shape} in "

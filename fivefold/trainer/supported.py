@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fivefold.adapter import Base
+from fivefold.base_format import BaseFormat
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.spec import Layout
@@ -123,11 +123,11 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
     recomputed = layout.recomputed_operations - FROZEN_RECOMPUTES
     if not job.freezes_text:
         return
-    halves_bytes = adapter is not None and adapter.base in ("nf4", "mxfp4")
+    base = job.base_format
     for is_present, feature, fix in (
         (
-            halves_bytes and _has_odd_rows(model, adapter.base if adapter else None),
-            f"a base in {adapter.base if adapter else ''} of {model.name}, which has a matrix with an odd number of "
+            base is not None and base.bits == 4 and _has_odd_rows(model, base),
+            f"a base in {base.name if base else ''} of {model.name}, which has a matrix with an odd number of "
             "columns, two in a byte",
             "a base in 16 bits",
         ),
@@ -171,7 +171,7 @@ def _check_frozen(layout: Layout, job: Job, *, model: Model) -> None:
             raise UserError(f"{what}: the trainer does not train {feature} yet; use {fix}; `predict` estimates both")
 
 
-def _has_odd_rows(model: Model, base: Base | None) -> bool:
+def _has_odd_rows(model: Model, base: BaseFormat) -> bool:
     """Tell whether a weight of a block that a base quantizes has an odd number of columns."""
     weights = {weight for layer in range(model.layers) for weight in list_block_weights(model, layer)}
     return any(weight.shape[-1] % 2 for weight in weights if is_quantized(weight, base))

@@ -23,6 +23,7 @@ FREE_FIELDS = frozenset({
     "laurel_rank", "gate_sparsity", "joins_mamba2", "multipliers", "differential", "dynamic_mask", "residual_weights",
     "hyper_connections", "mlp_clamp", "shared_key_attention", "heavily_compressed_attention",
     "compressed_sparse_attention", "residual_by_depth", "gate_bias", "sliding_mla", "unquantized",
+    "double_quantization",
     "norm_gate_rank", "rwkv",
 })  # fmt: skip
 

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
-from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, QUANTIZED_BASES, TARGETS, Adapter, SavedModule
+from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, TARGETS, Adapter, SavedModule
+from fivefold.base_format import FOUR_BIT_BASES, QUANTIZED_BASES
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.recomputation import RECOMPUTABLE
@@ -668,10 +669,11 @@ def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     of_experts = adapter.replace(targets=(*targets, *experts))
     if chance.random() < 0.7 and _is_supported_with(of_experts, case):
         adapter = of_experts
-    quantized = adapter.replace(base=QUANTIZED_BASES[case.number % len(QUANTIZED_BASES)])
+    base = QUANTIZED_BASES[case.number % len(QUANTIZED_BASES)]
+    quantized = adapter.replace(base=base, double_quantization=base not in FOUR_BIT_BASES or case.number % 2 == 0)
     if chance.random() < 0.5:
         case = case if _is_supported_with(quantized, case) else _align_to_blocks(case)
-        bases = (quantized, adapter.replace(base="int8"))
+        bases = (quantized, adapter.replace(base="int8", double_quantization=True))
         adapter = next((choice for choice in bases if _is_supported_with(choice, case)), adapter)
     if adapter.base in QUANTIZED_BASES and case.number % 3 == 0:
         case = _keep_in_16_bits(case, adapter)
@@ -691,10 +693,11 @@ def _keep_in_16_bits(case: Drawn, adapter: Adapter) -> Drawn:
     quantized = [
         weight.module
         for weight in list_weights(case.model)
-        if is_quantized(weight, adapter.base) and weight.name.startswith("blocks.")
+        if is_quantized(weight, adapter.base_format) and weight.name.startswith("blocks.")
     ]
     kept = tuple(module for number, module in enumerate(quantized) if (number + case.number) % 5 == 0)
-    return case._replace(model=case.model.replace(quantization=adapter.base, unquantized=kept))
+    stored = {"quantization": adapter.base, "double_quantization": adapter.double_quantization}
+    return case._replace(model=case.model.replace(**stored, unquantized=kept))
 
 
 def _may_freeze(case: Drawn) -> bool:

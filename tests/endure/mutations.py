@@ -243,7 +243,7 @@ QUESTIONS = [
           ("all ranks are not tried", "most.bit_length())), most}", "most.bit_length()))}")),
     *edit("planner/questions.py", "planner/test_questions.py::test_bytes_of_states_are_those_of_trained_weights",
           ("frozen weights have states", "if job.freezes_text:", "if False:"),
-          ("a base in 4 bits has 16", '{"nf4": 0.5, "mxfp4": 0.5, "int8"', '{"mxfp4": 0.5, "int8"')),
+          ("a base in 4 bits has 32", "job.base_format.bits / 8", "job.base_format.bits")),
     *edit("planner/questions.py",
           "planner/test_questions.py::test_a_number_of_gpus_left_undecided_by_the_work_limit_is_reported",
           ("undecided numbers are decided", "undecided.append(ranks)", "pass")),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fivefold.adapter import Adapter
+from fivefold.base_format import FOUR_BIT_BASES
 from fivefold.interop.equivalence import fit_free_fields, resolve_adapter, resolve_rate
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
@@ -79,7 +80,7 @@ def draw_adapter(some: random.Random) -> Adapter | None:
     pick = some.choice
     if some.random() < 0.25:
         return None
-    base = pick((None, "nf4", "int8"))
+    base = pick((None, "nf4", "fp4", "int8"))
     targets = pick((("all-linear",), ("q_proj", "v_proj"), ("gate_proj", "down_proj", "o_proj")))
     targets += pick(((), (), ("lm_head",), ("embed_tokens", "lm_head")))
     has_patterns = some.random() < 0.2
@@ -91,6 +92,7 @@ def draw_adapter(some: random.Random) -> Adapter | None:
         targets=targets,
         rank_stabilized=pick((False, True)),
         base=base,
+        double_quantization=base not in FOUR_BIT_BASES or pick((True, False)),
         modules_to_save=pick(((), (), ("lm_head",), ("embed_tokens", "lm_head"))),
         rank_pattern={"o_proj": 4} if has_patterns and targets[0] != "q_proj" else {},
         alpha_pattern={targets[0].replace("all-linear", "v_proj"): 24} if has_patterns else {},

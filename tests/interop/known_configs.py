@@ -351,8 +351,6 @@ WITHOUT_EFFECT: dict[str, Mapping[str, str]] = {
         "accelerate.num_processes": "another number than that of --gpus is an error",
     },
     "deepspeed": {"deepspeed.torch_autocast.dtype": "acts with torch_autocast.enabled, which is an error"},
-    "trainer": {"use_bnb_nested_quant": "is what is counted; its default is named"},
-    "trl": {"use_bnb_nested_quant": "is what is counted; its default is named"},
     "llamafactory": {"dataset_dir": "the folder of data sets, which act"},
     "ms-swift": {
         "padding_free": "samples are one by one, or packed, which has it on",

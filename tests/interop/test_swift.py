@@ -115,6 +115,10 @@ def test_a_file_is_read_as_its_command_would_be(tmp_path: Path) -> None:
     [
         ("", {"rank": 8, "alpha": 32, "dropout": 0.05, "base": None, "targets": ("all-linear",)}),
         ("--quant_method bnb --quant_bits 4 --lora_rank 16", {"base": "nf4", "rank": 16}),
+        (
+            "--quant_method bnb --quant_bits 4 --bnb_4bit_quant_type fp4 --bnb_4bit_use_double_quant false",
+            {"base": "fp4", "double_quantization": False},
+        ),
         ("--quant_method bnb --quant_bits 8", {"base": "int8"}),
         ("--target_modules q_proj v_proj --use_dora true", {"targets": ("q_proj", "v_proj"), "kind": "dora"}),
         ("--target_regex .*[qk]_proj", {"targets": ("q_proj", "k_proj")}),

@@ -33,6 +33,16 @@ def test_an_adapter_over_a_quantized_repository_keeps_its_format(repository: str
     assert step.job["adapter"]["base"] == base  # type: ignore[index, call-overload]
 
 
+def test_scales_are_quantized_as_the_repository_has_them() -> None:
+    """Transformers takes both from the checkpoint's config, whatever the run's own says."""
+    model = resolve("llama3-8b").replace(quantization="nf4", double_quantization=False)
+    with pytest.warns(UsageWarning, match="adapter.base=nf4 without double quantization, as the checkpoint stores"):
+        single = predict(model, adapter="qlora:16")
+    named = predict("llama3-8b", adapter={"rank": 16, "base": "nf4", "double_quantization": False})
+    double = predict("llama3-8b", adapter="qlora:16")
+    assert single.memory.peak_bytes == named.memory.peak_bytes > double.memory.peak_bytes
+
+
 def test_a_named_base_stays() -> None:
     with pytest.warns(UsageWarning, match="add adapter.base=nf4 to train over them as they are"):
         step = predict(REPOSITORY, adapter={"rank": 16, "base": "bf16"})

@@ -14,6 +14,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from pydantic import BaseModel, ValidationError
 
 from fivefold.adapter import EXPERT_TARGETS, Adapter, expand_targets
+from fivefold.base_format import FOUR_BIT_BASES
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.recomputation import RECOMPUTABLE
@@ -153,7 +154,7 @@ ADAPTER: dict[str, Draw] = {
     "dropout": choose(0.0, 0.0, 0.1),
     "targets": choose(("all-linear",), ("q_proj", "v_proj"), ("down_proj",), ("o_proj", "up_proj")),
     "rank_stabilized": choose(False, True),
-    "base": choose(None, "int8", "nf4", "nf4", "bf16", "fp32", "fp8", "mxfp4"),
+    "base": choose(None, "int8", "nf4", "fp4", "bf16", "fp32", "fp8", "mxfp4"),
     "modules_to_save": choose((), (), ("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")),
     "rank_pattern": choose(()),  # of some of its targets: ``adapter``
     "alpha_pattern": choose(()),
@@ -165,6 +166,7 @@ def adapter(some: random.Random) -> dict[str, Any] | None:
     if some.random() > 0.4:
         return None
     drawn = fields(ADAPTER, some)
+    drawn["double_quantization"] = drawn["base"] not in FOUR_BIT_BASES or some.random() < 0.5
     experts = tuple(target for target in EXPERT_TARGETS if some.random() < 0.15)
     drawn["targets"] = (*drawn["targets"], *experts)
     among = expand_targets(drawn["targets"])

@@ -14,11 +14,9 @@ from torch import Tensor
 from fivefold.adapter import (
     EXPERT_TARGETS,
     Adapter,
-    count_nf4_scale_bytes,
-    count_quantized_bytes,
-    count_scale_bytes,
     expand_targets,
 )
+from fivefold.base_format import BASE_FORMATS, FOUR_BIT_BASES, BaseFormat
 from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
@@ -42,9 +40,9 @@ from fivefold.trainer.checkpoint.peft_adapter import (
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, sequence_keys
+from fivefold.trainer.model.quantized.formats import FORMATS
 from fivefold.trainer.model.quantized.fp8 import Fp8Weight
 from fivefold.trainer.model.quantized.int8 import Int8Weight
-from fivefold.trainer.model.quantized.nf4 import Nf4Weight
 from fivefold.trainer.model.quantized.weight import MatrixSlice
 from tests.planner.counts.expert_adapters import count_expert_adapters
 from tests.trainer.checkpoint.test_peft_adapter import ADAPTER, base_of, ignore_progress, text_tokens, train_and_save
@@ -160,11 +158,11 @@ def wrap_with_peft(
     )
     quantized = {}
     quantization = resolve(str(folder / "config.json")).quantization
-    if adapter.base == "nf4" and quantization != "nf4":
+    if adapter.base in FOUR_BIT_BASES and quantization != adapter.base:
         quantized["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
-            bnb_4bit_quant_type="nf4",
-            bnb_4bit_use_double_quant=True,
+            bnb_4bit_quant_type=adapter.base,
+            bnb_4bit_use_double_quant=adapter.double_quantization,
             bnb_4bit_compute_dtype=torch.float32,
         )
     configs = {"mxfp4": transformers.Mxfp4Config, "fp8": transformers.FineGrainedFP8Config}
@@ -174,7 +172,7 @@ def wrap_with_peft(
     base = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, experts_implementation="eager", **quantized
     )
-    if adapter.base != "nf4":
+    if adapter.base not in FOUR_BIT_BASES:
         base = base.to(dtype)  # some of the tensors that are dequantized as they are read stay in bf16
     if adapter.base in ("int8", "fp8") and not is_published:
         round_blocks(base, round_to_int8 if adapter.base == "int8" else round_to_fp8)
@@ -297,6 +295,8 @@ def base(tmp_path: Path) -> Path:
         Adapter(rank=4, alpha=12),
         Adapter(rank=3, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True),
         Adapter(rank=4, alpha=12, base="nf4"),
+        Adapter(rank=4, alpha=12, base="nf4", double_quantization=False),
+        Adapter(rank=4, alpha=12, base="fp4", double_quantization=False),
         Adapter(rank=4, alpha=12, dropout=0.3),
         Adapter(kind="dora", rank=4, alpha=12),
         Adapter(kind="dora", rank=4, alpha=12, base="nf4"),
@@ -314,6 +314,8 @@ def base(tmp_path: Path) -> Path:
         "all-linear",
         "some",
         "qlora",
+        "nf4 without double quantization",
+        "fp4 without double quantization",
         "dropout by the same masks",
         "dora",
         "dora over nf4",
@@ -329,7 +331,7 @@ def base(tmp_path: Path) -> Path:
     ),
 )
 def test_ten_steps_equal_those_of_peft(forked, base: Path, adapter: Adapter) -> None:
-    if adapter.base == "nf4":
+    if adapter.base in FOUR_BIT_BASES:
         pytest.importorskip("bitsandbytes")
     job = job_of(adapter, epsilon=1e-3)  # AdamW divides by more than the rounding of small gradients
     ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
@@ -439,7 +441,7 @@ def base_of_mixture(path: Path, family: str) -> Path:
 )
 def test_ten_steps_of_mixtures_equal_those_of_peft(forked, tmp_path: Path, family: str, adapter: Adapter) -> None:
     """Experts and routers are frozen, and gradients of what lies below them go through both."""
-    if adapter.base == "nf4":
+    if adapter.base in FOUR_BIT_BASES:
         pytest.importorskip("bitsandbytes")
     base, job = base_of_mixture(tmp_path / "base", family), job_of(adapter, epsilon=1e-3)
     ((losses, gradients, start, finals),) = forked(1, train, base, "dp1 mbs4", job)
@@ -479,26 +481,37 @@ def quantize_with_bitsandbytes(base: Path, path: Path, **options: object) -> Pat
 
 
 IN_NF4 = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
+BY_DEFAULT = {"load_in_4bit": True}  # fp4 without double quantization
 
 
-@pytest.mark.parametrize("storage", ["uint8", "bfloat16"])
-def test_a_folder_in_nf4_is_read_as_bitsandbytes_reads_it(base: Path, tmp_path: Path, storage: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "stored_in", "label"),
+    [
+        (IN_NF4 | {"bnb_4bit_quant_storage": "uint8"}, "nf4", "NF4"),
+        (IN_NF4 | {"bnb_4bit_quant_storage": "bfloat16"}, "nf4", "NF4"),
+        (BY_DEFAULT, "fp4", "FP4 WITHOUT DOUBLE QUANTIZATION"),
+    ],
+)
+def test_a_folder_in_4_bits_is_read_as_bitsandbytes_reads_it(
+    base: Path, tmp_path: Path, options: dict[str, Any], stored_in: str, label: str
+) -> None:
     """Codes, scales and their scales to the byte, and values to the bit."""
     functional = pytest.importorskip("bitsandbytes.functional")
-    folder = quantize_with_bitsandbytes(base, tmp_path / "nf4", **IN_NF4, bnb_4bit_quant_storage=storage)
+    folder = quantize_with_bitsandbytes(base, tmp_path / "folder", **options)
     opened = HuggingFaceFolder.open(folder)
-    assert (opened.model.quantization, sorted(opened.dtypes())) == ("nf4", ["F32", "NF4"])
+    stored = BASE_FORMATS[stored_in]._replace(double_quantization="bnb_4bit_use_double_quant" in options)
+    assert (opened.model.quantization, opened.model.double_quantization) == (stored_in, stored.double_quantization)
+    assert sorted(opened.dtypes()) == sorted(["F32", label])
     tensors = safetensors.load_file(folder / "model.safetensors")
     names = {ours: part.name for ours, (part, *_) in opened.parts.items() if f"{part.name}.absmax" in tensors}
     assert len(names) == 3 * 7
     for ours, name in names.items():
         parts = {key: tensor for key, tensor in tensors.items() if key.startswith(f"{name}.")}
         state = functional.QuantState.from_dict(parts, device=torch.device("cpu"))
-        packed, scales, largest, mean = opened.read_codes(ours, base="nf4") or ()
+        packed, *scales = opened.read_codes(ours, base=stored) or ()
         assert torch.equal(packed, tensors[name].view(torch.uint8).flatten())
-        assert torch.equal(scales, state.absmax)
-        assert torch.equal(largest, state.state2.absmax)
-        assert torch.equal(mean, state.offset.view(1))
+        theirs = [state.absmax, *([state.state2.absmax, state.offset.view(1)] if state.nested else [])]
+        assert all(torch.equal(*pair) for pair in zip(scales, theirs, strict=True))
         values = functional.dequantize_4bit(tensors[name].view(torch.uint8).view(-1, 1), state)
         assert torch.equal(opened.read_matrix(ours), values)
 
@@ -508,7 +521,7 @@ def test_a_folder_in_int8_is_read_as_bitsandbytes_reads_it(base: Path, tmp_path:
     opened = HuggingFaceFolder.open(quantize_with_bitsandbytes(base, tmp_path / "int8", load_in_8bit=True))
     tensors = safetensors.load_file(tmp_path / "int8" / "model.safetensors")
     name = "model.layers.1.mlp.down_proj"
-    codes, scales = opened.read_codes("blocks.1.mlp.down.weight", base="int8") or ()
+    codes, scales = opened.read_codes("blocks.1.mlp.down.weight", base=BASE_FORMATS["int8"]) or ()
     assert torch.equal(codes, tensors[f"{name}.weight"].view(torch.uint8).flatten())
     assert torch.equal(scales, tensors[f"{name}.SCB"])
     values = functional.int8_vectorwise_dequant(tensors[f"{name}.weight"], scales)
@@ -518,14 +531,25 @@ def test_a_folder_in_int8_is_read_as_bitsandbytes_reads_it(base: Path, tmp_path:
 SKIPPED = {"llm_int8_skip_modules": ["lm_head", "model.layers.1.mlp", "model.layers.2.self_attn.q_proj"]}
 
 
-@pytest.mark.parametrize(("text", "skipped"), [("dp1 mbs4", {}), ("dp1 mbs4", SKIPPED), ("dp2 zero3 mbs2 ac=full", {})])
-def test_ten_steps_over_a_folder_in_nf4_equal_those_of_peft(
-    forked, base: Path, tmp_path: Path, text: str, skipped: dict[str, object]
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("dp1 mbs4", IN_NF4),
+        ("dp1 mbs4", IN_NF4 | SKIPPED),
+        ("dp2 zero3 mbs2 ac=full", IN_NF4),
+        ("dp1 mbs4", BY_DEFAULT),
+        ("dp2 zero3 mbs2 ac=full", BY_DEFAULT),
+    ],
+)
+def test_ten_steps_over_a_folder_in_4_bits_equal_those_of_peft(
+    forked, base: Path, tmp_path: Path, text: str, options: dict[str, Any]
 ) -> None:
     """Another layout begins with the same codes, and has the losses of one process."""
-    folder = quantize_with_bitsandbytes(base, tmp_path / "nf4", **IN_NF4 | skipped)
-    assert len(resolve(str(folder / "config.json")).unquantized) == (4 if skipped else 0)
-    job = job_of(Adapter(rank=4, alpha=12, base="nf4"), epsilon=1e-3)
+    folder = quantize_with_bitsandbytes(base, tmp_path / "folder", **options)
+    model = resolve(str(folder / "config.json"))
+    assert len(model.unquantized) == (4 if "llm_int8_skip_modules" in options else 0)
+    stored = Adapter(base=model.quantization, double_quantization=model.double_quantization)
+    job = job_of(stored.replace(rank=4, alpha=12), epsilon=1e-3)
     ((losses, gradients, start, finals),) = forked(1, train, folder, "dp1 mbs4", job)
     if text == "dp1 mbs4":
         compare_with_peft(folder, job, losses, gradients, start, finals)
@@ -691,23 +715,27 @@ SHAPES = ((3, 2), (3, 64), (7, 100), (60, 100), (64, 64), (69, 1000), (130, 254)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-def test_codes_and_scales_equal_those_of_bitsandbytes(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("base", [base for base in FORMATS if base is not None and base.is_four_bit], ids=str)
+def test_codes_and_scales_equal_those_of_bitsandbytes(base: BaseFormat, dtype: torch.dtype) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
     generator = torch.Generator().manual_seed(3)
     for shape in SHAPES:
         for std in (1e-3, 0.02, 3.0):
             weight = (torch.randn(shape, generator=generator) * std).to(dtype)
             weight[: shape[0] // 4] = 0
-            packed, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=True, quant_type="nf4")
-            (ours,), buffers = Nf4Weight.allocate(
+            packed, state = functional.quantize_4bit(
+                weight, blocksize=64, compress_statistics=base.double_quantization, quant_type=base.name
+            )
+            (ours,), buffers = FORMATS[base].allocate(
                 [MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device
             )
             assert torch.equal(ours.quantize(weight), packed.view(-1))
-            assert torch.equal(ours.scales, state.absmax)
-            assert torch.equal(ours.largest, state.state2.absmax)
-            assert ours.mean == state.offset
+            scales = [state.absmax]
+            if base.double_quantization:
+                scales += [state.state2.absmax, state.offset.view(1)]
+            assert all(torch.equal(*pair) for pair in zip(ours.scales, scales, strict=True))
             assert torch.equal(ours.dequantize(packed.view(-1)), functional.dequantize_4bit(packed, state))
-            assert sum(buffer.nbytes for buffer in buffers) == count_nf4_scale_bytes(weight.numel())
+            assert sum(buffer.nbytes for buffer in buffers) == base.count_scale_bytes(*shape)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -729,7 +757,7 @@ def test_codes_and_scales_in_int8_equal_those_of_bitsandbytes(dtype: torch.dtype
             first = shape[0] // 2
             rows = ours.dequantize_rows(codes[first * shape[1] :], first=first, rows=shape[0] - first)
             assert torch.equal(rows, ours.dequantize(codes)[first:].float())
-            assert sum(buffer.nbytes for buffer in buffers) == count_scale_bytes("int8", *shape)
+            assert sum(buffer.nbytes for buffer in buffers) == BASE_FORMATS["int8"].count_scale_bytes(*shape)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
@@ -749,7 +777,7 @@ def test_codes_and_scales_in_fp8_equal_those_of_transformers(shape: tuple[int, i
         inverse = integration.Fp8Dequantize(quantizer)
         dequantized = inverse._dequantize_one(theirs["up.weight"], theirs["up.weight_scale_inv"])
         torch.testing.assert_close(ours.dequantize(codes), dequantized.to(dtype), rtol=0, atol=0)
-        assert sum(buffer.nbytes for buffer in buffers) == count_scale_bytes("fp8", *shape)
+        assert sum(buffer.nbytes for buffer in buffers) == BASE_FORMATS["fp8"].count_scale_bytes(*shape)
 
 
 def test_blocks_in_fp8_at_the_ends_of_a_matrix_are_smaller() -> None:
@@ -771,7 +799,7 @@ def test_a_base_in_int8_is_stored_and_kept_as_by_bitsandbytes() -> None:
     weight = nn.Int8Params(torch.randn(60, 100), requires_grad=False).to("cpu")
     state = functions.MatmulLtState(CB=weight.CB, SCB=weight.SCB)
     state.has_fp16_weights, state.threshold = False, 6.0
-    assert weight.CB.nbytes + weight.SCB.nbytes == count_quantized_bytes("int8", 60, 100)
+    assert weight.CB.nbytes + weight.SCB.nbytes == BASE_FORMATS["int8"].count_bytes(60, 100)
     x = torch.randn(24, 100, dtype=torch.bfloat16, requires_grad=True)
     y = functions.MatMul8bitLt.apply(x, weight, None, None, state)
     kept = [tensor for tensor in y.grad_fn.tensors if tensor is not None]

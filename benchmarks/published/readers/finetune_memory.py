@@ -103,6 +103,7 @@ def _adapter_case(row: Row) -> Case:
         dropout=0.05,
         targets=("q_proj", "v_proj"),
         base="nf4" if row["quantization"].startswith("nf4") else None,
+        double_quantization=row["quantization"] != "nf4",
     )
     layout = layout_of_row(row, zero=0, ac="none")
     case = case_of(

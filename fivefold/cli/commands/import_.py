@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fivefold.adapter import Adapter
+from fivefold.base_format import BITSANDBYTES_BASES
 from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
 from fivefold.model.weights import count_adapters
@@ -106,8 +107,9 @@ def _write_run(path: Path, opened: HuggingFaceFolder, start: StartAdapter | None
         "data": {"tokenizer": str(tokenizer)},
     }
     base = opened.model.quantization
-    if start is None and base in ("nf4", "int8"):  # over which adapters alone are trained
-        values["job"]["adapter"] = {"rank": Adapter().rank, "base": base}
+    if start is None and base in BITSANDBYTES_BASES:  # over which adapters alone are trained
+        stored = Adapter(base=base, double_quantization=opened.model.double_quantization)
+        values["job"]["adapter"] = {"rank": stored.rank, **stored.model_dump(mode="json", exclude_defaults=True)}
     if start is not None:
         values["start"]["adapter"] = str(start.folder)
         values["job"]["adapter"] = start.adapter.model_dump(mode="json", exclude_defaults=True)

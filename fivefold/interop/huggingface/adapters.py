@@ -14,12 +14,12 @@ from fivefold.adapter import (
     EMBEDDING,
     END_TARGETS,
     EXPERT_TARGETS,
-    KEPT_IN_TRAINING,
     SAVED,
     TARGETS,
     Adapter,
     expand_targets,
 )
+from fivefold.base_format import FOUR_BIT_BASES, KEPT_IN_TRAINING
 from fivefold.interop.keys import Table, Values, approximate_keys, part, to_list
 from fivefold.model.catalog import CATALOG
 from fivefold.model.huggingface.peft import (
@@ -54,6 +54,7 @@ class AdapterKeys(NamedTuple):
     magnitudes: str  # the key of DoRA
     four: tuple[str, Any]  # the key of a base in 4 bits, and its value
     eight: tuple[str, Any]  # the same in 8 bits
+    four_type: str  # the key of its format, nf4 by default
     nested: tuple[str, bool]  # double quantization
     saved: str  # the key of modules that are trained in full
     others: tuple[str, ...]  # keys of variants that are not modelled, if they are on
@@ -78,6 +79,7 @@ TRL = AdapterKeys(
     "use_dora",
     ("load_in_4bit", True),
     ("load_in_8bit", True),
+    "bnb_4bit_quant_type",
     ("use_bnb_nested_quant", False),
     "lora_modules_to_save",
     (),
@@ -96,6 +98,7 @@ AXOLOTL = AdapterKeys(
     "peft_use_dora",
     ("load_in_4bit", True),
     ("load_in_8bit", True),
+    "bnb_config_kwargs.bnb_4bit_quant_type",
     ("bnb_config_kwargs.bnb_4bit_use_double_quant", True),
     "lora_modules_to_save",
     ("peft_layer_replication", "peft_layers_to_transform", "peft_trainable_token_indices"),
@@ -117,6 +120,7 @@ LLAMAFACTORY = AdapterKeys(
     "use_dora",
     ("quantization_bit", 4),
     ("quantization_bit", 8),
+    "quantization_type",
     ("double_quantization", True),
     "additional_target",
     (),
@@ -136,6 +140,7 @@ SWIFT = AdapterKeys(
     "use_dora",
     ("quant_bits", 4),
     ("quant_bits", 8),
+    "bnb_4bit_quant_type",
     ("bnb_4bit_use_double_quant", True),
     "modules_to_save",
     (),
@@ -164,7 +169,8 @@ def _build_table(names: AdapterKeys) -> Table:
         names.magnitudes: part("job.adapter.kind", None),
         names.four[0]: part(BASE, None),
         names.eight[0]: part(BASE, None),
-        names.nested[0]: part(BASE, None),
+        names.four_type: part(BASE, None),
+        names.nested[0]: part("job.adapter.double_quantization", None),
         names.saved: part("job.adapter.modules_to_save", None),
         **({names.resumed: part(ADAPTER, None)} if names.resumed else {}),
         **({f"{names.ranks}.*": part("job.adapter.rank_pattern", None)} if names.ranks else {}),
@@ -201,7 +207,7 @@ def read_adapter(values: Values) -> dict[str, Any]:
     if not on and switch not in names.off:
         values.mark_not_modelled(names.switch, "a method other than LoRA or full fine-tuning; counted as the latter")
     base = _read_base(values, names, on=on)
-    if switch == "qlora" and base != "nf4":
+    if switch == "qlora" and base not in FOUR_BIT_BASES:
         values.mark_not_modelled(names.switch, f"qlora without {names.four[0]}: true; counted as lora")
     if names is AXOLOTL and on:
         _add_default_kernels(values)
@@ -219,10 +225,7 @@ def read_adapter(values: Values) -> dict[str, Any]:
     rank = values.optional(names.rank[0]) or names.rank[1]
     alpha = values.number(names.alpha[0])
     dropout = values.number(names.dropout[0])
-    nested = values[names.nested[0]]
-    if base == "nf4" and not (names.nested[1] if nested is None else nested):
-        key = names.nested[0] if values.is_set(names.nested[0]) else names.four[0]
-        values.approximate(key, "scales in fp32, 0.05 bytes of a weight more; counted with double quantization")
+    nested = names.nested[1] if values[names.nested[0]] is None else values[names.nested[0]]
     targets = (*_resolve_targets(values, names), *_read_parameters(values, names))
     return {
         "job.adapter": {
@@ -233,6 +236,7 @@ def read_adapter(values: Values) -> dict[str, Any]:
             "targets": targets,
             "rank_stabilized": values[names.rank_stabilized] is True,
             "base": base,
+            "double_quantization": base not in FOUR_BIT_BASES or bool(nested),
             "modules_to_save": _read_saved_modules(values, names),
             "rank_pattern": _read_pattern(values, names.ranks, targets),
             "alpha_pattern": _read_pattern(values, names.alphas, targets),
@@ -434,7 +438,7 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
     names = ADAPTER_KEYS_OF.get(software, TRL)
     if adapter is None:
         return {names.switch: "full"} if names is LLAMAFACTORY else {}
-    is_quantized = adapter.base == "nf4"
+    is_quantized = adapter.base in FOUR_BIT_BASES
     alpha = adapter.scale_numerator
     if alpha != int(alpha):
         raise UserError(f"adapter.alpha={alpha:g}: {names.alpha[0]} is a whole number; use {max(1, round(alpha))}")
@@ -486,7 +490,8 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
     if adapter.base == "int8":
         values[names.eight[0]] = names.eight[1]
     if is_quantized:
-        values |= {names.four[0]: names.four[1], names.nested[0]: True}
+        values |= {names.four[0]: names.four[1], names.nested[0]: adapter.double_quantization}
+        values |= {names.four_type: adapter.base} if adapter.base == "fp4" else {}
     return values
 
 
@@ -500,10 +505,19 @@ def _read_base(values: Values, names: AdapterKeys, *, on: bool) -> str | None:
         is_four = (key, value) == names.four
         is_eight = (key, value) == names.eight
         if on and (is_four or is_eight) and len(by_key) == 1:
-            return "nf4" if is_four else "int8"
+            return _read_four_bit_type(values, names) if is_four else "int8"
         bits = "4 bits" if is_four else "8 bits" if is_eight else "few bits"
         values.mark_not_modelled(key, f"weights in {bits}{'' if on else ' without an adapter'}: not counted")
     return _read_loaded_base(values, on=on) if names is AXOLOTL else None
+
+
+def _read_four_bit_type(values: Values, names: AdapterKeys) -> str:
+    """Return the format of a base in 4 bits; doubt one that bitsandbytes does not have."""
+    given = values[names.four_type]
+    if given not in (None, *FOUR_BIT_BASES):
+        values.mark_not_modelled(names.four_type, f"{given}: none of nf4 and fp4; counted as nf4")
+        return "nf4"
+    return given or "nf4"
 
 
 def _read_loaded_base(values: Values, *, on: bool) -> str | None:
@@ -526,10 +540,10 @@ def follow_weights(values: Values, fields: dict[str, Any], model: Model) -> None
     quantization = model.quantization
     adapter = fields.get("job.adapter")
     is_dequantized = values.given.get(f"{LOADED_AS}_kwargs.dequantize") is True
-    if not quantization or is_dequantized or (adapter and adapter["base"] == quantization):
+    if not quantization or is_dequantized:
         return
-    if adapter and adapter["base"] is None and quantization in KEPT_IN_TRAINING:
-        adapter["base"] = quantization
+    if adapter and adapter["base"] in (None, quantization) and quantization in KEPT_IN_TRAINING:
+        adapter |= {"base": quantization, "double_quantization": model.double_quantization}
         return
     why = "which is not modelled here" if adapter else "over which transformers trains adapters alone"
     counted = adapter["base"] if adapter and adapter["base"] else "16 bits"

@@ -234,7 +234,6 @@ AXOLOTL: Table = {
 
 LLAMAFACTORY: Table = {
     "quantization_method": Key("foreign", QUANTIZED, "bnb", {"bitsandbytes": "bnb"}),  # its older name
-    **unmodelled_keys(QUANTIZED, "quantization_type", default="nf4"),
     **unmodelled_keys("layers spread over GPUs one after another", "quantization_device_map", "device_map"),
     **unmodelled_keys(OPTIMIZER, "use_adam_mini"),
     **unmodelled_keys(ADAPTERS, "use_llama_pro"),

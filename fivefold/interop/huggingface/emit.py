@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from fivefold.base_format import BITSANDBYTES_BASES
 from fivefold.interop.equivalence import resolve_rate
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.huggingface.adapters import write_adapter
@@ -347,7 +348,7 @@ def emit_axolotl(plan: ConfigPlan) -> WrittenConfig:
         values |= {"plugins": ["axolotl.integrations.liger.LigerPlugin"], "liger_fused_linear_cross_entropy": True}
     if plan.job.stack.name == "fsdp2":
         adapter = plan.job.adapter
-        if plan.job.objective == "dpo" and adapter is not None and adapter.base in ("nf4", "int8"):
+        if plan.job.objective == "dpo" and adapter is not None and adapter.base in BITSANDBYTES_BASES:
             raise UserError(
                 f"adapter.base={adapter.base}: Axolotl does not train objective=dpo over a quantized base under FSDP2; "
                 "use stack deepspeed, or a base in 16 bits"

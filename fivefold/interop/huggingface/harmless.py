@@ -9,7 +9,7 @@ from __future__ import annotations
 
 TRAINER = """
 accelerator_config.* activation_checkpointing_kwargs activation_checkpointing_kwargs.* average_tokens_across_devices
-batch_eval_metrics benchmarks bf16_full_eval bnb_4bit_quant_storage bnb_4bit_quant_type cache_dir callbacks
+batch_eval_metrics benchmarks bf16_full_eval bnb_4bit_quant_storage cache_dir callbacks
 chat_template chat_template.* comet_* data_path data_seed dataloader_* dataset_config dataset_config_name
 dataset_configs dataset_kwargs dataset_kwargs.* dataset_mixer dataset_mixer.* dataset_mixture dataset_mixture.*
 dataset_name dataset_num_proc dataset_splits dataset_streaming dataset_test_split dataset_train_split
@@ -74,7 +74,7 @@ zero_optimization.stage3_gather_fp16_weights_on_model_save
 
 AXOLOTL = """
 adam_beta3 adam_epsilon2 added_tokens_overrides added_tokens_overrides.* auto_resume_from_checkpoints
-axolotl_config_path bench_* bnb_config_kwargs.bnb_4bit_quant_storage bnb_config_kwargs.bnb_4bit_quant_type
+axolotl_config_path bench_* bnb_config_kwargs.bnb_4bit_quant_storage
 center_rewards_coefficient chat_template_kwargs chat_template_kwargs.* chunked_cross_entropy_num_chunks cpo_alpha
 curriculum_sampling dataset dataset_* datasets.* ddp debug default_system_message device dion_* do_bench_eval
 do_causal_lm_eval dpo_* dynamic_checkpoint dynamic_checkpoint.* eaft_alpha eaft_k early_stopping_patience embedding_lr

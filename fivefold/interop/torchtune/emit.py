@@ -200,6 +200,7 @@ def _write_adapter(job: Job, model: Model) -> dict[str, Any]:
         (bool(adapter.alpha_pattern), f"alpha_pattern={','.join(adapter.alpha_pattern)}"),
         (bool(adapter.modules_to_save), f"modules_to_save={','.join(adapter.modules_to_save)}"),
         (adapter.base not in (None, "nf4"), f"base={adapter.base}"),
+        (not adapter.double_quantization, "double_quantization=false"),
     ):
         if is_present:
             raise UserError(f"adapter.{field}: torchtune has no argument for it; leave it out")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from fivefold.adapter import QUANTIZED_BASES
+from fivefold.base_format import BASE_FORMATS, FOUR_BIT_BASES
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.tensors import list_tensors, unwrap_name
@@ -21,7 +21,7 @@ PATTERN = re.compile(r"[\w.-]*(?:\.?\*[\w.-]*){0,3}")  # of names of modules; ``
 
 
 def find_quantization(values: Mapping[str, Any]) -> str:
-    """Return how the weights are quantized: nf4, int8, fp8, mxfp4, or the method's own name; empty if they are not."""
+    """Return the format of quantized weights, nf4, fp4, int8, fp8 or mxfp4, or their method's name; else nothing."""
     quantized = values.get("quantization_config")
     if not quantized:
         return ""
@@ -34,14 +34,20 @@ def find_quantization(values: Mapping[str, Any]) -> str:
     return str(table.get("bnb_4bit_quant_type", "fp4"))  # transformers' default
 
 
+def has_double_quantization(values: Mapping[str, Any]) -> bool:
+    """Tell whether a repository in nf4 or fp4 quantizes its scales too; true of others, which have no choice."""
+    is_four_bit = find_quantization(values) in FOUR_BIT_BASES
+    return not is_four_bit or values["quantization_config"].get("bnb_4bit_use_double_quant") is True
+
+
 def list_unquantized(values: Mapping[str, Any], *, model: Model, family: Family, name: str) -> tuple[str, ...]:
     """Return the linear layers and experts of blocks that a quantized checkpoint keeps in 16 bits, by our names.
 
     Source: transformers@5.23.0:src/transformers/quantizers/quantizers_utils.py, should_convert_module. Raises
     ``UserError`` for a list of modules that is none.
     """
-    quantization = find_quantization(values)
-    if quantization not in QUANTIZED_BASES:
+    base = BASE_FORMATS.get(find_quantization(values))
+    if base is None:
         return ()
     patterns = list(_list_skipped(values["quantization_config"], family=family, name=name))
     if not patterns:
@@ -56,7 +62,7 @@ def list_unquantized(values: Mapping[str, Any], *, model: Model, family: Family,
         is_named = module.endswith(ends) or not starts.isdisjoint(prefixes)
         return is_named or any(regex.match(module) for regex in regexes)
 
-    quantized = {weight.name: weight.module for weight in list_weights(model) if is_quantized(weight, quantization)}
+    quantized = {weight.name: weight.module for weight in list_weights(model) if is_quantized(weight, base)}
     tensors = list_tensors(model, family=family.model_type, stacked=bool(FAMILIES[family.model_type].stacked_tensors))
     kept = {part.ours for part in tensors if part.ours in quantized and is_skipped(_name_module(part.name))}
     return tuple(module for weight, module in quantized.items() if weight in kept and weight.startswith("blocks."))

@@ -16,7 +16,7 @@ from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.keys import flatten_tables, list_unread, read_fields
 from fivefold.model.huggingface.model_types import LACKS, MODEL_TYPES
-from fivefold.model.huggingface.quantization import find_quantization, list_unquantized
+from fivefold.model.huggingface.quantization import find_quantization, has_double_quantization, list_unquantized
 from fivefold.model.huggingface.remote_code import REMOTE_CLASSES, translate_remote_config
 from fivefold.model.huggingface.vision import UnreadTower, read_tower
 from fivefold.model.spec import Model
@@ -50,6 +50,7 @@ def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model
     return model.replace(
         source=source or f"Hugging Face config.json, {text.architecture}",
         quantization=find_quantization(values),
+        double_quantization=has_double_quantization(values),
         unquantized=list_unquantized(values, model=model, family=text.family, name=name),
     )
 

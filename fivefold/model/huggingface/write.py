@@ -119,6 +119,7 @@ def _normalize(model: Model) -> Model:
         source="",
         repository="",
         quantization="",
+        double_quantization=True,
         unquantized=(),
         ffn=model.ffn if has_mlp else 1,
         dropout=0.0,

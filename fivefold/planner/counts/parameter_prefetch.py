@@ -15,7 +15,6 @@ from functools import lru_cache
 from itertools import accumulate, groupby
 from typing import Literal, NamedTuple, get_args
 
-from fivefold.adapter import count_element_bytes
 from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.sharding import get_policy, is_trained, shard_weight
 from fivefold.layout.spec import Layout
@@ -123,11 +122,11 @@ def list_fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | Non
 
 
 def _count_elements(weight: Weight, numel: int, counts: Counts) -> int:
-    """Return the elements of a weight in its storage: packed in nf4 two to a byte, in elements of the other weights."""
-    base = None if counts.job.adapter is None else counts.job.adapter.base
-    if base != "nf4" or not is_quantized(weight, base):
+    """Return the elements of a weight in its storage: in 4 bits two to a byte, in elements of the other weights."""
+    base = counts.job.base_format
+    if base is None or not base.is_four_bit or not is_quantized(weight, base):
         return numel
-    return ceil_div(count_element_bytes(base, numel), counts.job.precision.high_precision_bytes)
+    return ceil_div(base.count_element_bytes(numel), counts.job.precision.high_precision_bytes)
 
 
 PARENTS = ("attention", "mixer", "mlp", "moe")  # the modules of a block that have submodules

@@ -185,7 +185,7 @@ def _list_written_files(temporary: Path, *, rank: int) -> list[CheckpointFile]:
 def _verify(path: Path, *, model: Model, job: Job, index: Index | None, ranks: Ranks) -> None:
     """Raise ``UserError`` if the checkpoint does not fit this run; each rank hashes 1/world of the files."""
     checkpoint = read(path)
-    skipped = ("name", "source", "repository", "quantization", "unquantized")
+    skipped = ("name", "source", "repository", "quantization", "double_quantization", "unquantized")
     if mismatch := find_first_difference(checkpoint.model, model, skip=skipped):
         raise UserError(f"{path} holds another model, with {mismatch}; give that model or start a new run")
     if (old := checkpoint.job.optimizer.kind) != (new := job.optimizer.kind):

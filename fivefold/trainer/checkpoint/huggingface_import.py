@@ -18,7 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from fivefold.adapter import FP8_BLOCK, Base
+from fivefold.base_format import FP8_BLOCK, BaseFormat
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.read import find_text_model, from_config, is_rope_interleaved
 from fivefold.model.huggingface.tensors import (
@@ -137,7 +137,7 @@ class HuggingFaceFolder:
             return box[None]
         return self._read(several[0], offsets=offsets, sizes=sizes)
 
-    def read_codes(self, ours: str, *, base: Base | None, expert: int | None = None) -> tuple[Tensor, ...] | None:
+    def read_codes(self, ours: str, *, base: BaseFormat | None, expert: int | None = None) -> tuple[Tensor, ...] | None:
         """Return codes and scales of a matrix as the folder stores it in the format ``base``; None: it does not.
 
         ``expert``: of stacked experts.
@@ -145,15 +145,17 @@ class HuggingFaceFolder:
         several = self.parts[ours]
         part = several[expert] if expert is not None and several[0].expert is not None else several[0]
         tensor = self.tensors[part.name]
-        if base == "fp8" and isinstance(tensor, Fp8Tensor):
+        if base is None:
+            return None
+        if base.name == "fp8" and isinstance(tensor, Fp8Tensor):
             return self._read_fp8(part.select_expert(expert) if expert is not None and part.experts else part, tensor)
-        if base == "mxfp4" and isinstance(tensor, Mxfp4Tensor) and expert is not None and part.transposed:
+        if base.name == "mxfp4" and isinstance(tensor, Mxfp4Tensor) and expert is not None and part.transposed:
             rows = torch.tensor(part.order())
             return tensor.blocks[expert][rows].flatten(1), tensor.scales[expert][rows]
         if isinstance(tensor, QuantizedTensor) and base == tensor.base:
             if not part.is_plain_copy or part.order() != range(part.shape[0]):
                 raise UserError(
-                    f"{self.path}: scales of {part.name} in {base} are not those of {part.ours}, whose rows have "
+                    f"{self.path}: scales of {part.name} in {base.label} are not those of {part.ours}, whose rows have "
                     "another order; use adapter.base=bf16"
                 )
             return tensor.read_parts()
@@ -229,10 +231,13 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
     for shard in built.base_shards:
         if shard.stored is not None:  # the scales are those of the full weight, on every rank
             base = shard.stored.base
-            if base == folder.model.quantization and shard.name.removesuffix(".weight") in folder.model.unquantized:
+            if (
+                base.name == folder.model.quantization
+                and shard.name.removesuffix(".weight") in folder.model.unquantized
+            ):
                 raise UserError(
-                    f"{path} keeps {shard.name} in 16 bits, and the run's model has it in {base}; give the run model = "
-                    f"{str(path)!r}"
+                    f"{path} keeps {shard.name} in 16 bits, and the run's model has it in {base.name}; give the run "
+                    f"model = {str(path)!r}"
                 )
             for here, there in shard.list_matrices():
                 published = folder.read_codes(shard.name, base=base, expert=there)

@@ -60,7 +60,7 @@ class MergedFolder:
 
     def _read_base(self, ours: str, *, offsets: tuple[int, ...], sizes: tuple[int, ...]) -> Tensor:
         """Read a box of the base as the run computed with it: dequantized, if it held the weight in few bits."""
-        if self.dequantized is None or not is_quantized(self._weights[ours], self.adapter.base):
+        if self.dequantized is None or not is_quantized(self._weights[ours], self.adapter.base_format):
             return self.base.read(ours, offsets=offsets, sizes=sizes)
         *experts, rows, columns = (slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
         if not experts:
@@ -105,7 +105,7 @@ class MergedFolder:
     def _dequantize_matrix(self, ours: str, *, expert: int | None = None) -> Tensor:
         """Return a matrix that the run held in few bits, or that of an expert."""
         assert self.dequantized is not None
-        matrix, base = self.base.read_matrix(ours, expert=expert), self.adapter.base
+        matrix, base = self.base.read_matrix(ours, expert=expert), self.adapter.base_format
         if self.base.read_codes(ours, base=base, expert=expert) is not None:  # trained over as published
             return matrix.to(self.dequantized)
         return FORMATS[base].round(matrix, dtype=self.dequantized)
@@ -121,7 +121,7 @@ def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = Non
             "weights` of the run file and train again, or merge them into another base with --base FOLDER"
         )
     folder = HuggingFaceFolder.open(base or Path(str(manifest.base)), model=manifest.model)
-    dequantized = Dtypes(manifest.job.precision).weights if adapter.base in FORMATS else None
+    dequantized = Dtypes(manifest.job.precision).weights if adapter.base_format else None
     return MergedFolder(folder, adapter, read_checkpoint_factors(path, manifest), dequantized)
 
 

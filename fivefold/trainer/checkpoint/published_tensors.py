@@ -1,10 +1,11 @@
-"""Weights of a folder in few bits, as DeepSeek-V3 (fp8), gpt-oss (MXFP4) and bitsandbytes (nf4, int8) store them.
+"""Weights of a folder in few bits, as DeepSeek-V3 (fp8), gpt-oss (MXFP4) and bitsandbytes (nf4, fp4, int8) store them.
 
 They are read as if they were not in few bits.
 
     fp8     NAME, codes in E4M3         NAME_scale_inv [rows / 128, columns / 128] in fp32      w = code · scale
                                         or one scale of all, as Ministral 3 is published
-    nf4     NAME, codes, two in a byte  NAME.absmax, NAME.nested_absmax and others              ``quantized/nf4.py``
+    nf4     NAME, codes, two in a byte  NAME.absmax, NAME.nested_absmax and others         ``quantized/four_bit.py``
+            fp4 too
     int8    NAME [rows, columns]        SCB [rows] in fp32                                      w = code · SCB / 127
     MXFP4   NAME_blocks [E, columns, rows / 32, 16] and NAME_scales          w = value[code] · 2^(scale − 127)
 
@@ -23,11 +24,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fivefold.adapter import FP8_BLOCK, MXFP4_BLOCK, NF4_BLOCK, NF4_SCALES_BLOCK, QuantizedBase
+from fivefold.base_format import (
+    BASE_FORMATS,
+    BITSANDBYTES_BASES,
+    FOUR_BIT_BLOCK,
+    FOUR_BIT_SCALES_BLOCK,
+    FP8_BLOCK,
+    MXFP4_BLOCK,
+    BaseFormat,
+)
 from fivefold.model.huggingface.quantization import find_quantization
 from fivefold.record import UserError
 from fivefold.trainer.model.quantized.formats import FORMATS
-from fivefold.trainer.model.quantized.nf4 import list_nf4_values, list_scale_values
+from fivefold.trainer.model.quantized.four_bit import list_scale_values, list_values
 from fivefold.trainer.model.quantized.weight import MatrixSlice
 from fivefold.units import ceil_div
 
@@ -37,12 +46,14 @@ FP8_SCALES, MXFP4_BLOCKS, MXFP4_SCALES = "_scale_inv", "_blocks", "_scales"
 PUBLISHED_DTYPES = {
     "FP8": 1 + 4 / FP8_BLOCK**2,
     "MXFP4": 0.5 + 1 / MXFP4_BLOCK,
-    "NF4": 0.5 + (1 + 4 / NF4_SCALES_BLOCK) / NF4_BLOCK,
+    **dict.fromkeys(("NF4", "FP4"), 0.5 + (1 + 4 / FOUR_BIT_SCALES_BLOCK) / FOUR_BIT_BLOCK),
+    **{f"{base} WITHOUT DOUBLE QUANTIZATION": 0.5 + 4 / FOUR_BIT_BLOCK for base in ("NF4", "FP4")},
     "INT8": 1.0,  # and 4 for each row
 }
 CPU = torch.device("cpu")
-NF4_STATE = ".quant_state.bitsandbytes__nf4"  # of the name of a weight; JSON in bytes
-NF4_PARTS = (".absmax", ".quant_map", ".nested_absmax", ".nested_quant_map", NF4_STATE)
+FOUR_BIT_STATE = ".quant_state.bitsandbytes__"  # of the name of a weight, before that of its format; JSON in bytes
+FOUR_BIT_PARTS = (".absmax", ".quant_map")
+OUTER_PARTS = (".nested_absmax", ".nested_quant_map")  # with double quantization
 INT8_SCALES, INT8_LAYOUT = ".SCB", ".weight_format"  # of the name of a layer
 FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 SCALE_BIAS = 127
@@ -104,7 +115,7 @@ class QuantizedTensor:
     ``parts``: the tensors of its codes and scales as ``QuantizedWeight.keep`` takes them.
     """
 
-    def __init__(self, base: QuantizedBase, shape: list[int], parts: Callable[[], tuple[Tensor, ...]]) -> None:
+    def __init__(self, base: BaseFormat, shape: list[int], parts: Callable[[], tuple[Tensor, ...]]) -> None:
         self.base, self.shape, self.read_parts = base, shape, parts
 
     def get_shape(self) -> list[int]:
@@ -113,7 +124,7 @@ class QuantizedTensor:
 
     def get_dtype(self) -> str:
         """Return the name of the format."""
-        return self.base.upper()
+        return self.base.label.upper()
 
     def __getitem__(self, slices: Any) -> Tensor:
         full = MatrixSlice.from_shape(torch.Size(self.shape))
@@ -145,55 +156,75 @@ def read_published(tensors: Mapping[str, Any], config: Mapping[str, Any], *, pat
                 raise UserError(f"{path}: {name}{MXFP4_BLOCKS} has no {name}{MXFP4_SCALES}; download the folder again")
             blocks, scales = published.pop(f"{name}{MXFP4_BLOCKS}"), published.pop(f"{name}{MXFP4_SCALES}")
             published[name] = Mxfp4Tensor(blocks, scales)
-    elif find_quantization(dict(config)) in ("nf4", "int8") and method.startswith("bitsandbytes"):
+    elif find_quantization(dict(config)) in BITSANDBYTES_BASES and method.startswith("bitsandbytes"):
         _join_bitsandbytes(published, path=path)
     else:
         blocks = f", blocks of {table['weight_block_size']}" if table.get("weight_block_size") else ""
         raise UserError(
             f"{path}: its weights are quantized ({method}{blocks}); convert them to bf16 first (fp8 with blocks of "
-            f"{FP8_BLOCK} x {FP8_BLOCK} and mxfp4 are read, and nf4 and int8 of bitsandbytes)"
+            f"{FP8_BLOCK} x {FP8_BLOCK} and mxfp4 are read, and nf4, fp4 and int8 of bitsandbytes)"
         )
     return published
 
 
 def _join_bitsandbytes(tensors: dict[str, Any], *, path: Path) -> None:
-    """Replace in ``tensors`` the codes and scales of matrices in nf4 and int8 by one tensor each."""
-    for name in [name.removesuffix(NF4_STATE) for name in tensors if name.endswith(NF4_STATE)]:
-        parts = {part: tensors.pop(f"{name}{part}") for part in NF4_PARTS if f"{name}{part}" in tensors}
-        tensors[name] = _read_nf4(tensors.get(name), parts, name=name, path=path)
+    """Replace in ``tensors`` the codes and scales of matrices in nf4, fp4 and int8 by one tensor each."""
+    for base in (base for base in BASE_FORMATS.values() if base.is_four_bit):
+        state_part = f"{FOUR_BIT_STATE}{base.name}"
+        for name in [name.removesuffix(state_part) for name in tensors if name.endswith(state_part)]:
+            state = json.loads(bytes(tensors.pop(f"{name}{state_part}")[...].tolist()))
+            parts = {
+                part: tensors.pop(f"{name}{part}")
+                for part in FOUR_BIT_PARTS + OUTER_PARTS
+                if f"{name}{part}" in tensors
+            }
+            base = base._replace(double_quantization="nested_blocksize" in state)
+            tensors[name] = _read_four_bit(base, tensors.get(name), state, parts, name=name, path=path)
     for layer in [name.removesuffix(INT8_SCALES) for name in tensors if name.endswith(INT8_SCALES)]:
         scales, layout = tensors.pop(f"{layer}{INT8_SCALES}"), tensors.pop(f"{layer}{INT8_LAYOUT}", None)
         name = f"{layer}.weight"
         codes = tensors.get(name)
         if codes is None or (layout is not None and int(layout[...])) or codes.get_dtype() != "I8":
             raise UserError(f"{path}: {name} in int8 is missing, or not stored row by row; download the folder again")
-        tensors[name] = QuantizedTensor("int8", codes.get_shape(), partial(_read_int8_parts, codes, scales))
+        tensors[name] = QuantizedTensor(
+            BASE_FORMATS["int8"], codes.get_shape(), partial(_read_int8_parts, codes, scales)
+        )
 
 
 def _read_int8_parts(codes: Any, scales: Any) -> tuple[Tensor, ...]:
     return codes[...].view(torch.uint8).flatten(), scales[...].float()
 
 
-def _read_nf4(codes: Any, parts: Mapping[str, Any], *, name: str, path: Path) -> QuantizedTensor:
-    """Return a matrix in nf4 as bitsandbytes' ``QuantState`` is stored; ``parts``: its tensors by their endings."""
-    state = json.loads(bytes(parts[NF4_STATE][...].tolist()))
-    sizes = (state.get("blocksize"), state.get("nested_blocksize"))
-    if codes is None or sizes != (NF4_BLOCK, NF4_SCALES_BLOCK) or not parts.keys() >= {*NF4_PARTS}:
+def _read_four_bit(
+    base: BaseFormat, codes: Any, state: Mapping[str, Any], parts: Mapping[str, Any], *, name: str, path: Path
+) -> QuantizedTensor:
+    """Return a matrix in nf4 or fp4 with the ``QuantState`` of bitsandbytes; ``parts``: its tensors by endings."""
+    tables = {".quant_map": list_values(base.name, CPU)}
+    sizes = [state.get("blocksize")]
+    if base.double_quantization:
+        tables[".nested_quant_map"] = list_scale_values(CPU)
+        sizes.append(state["nested_blocksize"])
+    expected = FOUR_BIT_PARTS + OUTER_PARTS * base.double_quantization
+    if codes is None or sizes != [FOUR_BIT_BLOCK, FOUR_BIT_SCALES_BLOCK][: len(sizes)] or parts.keys() != {*expected}:
+        blocks = " and scales in blocks of ".join(map(str, sizes))
         raise UserError(
-            f"{path}: {name} is in nf4 with blocks of {sizes[0]} and scales in blocks of {sizes[1]}, but blocks of "
-            f"{NF4_BLOCK} with scales in blocks of {NF4_SCALES_BLOCK} are read (bnb_4bit_use_double_quant); convert it "
-            "to bf16 first"
+            f"{path}: {name} is in {base.name} with blocks of {blocks}, or lacks a tensor, but blocks of "
+            f"{FOUR_BIT_BLOCK} with scales in fp32 or in blocks of {FOUR_BIT_SCALES_BLOCK} are read "
+            f"({', '.join(expected)}); convert it to bf16 first"
         )
-    for part, values in ((".quant_map", list_nf4_values(CPU)), (".nested_quant_map", list_scale_values(CPU))):
+    for part, values in tables.items():
         if not torch.equal(parts[part][...].float(), values):
             raise UserError(f"{path}: {name}{part} has other values than bitsandbytes'; convert it to bf16 first")
 
     def read_parts() -> tuple[Tensor, ...]:
         packed = codes[...].contiguous().view(torch.uint8).flatten()  # may be stored as two-byte elements
+        scales: Tensor = parts[".absmax"][...]
+        if not base.double_quantization:
+            return packed, scales.float()
         mean = torch.tensor([state["nested_offset"]], dtype=torch.float32)
-        return packed, parts[".absmax"][...], parts[".nested_absmax"][...].float(), mean
+        return packed, scales, parts[".nested_absmax"][...].float(), mean
 
-    return QuantizedTensor("nf4", list(state["shape"]), read_parts)
+    return QuantizedTensor(base, list(state["shape"]), read_parts)
 
 
 def _check_fp8(tensors: Mapping[str, Any], name: str, *, path: Path, has_blocks: bool) -> None:

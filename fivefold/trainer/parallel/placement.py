@@ -228,8 +228,8 @@ class ShardPlacement:
 
     def _find_format(self, weight: Weight) -> type[QuantizedWeight] | None:
         """Return the format of a weight that is stored in few bits; None: it is not."""
-        base = None if self.job.adapter is None else self.job.adapter.base
-        return FORMATS.get(base) if is_quantized(weight, base) else None
+        base = self.job.base_format
+        return FORMATS[base] if is_quantized(weight, base) else None
 
     def _defers_head(self, weight: Weight) -> bool:
         """Return whether the weight is part of the head, whose matrix gradient zero-bubble schedules defer."""

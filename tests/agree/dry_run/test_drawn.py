@@ -8,7 +8,8 @@ from typing import Any, Literal
 
 import pytest
 
-from fivefold.adapter import QUANTIZED_BASES, Adapter, Base, SavedModule
+from fivefold.adapter import Adapter, Base, SavedModule
+from fivefold.base_format import QUANTIZED_BASES
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
@@ -309,13 +310,13 @@ def test_counts_of_dora_equal_the_dry_run(number: int, base: Base | None, text: 
         [
             (text, base)
             for text in ("dp1 mbs2", "dp2 zero1 mbs1", "dp2 zero2 mbs2 ac=full", "dp2 zero3 mbs1", "dp2 pp2 zero3 mbs1")
-            for base in QUANTIZED_BASES[:3]
+            for base in QUANTIZED_BASES[:4]
         ],
     ),
 )
 def test_counts_of_adapters_over_bases_in_few_bits_equal_the_dry_run(number: int, text: str, base: Base) -> None:
     """A block of scales in fp8 is smaller at the end of a matrix, and ZeRO-3 cuts matrices anywhere within blocks."""
-    job = FP32.replace(adapter=Adapter(rank=3, base=base))
+    job = FP32.replace(adapter=Adapter(rank=3, base=base, double_quantization=base != "fp4"))
     assert list_miscounts(Drawn(number, DENSE.replace(qkv_bias=True), Layout.parse(text), job)) == []
 
 
@@ -357,13 +358,14 @@ BLOCKS = DENSE.replace(name="blocks", width=128, head_dim=128, ffn=512)
         [
             (text, base)
             for text in ("tp2 mbs1", "tp2 dp2 zero3 mbs1 ac=full", "tp4 nosp mbs1", "tp2 pp2 mbs1 ac=full")
-            for base in QUANTIZED_BASES[:3]
+            for base in QUANTIZED_BASES[:4]
         ],
     ),
 )
 def test_counts_of_adapters_over_cut_bases_equal_the_dry_run(number: int, text: str, base: Base) -> None:
     """Every rank has the scales of its slices; those in nf4 are scaled themselves by those of the full weight."""
-    layout, job = Layout.parse(text), FP32.replace(adapter=Adapter(rank=3, base=base))
+    adapter = Adapter(rank=3, base=base, double_quantization=base != "fp4")
+    layout, job = Layout.parse(text), FP32.replace(adapter=adapter)
     assert list_miscounts(Drawn(number, BLOCKS.replace(heads=2 * layout.tp), layout, job)) == []
 
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers
 
+from fivefold.base_format import BITSANDBYTES_BASES, FOUR_BIT_BASES
 from fivefold.model.catalog import resolve
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.keys import EVERY_FAMILY
@@ -164,6 +165,7 @@ def test_published_configs_are_read_without_a_remark(kind: str) -> None:
         ({"quant_method": "mxfp4"}, "mxfp4"),
         ({"quant_method": "gptq", "bits": 4}, "gptq"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}, "nf4"),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_use_double_quant": True}, "fp4"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "fp4"),  # transformers' default
         ({"quant_method": "bitsandbytes", "load_in_8bit": True}, "int8"),
     ],
@@ -171,12 +173,14 @@ def test_published_configs_are_read_without_a_remark(kind: str) -> None:
 def test_the_quantization_of_a_checkpoint_is_read(table: dict[str, object] | None, quantization: str) -> None:
     config = {"model_type": "qwen3_moe", **FAMILIES["qwen3_moe"]}
     model = from_config(config | {"quantization_config": table}, name="x")
-    assert model == from_config(config, name="x").replace(quantization=quantization)
-    if table and quantization in ("nf4", "fp4", "int8"):
+    is_double = quantization not in FOUR_BIT_BASES or bool((table or {}).get("bnb_4bit_use_double_quant"))
+    assert model == from_config(config, name="x").replace(quantization=quantization, double_quantization=is_double)
+    if table and quantization in BITSANDBYTES_BASES:
         theirs = transformers.BitsAndBytesConfig.from_dict(
             {key: value for key, value in table.items() if key != "quant_method"}
         )
         assert theirs.quantization_method() == ("llm_int8" if quantization == "int8" else quantization)
+        assert is_double == (theirs.bnb_4bit_use_double_quant if quantization in FOUR_BIT_BASES else True)
 
 
 def test_the_mutated_keys_of_the_tests_are_all_keys_that_are_read() -> None:

@@ -9,13 +9,10 @@ import pytest
 
 from fivefold.adapter import (
     EXPERT_TARGETS,
-    NF4_CODEBOOK_BYTES,
     Adapter,
     Base,
-    count_element_bytes,
-    count_nf4_scale_bytes,
-    count_quantized_bytes,
 )
+from fivefold.base_format import BASE_FORMATS
 from fivefold.job import Job
 from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout
@@ -112,14 +109,24 @@ def test_magnitudes_are_trained_and_sums_kept() -> None:
 
 
 def test_nf4_is_stored_as_by_bitsandbytes() -> None:
-    """Of a weight [1024, 512]: 262144 packed bytes, 8192 scales, 32 fp32, codebooks of 16 and 256, an offset."""
+    """Of a weight [1024, 512]: 262144 packed bytes, 8192 scales, 32 fp32, codebooks of 16 and 256, an offset.
+
+    Without double quantization: 8192 scales in fp32, and a codebook of 16.
+    """
     numel = 1024 * 512
-    assert (count_element_bytes("nf4", numel), count_nf4_scale_bytes(numel), NF4_CODEBOOK_BYTES) == (
+    double = BASE_FORMATS["nf4"]
+    single = double._replace(double_quantization=False)
+    assert (double.count_element_bytes(numel), double.count_scale_bytes(1024, 512), double.codebook_bytes) == (
         262_144,
         8192 + 4 * 32 + 4,
         4 * (16 + 256),
     )
-    assert (count_element_bytes("nf4", 65), count_nf4_scale_bytes(65)) == (33, 2 + 4 + 4)
+    assert (double.count_element_bytes(65), double.count_scale_bytes(5, 13)) == (33, 2 + 4 + 4)
+    assert (single.count_element_bytes(numel), single.count_scale_bytes(1024, 512), single.codebook_bytes) == (
+        262_144,
+        4 * 8192,
+        4 * 16,
+    )
 
 
 def test_frozen_weights_have_no_states() -> None:
@@ -139,7 +146,7 @@ def test_a_base_in_nf4_keeps_embedding_norms_and_head_in_bf16() -> None:
     (rank,), (wide,) = ranks("dp1 ac=full", "qlora:8"), ranks("dp1 ac=full")
     shapes = ((256, 256), (128, 256), (128, 256), (256, 256), (640, 256), (640, 256), (256, 640))
     matrices = [out * into for out, into in shapes]
-    saved = sum(2 * numel - count_element_bytes("nf4", numel) - count_nf4_scale_bytes(numel) for numel in matrices)
+    saved = sum(2 * numel - BASE_FORMATS["nf4"].count_bytes(1, numel) for numel in matrices)
     assert wide.parameters_bytes - rank.parameters_bytes == SMALL.layers * saved
 
 
@@ -570,7 +577,7 @@ def test_experts_stay_in_bf16_next_to_a_base_in_nf4() -> None:
     (rank,), (wide,) = ranks("dp1", "qlora:8", model), ranks("dp1", model=model)
     shapes = ((256, 256), (128, 256), (128, 256), (256, 256), (96, 256), (96, 256), (256, 96))
     matrices = [out * into for out, into in shapes]
-    saved = sum(2 * numel - count_element_bytes("nf4", numel) - count_nf4_scale_bytes(numel) for numel in matrices)
+    saved = sum(2 * numel - BASE_FORMATS["nf4"].count_bytes(1, numel) for numel in matrices)
     assert wide.parameters_bytes - rank.parameters_bytes == model.layers * saved
     node = resolve("a100:8", local=Path("/nowhere"))
     remarks = list_remarks(model, node, job("qlora:8"), None)
@@ -630,8 +637,8 @@ def test_experts_in_mxfp4_take_the_bytes_of_the_published_checkpoint(name: str) 
 def test_blocks_in_fp8_take_the_bytes_of_the_published_checkpoint() -> None:
     ahead, alone = (
         sum(
-            count_quantized_bytes("fp8", *weight.shape)
-            if is_quantized(weight, "fp8") and weight.name != "head.mtp.0.project.weight"  # published in 16 bits
+            BASE_FORMATS["fp8"].count_bytes(*weight.shape)
+            if is_quantized(weight, BASE_FORMATS["fp8"]) and weight.name != "head.mtp.0.project.weight"
             else 2 * weight.numel
             for weight in list_weights(build_model(name))
         )

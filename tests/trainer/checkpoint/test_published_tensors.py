@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,6 +27,7 @@ from typer.testing import CliRunner
 
 import fivefold as ff
 from fivefold.adapter import Adapter
+from fivefold.base_format import BASE_FORMATS, BaseFormat
 from fivefold.cli import app
 from fivefold.layout.spec import Layout
 from fivefold.record import UsageWarning, UserError
@@ -35,7 +37,7 @@ from fivefold.trainer.checkpoint.full_weights import gather_full_weights
 from fivefold.trainer.checkpoint.huggingface_export import export, find
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from fivefold.trainer.generate.source import WeightSource
-from fivefold.trainer.model.quantized.nf4 import list_nf4_values, list_scale_values, quantize_nf4
+from fivefold.trainer.model.quantized.four_bit import list_scale_values, list_values, quantize_four_bit, quantize_scales
 from tests.selection import mark_share
 from tests.trainer.checkpoint.test_peft_adapter import (
     BLOCKS,
@@ -126,42 +128,64 @@ def publish_mxfp4(path: Path, **changed: object) -> Path:
     return publish(path, GptOssConfig(**sizes), MXFP4, quantize)
 
 
-def publish_nf4(path: Path, *, skipped: tuple[str, ...] = ()) -> Path:
+def publish_four_bit(path: Path, base: BaseFormat, *, skipped: tuple[str, ...] = ()) -> Path:
     """As unsloth/Llama-3.2-3B-bnb-4bit, by bitsandbytes' algorithm; scales that quantizing values would not give.
 
     ``skipped``: modules in bf16, as of unsloth/Llama-3.2-3B-unsloth-bnb-4bit.
     """
+    is_double = base.double_quantization
 
     def quantize(name: str, tensor: Tensor) -> dict[str, Tensor]:
         if "_proj" not in name or name.startswith(skipped):
             return {name: tensor.bfloat16()}
-        packed, scales, largest, mean = quantize_nf4(tensor)
-        state = {"quant_type": "nf4", "blocksize": 64, "dtype": "bfloat16", "shape": list(tensor.shape)}
-        state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": mean.item() * 1.1}
-        return {
+        packed, absmax = quantize_four_bit(tensor, base.name)
+        scales, largest, mean = quantize_scales(absmax)
+        state = {"quant_type": base.name, "blocksize": 64, "dtype": "bfloat16", "shape": list(tensor.shape)}
+        tensors = {
             name: packed[:, None],
-            f"{name}.absmax": scales,
-            f"{name}.quant_map": list_nf4_values(tensor.device).clone(),
-            f"{name}.nested_absmax": largest * 1.3,
-            f"{name}.nested_quant_map": list_scale_values(tensor.device).clone(),
-            f"{name}.quant_state.bitsandbytes__nf4": torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8),
+            f"{name}.absmax": scales if is_double else absmax * 1.1,
+            f"{name}.quant_map": list_values(base.name, tensor.device).clone(),
         }
+        if is_double:
+            state |= {"nested_blocksize": 256, "nested_dtype": "float32", "nested_offset": mean.item() * 1.1}
+            tensors[f"{name}.nested_absmax"] = largest * 1.3
+            tensors[f"{name}.nested_quant_map"] = list_scale_values(tensor.device).clone()
+        packed_state = torch.tensor([*json.dumps(state).encode()], dtype=torch.uint8)
+        return tensors | {f"{name}.quant_state.bitsandbytes__{base.name}": packed_state}
 
-    table = NF4 | ({"llm_int8_skip_modules": ["lm_head", *skipped]} if skipped else {})
+    table = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": base.name}
+    table |= {"bnb_4bit_use_double_quant": True} if is_double else {}
+    table |= {"llm_int8_skip_modules": ["lm_head", *skipped]} if skipped else {}
     return publish(path, LlamaConfig(**SIZES | BLOCKS), table, quantize)
 
 
-NF4 = {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}
-NF4 |= {"bnb_4bit_use_double_quant": True}
+publish_nf4 = partial(publish_four_bit, base=BASE_FORMATS["nf4"])
 
 
-@pytest.mark.parametrize(("text", "kind"), [("tp2", "lora"), *mark_share(2, [("dp2 zero3", "dora"), ("dp1", "lora")])])
+@pytest.mark.parametrize(
+    ("text", "kind", "base"),
+    [
+        ("tp2", "lora", {"base": "nf4"}),
+        ("dp2 zero3", "lora", {"base": "fp4", "double_quantization": False}),
+        *mark_share(
+            2,
+            [
+                ("dp2 zero3", "dora", {"base": "nf4"}),
+                ("dp1", "lora", {"base": "fp4"}),
+                ("tp2", "lora", {"base": "nf4", "double_quantization": False}),
+            ],
+        ),
+    ],
+)
 def test_adapters_are_trained_over_a_folder_of_bitsandbytes(
-    forked: Fork, tmp_path: Path, text: str, kind: Literal["lora", "dora"]
+    forked: Fork, tmp_path: Path, text: str, kind: Literal["lora", "dora"], base: dict[str, Any]
 ) -> None:
     """Its codes and scales are kept, also in merged weights; bitsandbytes itself is in ``tests/third_party``."""
-    folder, layout, adapter = publish_nf4(tmp_path / "base"), Layout.parse(text), Adapter(kind=kind, rank=3, base="nf4")
+    adapter, layout = Adapter(kind=kind, rank=3, **base), Layout.parse(text)
+    assert adapter.base_format is not None
+    folder = publish_four_bit(tmp_path / "base", adapter.base_format)
     opened = HuggingFaceFolder.open(folder)
+    assert (opened.model.quantization, opened.model.double_quantization) == (adapter.base, adapter.double_quantization)
     weights = forked(layout.world, start, folder, layout, adapter)[0]
     for ours, weight in weights.items():
         stored = opened.read(ours, offsets=(0,) * weight.dim(), sizes=tuple(weight.shape)).float()
@@ -363,7 +387,7 @@ UP, EXPERTS = "model.layers.1.mlp.up_proj.weight", "model.layers.1.mlp.experts.d
         (
             "nf4",
             lambda path: edit(path, f"{UP}.nested_absmax", None),
-            f"{UP} is in nf4 with blocks of 64 .*double_quant",
+            f"{UP} is in nf4 with blocks of 64 .*lacks a tensor",
         ),
         ("nf4", lambda path: edit(path, f"{UP}.quant_map", torch.zeros(16)), "quant_map has other values than bitsand"),
         ("mxfp4", lambda path: edit(path, f"{EXPERTS}_scales", None), f"{EXPERTS}_blocks has no {EXPERTS}_scales"),

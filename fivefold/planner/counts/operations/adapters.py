@@ -5,9 +5,9 @@
 
 A frozen linear layer computes only dx and keeps no input; one whose input needs no gradient computes nothing in the
 backward. That is so in the first block, up to its first adapter, unless PyTorch's checkpoints recompute anything:
-then the embedding's output gets a gradient (peft's ``enable_input_require_grads``). A weight in nf4 is dequantized
-before each product, and so are routed experts in mxfp4; one in int8 or fp8 too in our engine, and only before that of
-the backward in others.
+then the embedding's output gets a gradient (peft's ``enable_input_require_grads``). A weight in nf4 or fp4 is
+dequantized before each product, and so are routed experts in mxfp4; one in int8 or fp8 too in our engine, and only
+before that of the backward in others.
 
 DoRA multiplies the sum by m / n. The norms n of the rows of W + s · B A are computed in every forward, which adds a
 product that no backward follows. Our engine scales the sum; peft adds (m / n − 1) W x and m / n · s B A x to W x.
@@ -31,7 +31,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 
-from fivefold.adapter import FP8_BLOCK, NF4_BLOCK, Adapter, Base, count_quantized_bytes
+from fivefold.adapter import Adapter
+from fivefold.base_format import BITSANDBYTES_BASES, FOUR_BIT_BASES, FOUR_BIT_BLOCK, FP8_BLOCK, BaseFormat
 from fivefold.job import Job
 from fivefold.planner.counts.operations.launches import DROPOUT_LAUNCHES
 from fivefold.planner.counts.operations.linear import drop_wgrad, keeps_casts
@@ -121,7 +122,7 @@ def _list_with_adapter(
     regathered = op.regathered_bytes
     held = tuple[str, ...]()
     size_of_input, width = rows * in_features * local.width, 1
-    widens = local.job.precision.autocasts and adapter.base not in ("nf4", "int8")
+    widens = local.job.precision.autocasts and adapter.base not in BITSANDBYTES_BASES
     if widens:  # peft widens x and holds both until it returns; autocast casts it back to 16 bits for the product
         fp32_name, width = f"{out}.lora_wide", 2
         yield _cast(f"{op.name}.lora_widen", source, fp32_name, size=2 * size_of_input)
@@ -309,7 +310,7 @@ def _list_row_norms(op: Op, local: Local, adapter: Adapter, *, widens: bool) -> 
         out_features=out_features,
         width=local.width,
     )
-    is_copied = widens or adapter.base == "nf4"
+    is_copied = widens or adapter.base in FOUR_BIT_BASES
     rows = 3 * out_features * (4 if autocasts else width)  # n, m / n and m / n − 1, which the products below keep
     yield _detach(high)._replace(
         writes={f"{out}.lora_norm": numel * width * (1 + is_copied), f"{out}.lora_rows": rows},
@@ -341,7 +342,7 @@ def _list_rescaled(op: Op, local: Local, adapter: Adapter, *, held: tuple[str, .
             out_features=out_features,
             width=local.width,
         )._replace(parameters=0, wgrad_numels=(), keeps=())
-        if widens or adapter.base == "nf4":
+        if widens or adapter.base in FOUR_BIT_BASES:
             weight = f"{out}.lora_base_weight"
             writes = second.writes | {weight: out_features * in_features * local.width}
             second = second._replace(writes=writes, keeps=(weight,))
@@ -592,32 +593,33 @@ def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
     if op.kind != "matmul":
         return op
     is_expert = op.name.startswith("moe.experts.")
-    base = None if adapter is None else adapter.base
-    is_quantized = base in (("fp8", "mxfp4") if is_expert else ("nf4", "int8", "fp8"))
-    is_quantized = is_quantized and op.name not in ("head.out", "moe.router")
+    base = None if adapter is None else adapter.base_format
+    if base is not None:
+        is_quantized = base.quantizes_experts if is_expert else base.quantizes_linears
+        base = base if is_quantized and op.name not in ("head.out", "moe.router") else None
     is_ours = local.job.stack.kernel_facts.fuses_linears
-    if base == "int8" and is_quantized and not is_ours:
+    if base is not None and base.name == "int8" and not is_ours:
         return _quantize_to_int8(op, width=local.width, kept=op.reads)
     # dx of experts reads which rows each of them has; a router's is made in fp32
     keeps = tuple(name for name in op.keeps if name == "ends")
-    if local.part.keeps_linear_inputs and not is_expert and not (base == "nf4" and is_quantized):
+    if local.part.keeps_linear_inputs and not is_expert and not (base is not None and base.is_four_bit):
         keeps = op.keeps
     scratch = op.backward_scratch if op.name == "moe.router" else 0
     op = op._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=0)
-    if base == "fp8" and is_quantized and not is_ours:
+    if base is not None and base.name == "fp8" and not is_ours:
         return _dequantize_fp8(op, local, is_expert=is_expert)
-    return _dequantize(op, local, base) if is_quantized else op
+    return op if base is None else _dequantize(op, local, base)
 
 
-def _dequantize(op: Op, local: Local, base: Base | None) -> Op:
+def _dequantize(op: Op, local: Local, base: BaseFormat) -> Op:
     """Return a product with a frozen weight that is dequantized before y and before dx, and freed after it."""
     _, out_features, in_features = op.shape
     experts = op.batch if op.name.startswith("moe.experts.") else 1
     numel = experts * out_features * in_features
-    weight, scales = numel * local.width, 4 * ceil_div(numel, NF4_BLOCK)
-    moved = weight + count_quantized_bytes(base, experts, out_features, in_features)
+    weight, scales = numel * local.width, 4 * ceil_div(numel, FOUR_BIT_BLOCK)
+    moved = weight + base.count_bytes(experts, out_features, in_features)
     scratch = weight
-    if not local.job.stack.kernel_facts.fused_dequantization:
+    if base.double_quantization and not local.job.stack.kernel_facts.fused_dequantization:
         # fp32 scales are freed before the product; its result is allocated after them
         scratch = max(weight, weight + scales - sum(op.writes.values()))
     return op._replace(forward_scratch=scratch, backward_scratch=weight, moved_cast_bytes=(moved, moved, 0))

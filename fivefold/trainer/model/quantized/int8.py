@@ -17,6 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from fivefold.base_format import BASE_FORMATS
 from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
 
 LARGEST_CODE = 127.0
@@ -26,7 +27,7 @@ CHUNK_ELEMENTS = 2**20  # elements that are dequantized at once without a kernel
 class Int8Weight(QuantizedWeight):
     """The scales of a weight [out, in] in int8: ``absmax`` [out], of each full row."""
 
-    base = "int8"
+    base = BASE_FORMATS["int8"]
 
     def __init__(self, piece: MatrixSlice, *, dtype: torch.dtype, absmax: Tensor) -> None:
         self.piece, self.shape, self.dtype = piece, piece.shape, dtype

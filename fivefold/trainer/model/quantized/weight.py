@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from fivefold.adapter import QuantizedBase, count_element_bytes
+from fivefold.base_format import BaseFormat
 from fivefold.units import ceil_div
 
 
@@ -76,7 +76,7 @@ class QuantizedWeight(ABC):
     ``shape`` and ``dtype`` are those of the dequantized slice.
     """
 
-    base: QuantizedBase
+    base: BaseFormat
     piece: MatrixSlice
     shape: torch.Size
     dtype: torch.dtype
@@ -123,7 +123,7 @@ class QuantizedWeight(ABC):
     @classmethod
     def count_bytes(cls, numel: int) -> int:
         """Return the bytes of ``numel`` elements."""
-        return count_element_bytes(cls.base, numel)
+        return cls.base.count_element_bytes(numel)
 
     @classmethod
     def round(cls, weight: Tensor, *, dtype: torch.dtype) -> Tensor:

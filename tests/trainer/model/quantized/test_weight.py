@@ -10,8 +10,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fivefold.adapter import QuantizedBase, count_nf4_scales_of_scales, count_scale_bytes
+from fivefold.base_format import BASE_FORMATS, FOUR_BIT_BASES, BaseFormat
 from fivefold.trainer.model.quantized.formats import FORMATS
+from fivefold.trainer.model.quantized.four_bit import VALUES
 from fivefold.trainer.model.quantized.weight import MatrixSlice
 
 Part = tuple[slice, ...]
@@ -21,30 +22,38 @@ def cut(shape: tuple[int, ...], *parts: Part) -> MatrixSlice:
     return MatrixSlice(torch.Size(shape), parts)
 
 
+SINGLE_NF4, SINGLE_FP4 = (BASE_FORMATS[name]._replace(double_quantization=False) for name in FOUR_BIT_BASES)
 SLICES = [
-    ("nf4", cut((200, 320), (slice(40, 80), slice(0, 320)))),  # rows from within 256 blocks
-    ("nf4", cut((192, 100), (slice(32, 64), slice(0, 100)))),  # rows whose ends are not those of blocks
-    ("nf4", cut((300, 448), (slice(0, 300), slice(192, 256)))),  # columns
-    ("nf4", cut((512, 128), (slice(64, 128), slice(0, 128)), (slice(320, 384), slice(0, 128)))),  # of two parts
-    ("nf4", cut((33, 98), (slice(0, 33), slice(0, 98)))),
-    ("int8", cut((30, 40), (slice(7, 12), slice(0, 40)))),
-    ("int8", cut((30, 40), (slice(0, 30), slice(13, 26)))),
-    ("int8", cut((30, 40), (slice(0, 5), slice(0, 40)), (slice(20, 21), slice(0, 40)))),
-    ("fp8", cut((512, 300), (slice(128, 384), slice(0, 300)))),
-    ("fp8", cut((300, 512), (slice(0, 300), slice(256, 384)))),
-    ("fp8", cut((768, 130), (slice(128, 256), slice(0, 130)), (slice(512, 640), slice(0, 130)))),
-    ("fp8", cut((300, 200), (slice(0, 300), slice(0, 200)))),
-    ("fp8", cut((4, 200, 300), (slice(1, 3), slice(0, 200), slice(0, 300)))),  # of experts
-    ("fp8", cut((3, 512, 130), (slice(0, 3), slice(128, 256), slice(0, 130)))),
-    ("mxfp4", cut((4, 30, 70), (slice(2, 4), slice(0, 30), slice(0, 70)))),
-    ("mxfp4", cut((3, 30, 128), (slice(1, 2), slice(0, 30), slice(32, 96)))),
-    ("mxfp4", cut((2, 30, 64), (slice(0, 2), slice(7, 22), slice(0, 64)))),
+    (BASE_FORMATS["nf4"], cut((200, 320), (slice(40, 80), slice(0, 320)))),  # rows from within 256 blocks
+    (BASE_FORMATS["nf4"], cut((192, 100), (slice(32, 64), slice(0, 100)))),  # rows whose ends are not those of blocks
+    (BASE_FORMATS["nf4"], cut((300, 448), (slice(0, 300), slice(192, 256)))),  # columns
+    (
+        BASE_FORMATS["nf4"],
+        cut((512, 128), (slice(64, 128), slice(0, 128)), (slice(320, 384), slice(0, 128))),
+    ),  # of two parts
+    (BASE_FORMATS["nf4"], cut((33, 98), (slice(0, 33), slice(0, 98)))),
+    (SINGLE_NF4, cut((200, 320), (slice(40, 80), slice(0, 320)))),
+    (SINGLE_NF4, cut((33, 98), (slice(0, 33), slice(0, 98)))),
+    (BASE_FORMATS["fp4"], cut((300, 448), (slice(0, 300), slice(192, 256)))),
+    (SINGLE_FP4, cut((512, 128), (slice(64, 128), slice(0, 128)), (slice(320, 384), slice(0, 128)))),
+    (BASE_FORMATS["int8"], cut((30, 40), (slice(7, 12), slice(0, 40)))),
+    (BASE_FORMATS["int8"], cut((30, 40), (slice(0, 30), slice(13, 26)))),
+    (BASE_FORMATS["int8"], cut((30, 40), (slice(0, 5), slice(0, 40)), (slice(20, 21), slice(0, 40)))),
+    (BASE_FORMATS["fp8"], cut((512, 300), (slice(128, 384), slice(0, 300)))),
+    (BASE_FORMATS["fp8"], cut((300, 512), (slice(0, 300), slice(256, 384)))),
+    (BASE_FORMATS["fp8"], cut((768, 130), (slice(128, 256), slice(0, 130)), (slice(512, 640), slice(0, 130)))),
+    (BASE_FORMATS["fp8"], cut((300, 200), (slice(0, 300), slice(0, 200)))),
+    (BASE_FORMATS["fp8"], cut((4, 200, 300), (slice(1, 3), slice(0, 200), slice(0, 300)))),  # of experts
+    (BASE_FORMATS["fp8"], cut((3, 512, 130), (slice(0, 3), slice(128, 256), slice(0, 130)))),
+    (BASE_FORMATS["mxfp4"], cut((4, 30, 70), (slice(2, 4), slice(0, 30), slice(0, 70)))),
+    (BASE_FORMATS["mxfp4"], cut((3, 30, 128), (slice(1, 2), slice(0, 30), slice(32, 96)))),
+    (BASE_FORMATS["mxfp4"], cut((2, 30, 64), (slice(0, 2), slice(7, 22), slice(0, 64)))),
 ]
 
 
 @pytest.mark.parametrize(("base", "piece"), SLICES, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_slice_has_the_values_of_the_full_weight(base: QuantizedBase, piece: MatrixSlice, dtype: torch.dtype) -> None:
+def test_a_slice_has_the_values_of_the_full_weight(base: BaseFormat, piece: MatrixSlice, dtype: torch.dtype) -> None:
     """It has the same codes too; and rows of it, which ZeRO-3 shards, are those of the slice."""
     weight = torch.randn(piece.full, generator=torch.Generator().manual_seed(3)).to(dtype)
     pieces = [MatrixSlice.from_shape(piece.full), piece]
@@ -58,9 +67,9 @@ def test_a_slice_has_the_values_of_the_full_weight(base: QuantizedBase, piece: M
     rows = len(stacked) - first
     skipped = ours.count_bytes(first * piece.shape[-1])
     assert torch.equal(ours.dequantize_rows(elements[skipped:], first=first, rows=rows), stacked[first:].float())
-    counted = sum(count_scale_bytes(base, *part.shape) for part in pieces)
-    if base == "nf4":  # the scales of scales are those of the full weight
-        counted += count_nf4_scales_of_scales(piece.full.numel()) - count_nf4_scales_of_scales(piece.shape.numel())
+    counted = sum(base.count_scale_bytes(*part.shape) for part in pieces)
+    # the scales of scales are those of the full weight
+    counted += base.count_outer_scale_bytes(piece.full.numel()) - base.count_outer_scale_bytes(piece.shape.numel())
     assert sum(buffer.nbytes for buffer in buffers) == counted
 
 
@@ -78,7 +87,7 @@ class CustomOps(TorchDispatchMode):
 
 
 @pytest.mark.parametrize(("base", "piece"), SLICES[::2], ids=str)
-def test_fake_weights_are_quantized_and_dequantized_as_real_ones(base: QuantizedBase, piece: MatrixSlice) -> None:
+def test_fake_weights_are_quantized_and_dequantized_as_real_ones(base: BaseFormat, piece: MatrixSlice) -> None:
     """By torch's own check of the fake kernels, which a dry run executes instead."""
     (ours,), _ = FORMATS[base].allocate([piece], dtype=torch.bfloat16, device=torch.device("cpu"))
     with CustomOps() as ops:
@@ -91,17 +100,36 @@ def test_fake_weights_are_quantized_and_dequantized_as_real_ones(base: Quantized
         torch.library.opcheck(op, arguments, test_utils="test_faketensor")
 
 
-def test_elements_of_a_slice_in_nf4_are_bytes_of_bitsandbytes() -> None:
+@pytest.mark.parametrize("name", FOUR_BIT_BASES)
+@pytest.mark.parametrize("is_double", [True, False])
+def test_elements_of_a_slice_in_4_bits_are_bytes_of_bitsandbytes(name: str, is_double: bool) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
     weight = torch.randn(128, 512, generator=torch.Generator().manual_seed(3))
-    packed, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=True, quant_type="nf4")
+    packed, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=is_double, quant_type=name)
     columns = cut((128, 512), (slice(0, 128), slice(128, 256)))
     rows = cut((128, 512), (slice(96, 128), slice(0, 512)))
-    (by_columns, by_rows), _ = FORMATS["nf4"].allocate([columns, rows], dtype=weight.dtype, device=weight.device)
+    stored = FORMATS[BASE_FORMATS[name]._replace(double_quantization=is_double)]
+    (by_columns, by_rows), _ = stored.allocate([columns, rows], dtype=weight.dtype, device=weight.device)
     assert torch.equal(by_columns.quantize(weight), packed.view(128, 256)[:, 64:128].flatten())
-    assert torch.equal(by_columns.scales, state.absmax.view(128, 8)[:, 2:4].flatten())  # type: ignore[attr-defined]
+    assert torch.equal(by_columns.scales[0], state.absmax.view(128, 8)[:, 2:4].flatten())  # type: ignore[attr-defined]
     assert torch.equal(by_rows.quantize(weight), packed.view(128, 256)[96:].flatten())
-    assert torch.equal(by_rows.scales, state.absmax.view(128, 8)[96:].flatten())  # type: ignore[attr-defined]
+    assert torch.equal(by_rows.scales[0], state.absmax.view(128, 8)[96:].flatten())  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("base", [SINGLE_NF4, SINGLE_FP4], ids=str)
+def test_elements_in_4_bits_are_the_nearest_of_their_block(base: BaseFormat) -> None:
+    """Of the 16 values times the largest of the block, by brute force."""
+    weight = torch.randn(5, 128, generator=torch.Generator().manual_seed(3))
+    (stored,), (scales,) = FORMATS[base].allocate(
+        [MatrixSlice.from_shape(weight.shape)], dtype=torch.float32, device=weight.device
+    )
+    dequantized = stored.dequantize(stored.quantize(weight)).view(10, 64)
+    blocks = weight.view(10, 64)
+    assert torch.equal(scales, blocks.abs().amax(1))
+    fp4 = torch.tensor([0.0, 0.0625, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0]) / 12
+    values = torch.cat([fp4, -fp4]) if base.name == "fp4" else torch.tensor(VALUES["nf4"])
+    distances = (blocks[..., None] - values * scales[:, None, None]).abs()
+    torch.testing.assert_close((blocks - dequantized).abs(), distances.amin(-1), rtol=1e-5, atol=1e-6)
 
 
 def test_elements_in_mxfp4_are_the_nearest_of_their_block() -> None:
@@ -110,7 +138,7 @@ def test_elements_in_mxfp4_are_the_nearest_of_their_block() -> None:
     weight[0, 0, :32] = 0.0
     weight[0, 1, :4] = torch.tensor([4.0, 0.25, -0.75, 2.5])  # 0.25 and 0.75 of the largest power of two: ties
     weight[0, 1, 4:32] = 0.0
-    (stored,), (scales,) = FORMATS["mxfp4"].allocate(
+    (stored,), (scales,) = FORMATS[BASE_FORMATS["mxfp4"]].allocate(
         [MatrixSlice.from_shape(weight.shape)], dtype=torch.float32, device=weight.device
     )
     dequantized = stored.dequantize(stored.quantize(weight))
