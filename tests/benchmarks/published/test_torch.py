@@ -120,7 +120,7 @@ def test_mpt_rows_have_the_printed_parameters_and_step_times() -> None:
 def test_mpt_rows_have_the_precision_of_their_configs() -> None:
     result = cases("llm_foundry")
     pure, default, fp8 = (result[f"llm_foundry-{row}"].job.precision.name for row in ("0139", "0003", "0072"))
-    assert (pure, default, fp8) == ("bf16-grad16", "bf16", "fp8")
+    assert (pure, default, fp8) == ("bf16-grad16", "bf16", "fp8-delayed")
     assert result["llm_foundry-0013"].layout.zero == 2
 
 
