@@ -15,7 +15,7 @@ from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import CATALOG, build_model
 from fivefold.record import UserError
-from fivefold.rendering.reading import _list_records
+from fivefold.rendering.reading import list_records
 from fivefold.results.reading import DataReading, Reading
 from tests.interop.draws import Range, check_round_trip, plans
 from tests.selection import mark_share
@@ -314,6 +314,6 @@ def test_the_description_of_a_job_contains_its_adapter_and_its_offloaded_states(
     assert reading.job is not None
     assert reading.job.adapter is not None
     assert reading.job.adapter.ranks == {"q_proj": 8, "down_proj": 64}
-    (line,) = (text for name, text in _list_records(reading) if name == "job")
+    (line,) = (text for name, text in list_records(reading) if name == "job")
     assert "offload=parameters, adapter=qlora:16" in line
     assert line.endswith("adapter.rank_pattern=q_proj:8,down_proj:64")
