@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils._pytree import tree_iter
 
 from fivefold.dry_run.record.recorder import READ_SCALAR, TapeRecorder
 from fivefold.dry_run.record.tape import KERNEL, CodeSite, Kernel, Scope, Tape
@@ -139,7 +140,7 @@ class ModuleRecorder(TapeRecorder):
         return on_end
 
     def _find_storages(self, tree: Any) -> frozenset[int]:
-        addresses = (tensor.untyped_storage()._cdata for tensor in list_tensors(tree))
+        addresses = (leaf.untyped_storage()._cdata for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
         return frozenset(self._ids[address] for address in addresses if address in self._ids)
 
     # Operations

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor
 from torch.distributed import ProcessGroup
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 import fivefold.trainer.model.float8.grouped
 import fivefold.trainer.model.mixers.compressed_core
@@ -218,8 +217,12 @@ def is_group(value: Any) -> bool:
 
 
 def list_tensors(tree: Any) -> Iterator[Tensor]:
-    """Yield the tensors among the leaves of ``tree`` (a pytree)."""
-    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, Tensor))
+    """Yield the tensors of ``tree``: an argument or a result of an operation, or sequences of them."""
+    if isinstance(tree, Tensor):
+        yield tree
+    elif isinstance(tree, list | tuple):
+        for part in tree:
+            yield from list_tensors(part)
 
 
 def count_operation_flops(func: Any, args: Any, out: Any) -> int:
