@@ -10,10 +10,16 @@ from types import MappingProxyType
 
 from fivefold.record import UserError, find_spelling, join_names, make_unknown_name_error
 from fivefold.stack import megatron, other_software, pytorch
-from fivefold.stack.entry import StackEntry
+from fivefold.stack.entry import Fact, StackEntry
 from fivefold.stack.spec import Stack
 
-FIVEFOLD = StackEntry(name="fivefold", version="", family="fivefold", facts={}, runs={})
+FIVEFOLD = StackEntry(
+    name="fivefold",
+    version="",
+    family="fivefold",
+    facts={},
+    runs={"offloads": Fact(("optimizer",), "fivefold/trainer/supported.py, _check_offload")},
+)
 ENTRIES = (FIVEFOLD, *megatron.ENTRIES, *pytorch.ENTRIES, *other_software.ENTRIES)
 
 STACKS: Mapping[str, Stack] = MappingProxyType({entry.name: entry.stack() for entry in ENTRIES})

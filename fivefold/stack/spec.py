@@ -277,7 +277,7 @@ class Stack(Record):
     vocab_multiple: Multiple = 1  # the vocabulary is padded to a multiple of this times tp
     expandable_segments: bool = False  # option of PyTorch's CUDA allocator (PYTORCH_CUDA_ALLOC_CONF)
 
-    runs: SupportedLayouts = SupportedLayouts()  # layouts that the framework supports
+    runs: SupportedLayouts = SupportedLayouts(offloads=("optimizer",))  # layouts that the framework supports
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:

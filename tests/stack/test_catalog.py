@@ -23,13 +23,13 @@ WRITTEN = re.compile(rf"{REPOSITORY}|arXiv:\d{{4}}\.\d{{5}} §|PyTorch")
 
 def list_changed(entry: StackEntry) -> set[str]:
     """The fields in which a stack differs from the record's defaults."""
-    stack, usual = STACKS[entry.name], Stack()
+    stack, usual, usual_runs = STACKS[entry.name], Stack(), SupportedLayouts()
     fields = {field for field in Stack.model_fields if field not in NAMES}
     results = {field for field in fields if getattr(stack, field) != getattr(usual, field)}
     return results | {
         f"runs.{field}"
         for field in SupportedLayouts.model_fields
-        if getattr(stack.runs, field) != getattr(usual.runs, field)
+        if getattr(stack.runs, field) != getattr(usual_runs, field)
     }
 
 

@@ -77,7 +77,7 @@ class Offloading(NamedTuple):
 def list_offload_settings(job: Job) -> Iterator[tuple[str, Job]]:
     """Yield what a job can offload in addition, under every layout: optimizer states, and weights too."""
     for other in _list_offloading_jobs(job):
-        for added in _list_offloaded_states(other):
+        for added in _list_offloaded_states(other, job):
             if {*added} <= {*other.stack.runs.offloads} and not {*added} <= {*job.offload}:
                 offload = _sort_offloaded({*job.offload, *added})
                 yield f"offload={','.join(offload)}{_name_software(other, job)}", other.replace(offload=offload)
@@ -87,11 +87,12 @@ def list_offloadings(layout: Layout, job: Job, *, model: Model, with_activations
     """Yield the layout with optimizer states in host memory, and with weights there too, unless the job has them there.
 
     Its ZeRO stage is raised to the one from which the software frees on the device what it offloads. If the job's
-    software offloads nothing, others do that can express the layout. ``with_activations``: these too, if it can.
+    software offloads nothing, others do that can express the layout, as they do for what the trainer of Fivefold does
+    not offload. ``with_activations``: these too, if it can.
     """
     for other in _list_offloading_jobs(job):
         activations = {"activations"} & {*other.stack.runs.offloads} if with_activations else set()
-        for states in _list_offloaded_states(other):
+        for states in _list_offloaded_states(other, job):
             changed = _make_offloading(layout, other, _sort_offloaded({*states, *activations}))
             if changed is not None and (other is job or can_express(changed.layout, model=model, job=other)):
                 yield changed._replace(words=f"{changed.words}{_name_software(other, job)}")
@@ -117,17 +118,22 @@ def _make_offloading(layout: Layout, job: Job, added: tuple[Offloaded, ...]) -> 
     return Offloading(words, changed, job)
 
 
-def _list_offloaded_states(job: Job) -> tuple[tuple[Offloaded, ...], ...]:
-    """Return optimizer states, and those with weights, as the job's software has them in host memory."""
+def _list_offloaded_states(job: Job, before: Job) -> list[tuple[Offloaded, ...]]:
+    """Return optimizer states, and those with weights, as the job's software has them in host memory.
+
+    Those that the software of ``before`` has there too are left out if it is another one.
+    """
     both: tuple[Offloaded, ...] = ("parameters",) if job.stack.offloads_with_parameters else ("optimizer", "parameters")
-    return ("optimizer",), both
+    known = set() if job is before else {*before.stack.runs.offloads}
+    return [states for states in (("optimizer",), both) if not {*states} <= known]
 
 
 def _list_offloading_jobs(job: Job) -> Iterator[Job]:
-    """Yield the job if its software can offload anything, else the job in software that can."""
+    """Yield the job if its software can offload anything, else, and for Fivefold's trainer, in software that can."""
     if job.stack.runs.offloads:
         yield job
-        return
+        if job.stack.name != "fivefold":
+            return
     usual = build_stack(job.stack.name)
     own_kernels = {"kernels": usual.kernels, "scan_temporary_bytes": usual.scan_temporary_bytes}
     for name in OFFLOADING_STACKS:
