@@ -158,6 +158,7 @@ ADAPTER: dict[str, Draw] = {
     "modules_to_save": choose((), (), ("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")),
     "rank_pattern": choose(()),  # of some of its targets: ``adapter``
     "alpha_pattern": choose(()),
+    "double_quantization": lambda some: True,  # of bases in four bits also not: ``adapter``
 }
 
 

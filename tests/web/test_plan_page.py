@@ -40,7 +40,7 @@ def test_the_plan_page_is_used_from_model_to_copied_command(page: Any, tmp_path:
 
     # the software comes first; a choice that the layout does not have says so, and the answer why
     software = page.get_by_label("which software runs it")
-    assert page.locator("form#asking select, form#asking input").first.get_attribute("name") == "stack"
+    assert page.locator("form#asking select, form#asking input[name]").first.get_attribute("name") == "stack"
     assert "does not support zero3" in software.locator("option[value=megatron-core]").inner_text()
     software.select_option("megatron-core")
     expect(page.get_by_role("alert")).to_contain_text("megatron-core does not support zero3")

@@ -32,7 +32,7 @@ CURVES = {
     "nats": "cross_entropy", "_CrossEntropy.backward": "cross_entropy_backward",
     "_Norm.forward": "rms_norm", "_Norm.backward": "rms_norm_backward",
     "_FusedRotate.forward": "rope", "_FusedRotate.backward": "rope_backward", "_Rotate.backward": "rope_backward",
-    "residual": "add", "Engine.update": "adamw",
+    "residual": "add", "update": "adamw",
 }  # fmt: skip
 DTYPES: dict[str, Dtype] = {
     "bfloat16": "bf16",

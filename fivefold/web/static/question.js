@@ -37,7 +37,7 @@ export function addEdits(url) {
   for (const name of new Set(now.keys())) {
     const isCarried = Boolean(form.elements[name]?.dataset?.action); // a long text, which links leave out
     const isLinked = url.searchParams.has(name) && values(url.searchParams, name) !== values(before, name);
-    if (isLinked || (values(before, name) === values(now, name) && !isCarried)) continue;
+    if (isLinked || (values(before, name) === values(now, name) && !(isCarried && values(now, name)))) continue;
     url.searchParams.delete(name);
     for (const value of now.getAll(name)) if (isStated(name, value)) url.searchParams.append(name, value);
   }

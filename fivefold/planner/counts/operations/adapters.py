@@ -63,7 +63,7 @@ def apply_frozen_weights(ops: Sequence[Op], local: Local, *, input_gradient: boo
 @lru_cache(maxsize=64)
 def _use_16_bits(adapter: Adapter) -> Adapter:
     """Return an adapter over a base in the dtype of the activations."""
-    return adapter.replace(base=None)
+    return adapter.replace(base=None, double_quantization=True)
 
 
 def runs_in_reference(op: Op, job: Job) -> bool:
