@@ -193,7 +193,8 @@ def test_adapters_are_trained_exported_merged_and_trained_on(workspace: Path) ->
     facts = json.loads(run("import", "lora", "--to", "more.toml", "--json").stdout)
     assert facts["adapter"] == {
         "folder": "lora", "kind": "lora", "rank": 4, "alpha": 8.0, "dropout": 0.0, "targets": ["q_proj", "down_proj"],
-        "rank_stabilized": False, "base": None, "double_quantization": True, "modules_to_save": [], "rank_pattern": [], "alpha_pattern": [],
+        "rank_stabilized": False, "base": None, "double_quantization": True, "modules_to_save": [], "rank_pattern": [],
+        "alpha_pattern": [],
     }  # fmt: skip
     values = read_file(Path("more.toml"))
     assert values["start"] == {"weights": str(workspace / "llama"), "adapter": "lora"}

@@ -87,7 +87,7 @@ OFFERED = (
 
 @pytest.mark.parametrize("stack", STACKS)
 def test_advice_to_offload_names_software_that_does(stack: str) -> None:
-    """Each layout is one of its software: the job's, unless that offloads nothing, or is Fivefold and lacks a part."""
+    """Each layout is of its software: the job's, unless that offloads nothing, or is Fivefold, which offloads less."""
     job = Job(stack=build_stack(stack), global_batch=64)
     own = bool(job.stack.runs.offloads)
     others = not own or stack == "fivefold"
