@@ -190,11 +190,13 @@ class Prices:
                 max(self.memory_bound_seconds(op.moved_backward_bytes), op.moved_backward_bytes / rate),
                 kernels=rounds,
             )
+        width = get_activation_width(self.job)
+        if self.machine.has_gpus and any(name.endswith(".silu") for name in op.writes):  # act(gate) is a tensor
+            return self._price_eager_kernels(op, PLAIN["activation" if len(op.reads) > 1 else "halves", width])
         kernel = KERNELS[op.kind]
         is_layer_norm = op.kind == "norm" and (self.plain or len(op.wgrad_numels) == 2) and not _is_plain_rms_norm(op)
         # PyTorch has one kernel for a LayerNorm and for an activation without a gate
         is_one_kernel = is_layer_norm or (op.kind == "activation" and len(op.reads) == 1)
-        width = get_activation_width(self.job)
         if self.plain and not is_one_kernel and (op.kind, width) in PLAIN:
             return self._price_eager_kernels(op, PLAIN[op.kind, width])
         kernels = PLAIN_LOSS_KERNELS if self.plain and op.kind == "loss" else 1

@@ -37,9 +37,10 @@ EAGER: dict[tuple[str, int], EagerKernelCost] = {
     ("loss", 4): EagerKernelCost(4.0, 1.0, 13, 1),
 }
 # Kernels of PyTorch's modules under autograd (``kernels = "plain"``), as transformers' LlamaRMSNorm,
-# apply_rotary_pos_emb and act(gate) * up. norm: widened, squared, averaged, scaled, narrowed, weighted; autograd
-# multiplies by each factor, and computes the power again. Rotary halves are copied, negated, and filled with zeros in
-# the backward. Measured: linkedin/Liger-Kernel@ead96b6:benchmark/data/all_benchmark_data.csv
+# apply_rotary_pos_emb and act(gate) * up; halves: of one tensor, whose gradients are joined. norm: widened, squared,
+# averaged, scaled, narrowed, weighted; autograd multiplies by each factor, and computes the power again. Rotary halves
+# are copied, negated, and filled with zeros in the backward. Measured:
+# linkedin/Liger-Kernel@ead96b6:benchmark/data/all_benchmark_data.csv
 PLAIN: dict[tuple[str, int], EagerKernelCost] = {
     ("norm", 2): EagerKernelCost(9.0, 15.3, 8, 16),
     ("norm", 4): EagerKernelCost(3.5, 7.67, 6, 14),
@@ -47,6 +48,8 @@ PLAIN: dict[tuple[str, int], EagerKernelCost] = {
     ("rope", 4): EagerKernelCost(5.06, 7.06, 5, 7),
     ("activation", 2): EagerKernelCost(5 / 3, 1.8, 2, 3),
     ("activation", 4): EagerKernelCost(5 / 3, 1.8, 2, 3),
+    ("halves", 2): EagerKernelCost(5 / 3, 2.6, 2, 4),
+    ("halves", 4): EagerKernelCost(5 / 3, 2.6, 2, 4),
 }
 PLAIN_LOSS_KERNELS = 4  # of PyTorch's cross entropy: widened, log-softmax, and their gradients; ``Op.moved_bytes``
 ONE = EagerKernelCost(1.0, 1.0, 1, 1)

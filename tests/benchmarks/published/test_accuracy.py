@@ -89,7 +89,7 @@ BOUNDS = {
     ("aleph_alpha", "time, held out"): 8.0,
     ("mlperf", "time, held out"): 7.6,
     ("gipfelsturm", "time, held out"): 5.0,  # 21.2 before the module's power capped GH200
-    ("qwen3_layouts", "time, held out"): 13.5,  # tp8 at -27 %, experts over two nodes at -63 %
+    ("qwen3_layouts", "time, held out"): 11.5,  # tp8 at -27 %, experts over two nodes at -63 %
     ("qwen3_layouts", "peak, held out"): 6.0,
     ("vectorlm", "time, held out"): 6.0,
     ("lumen", "time, held out"): 23.5,
@@ -140,8 +140,8 @@ def list_unsteady_runs(report: Report) -> set[tuple[str, str]]:
 def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> None:
     """By constants set without the source, all of its runs together; the mean over sources."""
     means, biases = summarize_left_out(report.scores)
-    assert fmean(means.values()) <= 0.092  # 0.097 without the four sources that were read last
-    assert abs(fmean(biases.values())) <= 0.035  # 0.03 while Blackwell in bf16 was too slow: decision 057
+    assert fmean(means.values()) <= 0.087
+    assert abs(fmean(biases.values())) <= 0.031  # 0.03 while Blackwell in bf16 was too slow: decision 057
     assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
 
 
@@ -240,9 +240,9 @@ def test_errors_of_predicted_ratios_are_smaller_than_errors_of_times(report: Rep
     """What two runs share cancels; the order of clearly different runs is the measured one."""
     kinds = {row.kind: row for row in report.ratios}
     most = {
-        "layout": 0.104,
+        "layout": 0.103,
         "recomputation": 0.036,
-        "precision": 0.047,
+        "precision": 0.045,
         "ranks": 0.066,
         "chip": 0.09,
     }  # chip 0.082 without Leonardo
@@ -267,7 +267,7 @@ def test_errors_of_ratios_without_the_unsteady_network_are_those_on_the_page(rep
     assert f"{len(report.pairs) - len(pairs)} pairs have a run of nanotron's sweep over several nodes" in text
     assert f"the mean error of layout is {kinds['layout']:.3f}, that of micro-batch {kinds['micro-batch']:.3f}" in text
     assert f"one pair only, {kinds['ranks']:.3f}." in text
-    assert kinds["layout"] <= 0.086
+    assert kinds["layout"] <= 0.085
     assert kinds["ranks"] <= 0.037
 
 
