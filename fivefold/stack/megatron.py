@@ -103,7 +103,19 @@ MEGATRON_DEEPSPEED = StackEntry(
     },
 )
 
+# forward: the seed of attention's dropout. Backward: the second kernels of two norms, and the sums of the gradients of
+# their weights into main_grad; in cuDNN's attention the product of the output and its gradient, the gradients of keys
+# and of values summed over the queries of a group (not launched where each query has its own), and the cast of the
+# gradient of queries
+TRANSFORMER_ENGINE_KERNELS = Fact(
+    (1, 8),
+    "NVIDIA/TransformerEngine@d0067d0:transformer_engine/common/normalization/rmsnorm/rmsnorm_bwd_semi_cuda_kernel.cu, "
+    "fused_attn/utils.cu (extract_seed_and_offset); NVIDIA/Megatron-LM@d98e8a6:megatron/core/distributed/"
+    "distributed_data_parallel.py (_make_backward_post_hook); cuDNN's kernels: BastiaanGroot/ML-Infrastructure-Engineer"
+    "@52ad575:training/profiles",
+)
 TRANSFORMER_ENGINE = COMMON | {
+    "extra_kernels": TRANSFORMER_ENGINE_KERNELS,
     "merged_adapters": Fact(
         "all_gather", f"{BRIDGE}:src/megatron/bridge/peft/lora.py, LoRA of linear_qkv and linear_fc1; utils.py"
     ),

@@ -4,8 +4,10 @@ BastiaanGroot/ML-Infrastructure-Engineer@4392184:training (launch.py: batches an
 max_memory_allocated of rank 0, in 1e9 bytes). Recipes of NVIDIA-NeMo/Megatron-Bridge@v0.1.0rc4, recipes/qwen: fp32
 reductions, no userbuffers, no sequence parallelism, blocks of the 32B and of the mixture recomputed; its
 models/gpt_provider.py: SwiGLU not fused (bias_activation_fusion off), Megatron's cross entropy with an fp32 copy of the
-logits. Tokens of the mixture go to experts as an untrained router sends them. Read after all constants were set, so all
-rows are held out.
+logits. Queries, keys and values are copied by three kernels instead of one, and norms of queries and keys have two more
+each in the backward, as a layer's have: training/profiles@52ad575, of which only numbers of kernels are read. Tokens of
+the mixture go to experts as an untrained router sends them. Read after all constants were set, so all rows are held
+out.
 """
 
 from __future__ import annotations
@@ -28,8 +30,14 @@ from benchmarks.published.readers.megatron_bridge_perf import OFFLOADED
 from fivefold.stack.catalog import build_stack
 
 FIRST_STAGE = "memory of a pipeline's first stage alone, where another may have more"
-STACK = build_stack("megatron-bridge").replace(
-    overlap=("dp", "cp", "pp"), reduce_in_fp32=True, loss="upcast", kernels="norms"
+BRIDGE = build_stack("megatron-bridge")
+FORWARD, BACKWARD = BRIDGE.extra_kernels
+STACK = BRIDGE.replace(
+    overlap=("dp", "cp", "pp"),
+    reduce_in_fp32=True,
+    loss="upcast",
+    kernels="norms",
+    extra_kernels=(FORWARD + 2, BACKWARD + 4),
 )
 
 

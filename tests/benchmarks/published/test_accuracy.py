@@ -35,7 +35,7 @@ BOUNDS = {
     ("korthikanti2022", "activations"): 1.0,
     ("vtrain", "time"): 10.5,  # of those that ran
     ("vtrain", "composed"): 11.0,  # its profile of one micro-batch has no sums of gradients
-    ("simumax_b200", "time"): 3.7,
+    ("simumax_b200", "time"): 3.5,
     ("simumax_b200", "peak"): 0.5,
     ("simumax_b200", "reserved"): 1.5,
     ("zero_bubble", "time"): 3.5,
@@ -44,11 +44,11 @@ BOUNDS = {
     ("llm_foundry", "time"): 5.5,
     ("nemo_perf", "time"): 4.5,
     ("dgxc_benchmarking", "time"): 5.0,
-    ("dgxc_benchmarking", "time, held out"): 3.0,
+    ("dgxc_benchmarking", "time, held out"): 3.1,
     ("megatron2021", "time"): 12.0,  # 10.2 while sums of gradients cost half of their bytes (decision 058)
     ("megatron_bridge_perf", "time"): 9.5,
     ("megatron_bridge_perf", "time, held out"): 13.0,
-    ("megatron_bridge_memory", "time"): 12.0,
+    ("megatron_bridge_memory", "time"): 8.5,
     ("megatron_bridge_memory", "peak"): 5.5,
     ("megatron_bridge_memory", "peak, held out"): 4.0,
     ("ultrascale_playbook", "time"): 13.0,  # one row of 15 at -62 %
@@ -88,8 +88,8 @@ BOUNDS = {
     ("mosaicgpt", "time, held out"): 10.0,
     ("aleph_alpha", "time, held out"): 8.0,
     ("mlperf", "time, held out"): 7.6,
-    ("gipfelsturm", "time, held out"): 5.0,  # 21.2 before the module's power capped GH200
-    ("qwen3_layouts", "time, held out"): 11.5,  # tp8 at -27 %, experts over two nodes at -63 %
+    ("gipfelsturm", "time, held out"): 4.5,  # 21.2 before the module's power capped GH200
+    ("qwen3_layouts", "time, held out"): 8.5,  # tp8 at -27 %, experts over two nodes at -63 %
     ("qwen3_layouts", "peak, held out"): 6.0,
     ("vectorlm", "time, held out"): 6.0,
     ("lumen", "time, held out"): 23.5,
@@ -140,8 +140,8 @@ def list_unsteady_runs(report: Report) -> set[tuple[str, str]]:
 def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> None:
     """By constants set without the source, all of its runs together; the mean over sources."""
     means, biases = summarize_left_out(report.scores)
-    assert fmean(means.values()) <= 0.087
-    assert abs(fmean(biases.values())) <= 0.031  # 0.03 while Blackwell in bf16 was too slow: decision 057
+    assert fmean(means.values()) <= 0.086
+    assert abs(fmean(biases.values())) <= 0.028
     assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
 
 
@@ -240,9 +240,9 @@ def test_errors_of_predicted_ratios_are_smaller_than_errors_of_times(report: Rep
     """What two runs share cancels; the order of clearly different runs is the measured one."""
     kinds = {row.kind: row for row in report.ratios}
     most = {
-        "layout": 0.103,
+        "layout": 0.101,
         "recomputation": 0.036,
-        "precision": 0.045,
+        "precision": 0.04,
         "ranks": 0.066,
         "chip": 0.09,
     }  # chip 0.082 without Leonardo
@@ -267,7 +267,7 @@ def test_errors_of_ratios_without_the_unsteady_network_are_those_on_the_page(rep
     assert f"{len(report.pairs) - len(pairs)} pairs have a run of nanotron's sweep over several nodes" in text
     assert f"the mean error of layout is {kinds['layout']:.3f}, that of micro-batch {kinds['micro-batch']:.3f}" in text
     assert f"one pair only, {kinds['ranks']:.3f}." in text
-    assert kinds["layout"] <= 0.085
+    assert kinds["layout"] <= 0.082
     assert kinds["ranks"] <= 0.037
 
 

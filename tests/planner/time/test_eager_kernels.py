@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
 
+from benchmarks.published.readers.qwen3_layouts import STACK as QWEN3
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -168,6 +169,19 @@ def test_a_gate_apart_takes_at_least_as_long_as_its_bytes_on_h100() -> None:
         fused, apart = (getattr(seconds[kernels], way) for kernels in ("fused", "norms"))
         assert fused < 0.5 * measured < apart < measured
     assert (seconds["norms"].kernels, seconds["norms"].backward_kernels) == (2, 4)
+
+
+def test_a_layer_launches_the_kernels_of_an_nsight_summary() -> None:
+    """Qwen3 8B under tp2 in Megatron-Bridge: 53 kernels run once a layer, in addition to four all-reduces.
+
+    BastiaanGroot/ML-Infrastructure-Engineer@52ad575:training/profiles/q8b-baseline-cuda_gpu_kern_sum.txt: instances by
+    those of attention's forward, 46,080. Of two sums of the residual's gradients the bytes alone are counted.
+    """
+    job = Job(stack=QWEN3, sequence=4096, global_batch=8)
+    counts, local = Counts(build_model("qwen3-8b"), job), get_local_degrees(Layout.parse("dp4 tp2 mbs1 nosp"))
+    prices = Prices(resolve("h100:8", local=Path()), ranks=8, job=job)
+    times = [prices.operation(op) for op in counts.unit(local, counts.kinds[0]).ops]
+    assert sum(time.kernels + time.backward_kernels for time in times) + sum(QWEN3.extra_kernels) == 53 - 2
 
 
 @pytest.mark.parametrize(("width", "milliseconds"), [(4096, (0.2799, 0.7404)), (8192, (0.519, 1.3516))])
