@@ -541,7 +541,8 @@ def test_longest_sequences_are_listed_by_recomputation_and_cp() -> None:
     assert result.longest.layout is not None
     longest_planner = Planner(model=SMALL, machine=machine, job=job.replace(sequence=int(result.longest.value)))
     assert longest_planner.fits(Layout.parse(result.longest.layout))
-    assert result.offloaded is None  # Fivefold's own trainer keeps everything on the device
+    assert result.offloaded is not None
+    assert str(result.offloaded.layout).endswith(" offload=optimizer")  # Fivefold's own trainer keeps no more there
     about: dict[str, Any] = {"model": SMALL, "machine": machine, "job": with_stack(job, "deepspeed")}
     longest = questions.search_longest_sequence(**about, layout=Layout.parse("cp4 zero3 mbs1 ac=full cp=ulysses"))
     offloaded = find_offloaded_sequence(longest, **about)
@@ -722,9 +723,9 @@ def test_offloading_is_advised_only_where_it_fits(model: str, helps: bool) -> No
     job = Job(sequence=8192)
     with pytest.raises(UserError) as error:
         questions.find_fewest_gpus(**about, job=job)
-    assert ("--set offload=optimizer --stack deepspeed" in str(error.value)) == helps
+    assert str(error.value).endswith("use --set offload=optimizer") == helps
     if helps:
-        offloaded = with_stack(job, "deepspeed").replace(offload=("optimizer",))
+        offloaded = job.replace(offload=("optimizer",))
         assert questions.find_fewest_gpus(**about, job=offloaded).value <= 8
 
 

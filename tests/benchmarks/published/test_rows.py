@@ -176,9 +176,10 @@ def convert_row(
                                 "ffn": ""}, {"model": "llama2-7b"}),
         ("vtrain", "0096", {"gbs": ""}, {"batch": 1536}),
         ("simumax_b200", "0001", {"recompute": "full", "precision": "fp8, fp32 gradient accumulation"},
-         {"ac": "full", "precision": "fp8"}),
+         {"ac": "full", "precision": "fp8-delayed"}),
         ("ultrascale_playbook", "0001", {"hardware": "H200"}, {"machine": "h200"}),
-        ("llm_foundry", "0003", {"hardware": "h100_80gb", "precision": "amp_fp8"}, {"precision": "fp8"}),
+        ("llm_foundry", "0003", {"hardware": "h100_80gb", "precision": "amp_fp8"},
+         {"precision": "fp8-delayed"}),
         ("megatron_bridge_memory", "0060", {"model": "qwen3_8b", "ep": ""}, {"model": "qwen3-8b", "machine": "gb200"}),
     ],
 )  # fmt: skip
