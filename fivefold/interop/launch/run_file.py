@@ -75,8 +75,11 @@ def list_changes(record: Record, usual: Record) -> dict[str, Any]:
         value, default = getattr(record, name), getattr(usual, name)
         if value == default or value is None:
             continue
-        both_records = isinstance(value, Record) and isinstance(default, Record)
-        differences[name] = list_changes(value, default) if both_records else _to_builtin(value)
+        if isinstance(value, Record) and isinstance(default, Record):
+            is_required = any(field.is_required() for field in type(value).model_fields.values())
+            differences[name] = list_changes(value, default if is_required else type(value)())  # as a table is read
+        else:
+            differences[name] = _to_builtin(value)
     return differences
 
 

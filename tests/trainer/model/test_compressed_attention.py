@@ -104,7 +104,7 @@ def test_outputs_and_gradients_equal_transformers(tokens: int, fields: dict[str,
 
 def assert_close(ours: Tensor | None, wanted: Tensor, name: str) -> None:
     assert ours is not None, name
-    assert (ours - wanted).norm() <= 1e-6 * max(1.0, float(wanted.norm())), name
+    assert (ours - wanted).norm() <= 2e-6 * max(1.0, float(wanted.norm())), name
 
 
 def test_a_step_leaves_the_weights_of_the_indexer_as_they_are(forked: Callable[..., list[list[str]]]) -> None:

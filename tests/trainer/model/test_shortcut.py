@@ -46,4 +46,4 @@ def test_logits_and_gradients_are_those_of_transformers(changed: dict[str, Any],
         gradient = gradient.index_select(part.dim, torch.tensor(list(part.order())))
         gradient = gradient.unflatten(0, (part.experts, -1)) if part.experts else gradient
         gradient = (gradient.mT if part.transposed else gradient).reshape(weight.shape)
-        assert (weight.grad - gradient).norm() <= 1e-5 * max(float(gradient.norm()), 1e-2 * norm), name
+        assert (weight.grad - gradient).norm() <= 1.5e-5 * max(float(gradient.norm()), 1e-2 * norm), name
