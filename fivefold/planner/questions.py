@@ -121,8 +121,8 @@ def _find_largest_micro_batch_of_any_batch(
     replicas = "1 replica" if layout.dp == 1 else f"each of {layout.dp} replicas"
     remark = (
         f"predicted for a global batch of {planner.job.global_batch}, {2 * layout.pp} micro-batches for {replicas}; "
+        "with --gbs: the largest that divides that batch"
     )
-    remark += "with --gbs: the largest that divides that batch"
     return _answer_micro_batch(planner, layout.replace(mbs=size), remark)
 
 
