@@ -183,17 +183,16 @@ def runs(scores: Iterable[tuple[str, str, str, str, float, float]]) -> Renderabl
     """Return a table of all runs; ``scores``: (source, row, layout, quantity, predicted, measured), in s or bytes."""
     rows = tuple(
         (
-            source,
             row,
-            layout,
             quantity,
             *(_amount(quantity, number) for number in (predicted, measured)),
             f"{predicted / measured - 1:+.1%}",
+            layout,
         )
-        for source, row, layout, quantity, predicted, measured in scores
+        for _, row, layout, quantity, predicted, measured in scores
     )
-    headings = ("source", "row", "layout", "of", "predicted", "measured", "error")
-    return Grid(headings, rows, words=("source", "row", "layout", "of"))
+    headings = ("row", "of", "predicted", "measured", "error", "layout")  # a row's name begins with that of its source
+    return Grid(headings, rows, words=("row", "of", "layout"))
 
 
 def _amount(quantity: str, number: float) -> str:
