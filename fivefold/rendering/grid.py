@@ -17,11 +17,11 @@ from typing import Any, Generic, TypeVar
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderResult
-from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
 Item = TypeVar("Item")
+PADDING = 1  # blanks at the right of a cell
 MIN_COLUMNS = 3  # fewer columns of a table are not printed: cards are
 FULL_COLUMNS = 5  # tables of up to n columns are printed in full, as cards if they do not fit
 MIN_ROWS = 3  # fewer rows are printed as cards rather than without columns
@@ -80,31 +80,41 @@ class Grid:
             yield self.drop_columns(self.wide)
             return
 
-        def fits(grid: Grid) -> bool:
-            needed = Measurement.get(console, options.update(max_width=10_000), grid._render_columns()).minimum
-            return needed <= options.max_width
-
         for count in range(len(self.headings), 0, -1):
             dropped = self.headings[count:]
             if dropped and (count < MIN_COLUMNS or len(self.headings) <= FULL_COLUMNS or len(self.rows) < MIN_ROWS):
                 break
             shown = self.drop_columns(dropped)
-            if fits(shown):
-                yield shown._render_columns()
+            if (widths := shown._find_widths(options.max_width)) is not None:
+                yield shown._render_columns(widths)
                 if dropped:
                     yield Text(f"not shown in this width: {', '.join(dropped)}", style="dim")
                 return
         yield self._render_cards()
 
-    def _render_columns(self) -> Table:
+    def _find_widths(self, available: int) -> list[int] | None:
+        """Return the width of each column in so many characters; None if numbers or words would have to be cut.
+
+        The widest columns of words are narrowed first. (rich would narrow them below the longest word of a cell.)
+        """
+        least, most = list[int](), list[int]()
+        for heading, *column in zip(self.headings, *self.rows, strict=True):
+            cells = [_to_text(cell) for cell in (heading, *column)]
+            most.append(max(cell.cell_len for cell in cells))
+            words = [Text(word).cell_len for cell in cells for word in cell.plain.split()]
+            least.append(max(words, default=0) if heading in self.words else most[-1])
+        available -= len(self.headings) * (PADDING + 1) - 1  # and a blank between two columns
+        for widest in range(max(most), -1, -1):
+            widths = [max(low, min(high, widest)) for low, high in zip(least, most, strict=True)]
+            if sum(widths) <= available:
+                return widths
+        return None
+
+    def _render_columns(self, widths: Sequence[int]) -> Table:
         """Return the table with a column for each heading; columns of numbers are never wrapped."""
-        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0), header_style="bold")
-        for index, heading in enumerate(self.headings):
-            if heading in self.words:
-                table.add_column(heading, overflow="fold")
-            else:  # rich would take the longest word of a cell, and of the heading, for its least width
-                width = max(cell.cell_len for cell in (Text(heading), *(_to_text(row[index]) for row in self.rows)))
-                table.add_column(heading, justify="right", no_wrap=True, min_width=width)
+        table = Table(box=box.SIMPLE_HEAD, show_edge=False, padding=(0, PADDING, 0, 0), header_style="bold")
+        for heading, width in zip(self.headings, widths, strict=True):
+            table.add_column(heading, justify="left" if heading in self.words else "right", width=width)
         for row in self.rows:
             table.add_row(*map(_to_text, row))
         return table

@@ -21,6 +21,12 @@ def test_text_wraps_before_numbers_do() -> None:
     assert lines[2].split() == ["a", "name", "123,456,789"]
 
 
+def test_no_word_is_cut_where_another_column_can_wrap() -> None:
+    cells = ("dp64 ep32 zero3 mbs1 ac=moe", "112.87 GiB", "mixer.core.scan")
+    grid = Grid(("layout", "peak", "most time in"), (cells,), words=("layout", "most time in"))
+    assert "mixer.core.scan" in to_text(grid, width=36)
+
+
 def test_numbers_with_their_unit_are_not_cut() -> None:
     units = Grid(("name", "time"), (("words", "31.20 s (+3.1%)"),), words=("name",))
     assert "31.20 s (+3.1%)" in to_text(units, width=22)
