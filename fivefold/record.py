@@ -94,6 +94,13 @@ class Record(BaseModel):
             name = re.sub(r"(?<=[a-z])(?=[A-Z][a-z])", " ", kind.__name__).lower()
             raise UserError(f"{name}: {explain(error, kind)}") from None
 
+    def dump_changes(self) -> dict[str, Any]:
+        """Return the fields that differ from the defaults of their records, as values for TOML, which ``read`` reads.
+
+        TOML has no null: the default of a field that may be None is None.
+        """
+        return self.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
+
     def __dir__(self) -> list[str]:
         """Return the names of fields, properties and methods that are defined here, without those of pydantic."""
         record_classes = [kind for kind in type(self).__mro__ if issubclass(kind, Record)]

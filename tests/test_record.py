@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import random
 from pathlib import Path
-from typing import Any
+from types import NoneType
+from typing import Any, get_args
 
 import pytest
 from pydantic import ValidationError
@@ -17,6 +18,8 @@ from fivefold.model.spec import Model
 from fivefold.record import Record, UsageWarning, UserError, make_unknown_name_error, read_file, read_lines
 from fivefold.results.search_result import Proposal
 from fivefold.step import Step
+from fivefold.sweeps.spec import Sweep
+from fivefold.trainer.run import Run
 
 
 class Wheel(Record):
@@ -108,7 +111,7 @@ def test_the_error_of_a_missing_attribute_says_where_it_is() -> None:
     for name, text in (
         ("nmae", "Bicycle has no 'nmae'; did you mean 'name'?"),
         ("spokes", "Bicycle has no 'spokes'; did you mean 'front.spokes', 'spares.spokes' or 'basket.spokes'?"),
-        ("qqqq", "Bicycle has no 'qqqq'; it has basket, front, name, read, replace, spares"),
+        ("qqqq", "Bicycle has no 'qqqq'; it has basket, dump_changes, front, name, read, replace, spares"),
     ):
         with pytest.raises(AttributeError) as caught:
             getattr(bike, name)
@@ -220,6 +223,21 @@ def test_every_input_record_has_a_json_schema_and_rejects_unknown_keys(noun: typ
     assert set(schema["properties"]) == set(noun.model_fields)
     for definition in schema.get("$defs", {}).values():
         assert definition["additionalProperties"] is False
+
+
+@pytest.mark.parametrize("noun", [Model, Machine, Job, Run, Sweep])
+def test_a_field_of_a_written_record_that_may_be_none_is_none_by_default(noun: type[Record]) -> None:
+    optional = [(kind, name, field) for kind in find_records(noun) for name, field in kind.model_fields.items()
+                if NoneType in get_args(field.annotation)]  # fmt: skip
+    assert [(kind.__name__, name) for kind, name, field in optional if field.get_default() is not None] == []
+
+
+def find_records(annotation: Any) -> set[type[Record]]:
+    """The records that a field's type names, with those of their own fields."""
+    if not (isinstance(annotation, type) and issubclass(annotation, Record)):
+        return {kind for part in get_args(annotation) for kind in find_records(part)}
+    fields = annotation.model_fields.values()
+    return {annotation}.union(*(find_records(field.annotation) for field in fields))
 
 
 @pytest.mark.parametrize(

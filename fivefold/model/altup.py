@@ -25,7 +25,7 @@ class AltUp(Record):
     """AltUp: several residual streams, of which each layer computes one and predicts the others (Gemma 3n)."""
 
     streams: Annotated[int, Field(ge=2, le=MAX_STREAMS)] = 4  # residual streams, each as wide as the model
-    clip: Positive | None = 120.0  # bound of the elements of the prediction and correction matrices in training
+    clip: Positive | None = None  # bound of the elements of the prediction and correction matrices in training
     scales: bool = True  # a trained vector scales the stream from which per-layer inputs are made
 
     def projections(self, name: str, width: int) -> Iterator[Weight]:

@@ -51,7 +51,7 @@ Rate = Annotated[float, Field(ge=0, lt=1)]
 class MLA(Record):
     """Multi-head latent attention (DeepSeek-V2): low-rank queries and a compressed key-value latent."""
 
-    q_rank: Latent | None  # rank of the compressed queries; None: queries are not compressed
+    q_rank: Latent | None = None  # rank of the compressed queries; None: queries are not compressed
     kv_rank: Latent  # rank of the compressed keys and values
     nope_dim: HeadDim  # dims of a head that are not rotated
     rope_dim: HeadDim  # dims of a head that are rotated

@@ -111,7 +111,7 @@ def _list_fields(query: PredictQuestion, reading: Reading, folder: ServedFolder)
     fields = {name: type(query).model_fields[name].default for name in FILLED}
     fields |= {
         "model": name or model.name,
-        "config": "" if name else json.dumps(model.model_dump(mode="json", exclude_defaults=True)),
+        "config": "" if name else json.dumps(model.dump_changes()),
         "machine": machines.replace_ranks(query.machine, layout.world),
         "layout": str(layout),
         "stack": job.stack.name,  # a setting of the user does not replace it

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -10,17 +11,20 @@ import yaml
 
 from fivefold.adapter import Adapter
 from fivefold.interop.format import ConfigPlan
+from fivefold.interop.launch.run_file import build_files
 from fivefold.interop.read import read
 from fivefold.interop.registry import find_stack_format
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import build_model
+from fivefold.model.catalog import build_model, list_names, resolve
 from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.trainer.run import Run
+from tests.agree.drawn import draw_cases
 from tests.interop.draws import Range, plans
 
+DRAWN_MODELS = 60
 PLAN = ConfigPlan(
     build_model("llama3-8b"),
     Layout.parse("dp4 tp2 pp2 zero1 mbs1 ac=selective"),
@@ -49,6 +53,14 @@ def test_a_custom_model_is_written_next_to_the_run_file(tmp_path: Path) -> None:
     for name, text in write(plan, to="fivefold").files.items():
         (tmp_path / name).write_text(text)
     assert read([str(tmp_path / "run.toml")]).model == plan.model
+
+
+def test_every_model_is_read_back_from_its_file(tmp_path: Path) -> None:
+    drawn = (case.model for case in islice(draw_cases(5), DRAWN_MODELS))
+    for model in (*map(build_model, list_names()), *drawn):
+        own = model.replace(name="mine", source=model.source or "drawn")
+        (tmp_path / "model.toml").write_text(build_files(PLAN._replace(model=own))["model.toml"])
+        assert resolve(str(tmp_path / "model.toml")) == own, model.name
 
 
 def test_a_run_file_without_a_machine_is_an_error() -> None:

@@ -109,10 +109,10 @@ def _write_run(path: Path, opened: HuggingFaceFolder, start: StartAdapter | None
     base = opened.model.quantization
     if start is None and base in BITSANDBYTES_BASES:  # over which adapters alone are trained
         stored = Adapter(base=base, double_quantization=opened.model.double_quantization)
-        values["job"]["adapter"] = {"rank": stored.rank, **stored.model_dump(mode="json", exclude_defaults=True)}
+        values["job"]["adapter"] = {"rank": stored.rank, **stored.dump_changes()}
     if start is not None:
         values["start"]["adapter"] = str(start.folder)
-        values["job"]["adapter"] = start.adapter.model_dump(mode="json", exclude_defaults=True)
+        values["job"]["adapter"] = start.adapter.dump_changes()
     try:
         with path.open("x", encoding="utf-8") as file:
             file.write(emit(values))

@@ -89,7 +89,7 @@ def write_run_report(run: RunFolder, drawing: Drawing | None, settings: Run) -> 
     from fivefold.rendering import report as page
     from fivefold.results import run_folder
 
-    fields = json.dumps(settings.model_dump(mode="json", exclude_defaults=True), indent=1)
+    fields = json.dumps(settings.dump_changes(), indent=1)
     commands = [f"fivefold train run.json --layout {run.measured.layout!r}", "# run.json:", *fields.splitlines()]
     path = run.folder / NAME
     measured = run.measured

@@ -13,7 +13,7 @@ from fivefold.machine.catalog import replace_ranks, spell_machine
 from fivefold.machine.launch import format_torchrun_command
 from fivefold.machine.toml import emit
 from fivefold.model import catalog
-from fivefold.record import Record, UserError
+from fivefold.record import UserError
 from fivefold.results.reading import DataReading, ParsedKey, Reading
 
 FOLDER = "runs"
@@ -68,39 +68,15 @@ def _read_data(table: Any) -> DataReading | None:
     return DataReading(fields={name: value for name, value in table.items() if isinstance(value, str | int | float)})
 
 
-def list_changes(record: Record, usual: Record) -> dict[str, Any]:
-    """Return the fields of ``record`` that differ from ``usual``, as values for TOML."""
-    differences: dict[str, Any] = {}
-    for name in type(record).model_fields:
-        value, default = getattr(record, name), getattr(usual, name)
-        if value == default or value is None:
-            continue
-        if isinstance(value, Record) and isinstance(default, Record):
-            is_required = any(field.is_required() for field in type(value).model_fields.values())
-            differences[name] = list_changes(value, default if is_required else type(value)())  # as a table is read
-        else:
-            differences[name] = _to_builtin(value)
-    return differences
-
-
-def _to_builtin(value: Any) -> Any:
-    if isinstance(value, Record):
-        return value.model_dump(mode="json", exclude_none=True)
-    if isinstance(value, tuple | list):
-        return [_to_builtin(element) for element in value]
-    return value
-
-
 def format_run_file(plan: ConfigPlan, *, model: str) -> str:
     """Return the text of the run file."""
     plan = plan._replace(job=set_objective(plan))
     objective = plan.job.objective
-    job = list_changes(plan.job, Job(objective=objective)) | (
-        {} if objective == "pretrain" else {"objective": objective}
-    )
-    recipe = plan.job.precision
+    job, recipe = plan.job.dump_changes(), plan.job.precision
+    if plan.job.documents != Job(objective=objective).documents:
+        job["documents"] = plan.job.documents
     if "precision" in job:
-        job["precision"] = recipe.name if recipe == RECIPES.get(recipe.name) else _to_builtin(recipe)
+        job["precision"] = recipe.name if recipe == RECIPES.get(recipe.name) else recipe.model_dump(mode="json")
     values = {
         "model": model,
         "machine": format_machine(plan),
@@ -141,8 +117,7 @@ def build_files(plan: ConfigPlan) -> dict[str, str]:
     """Return the run file, and the model's file if the catalog does not have the model."""
     if name := catalog.find_name(plan.model):
         return {"run.toml": format_run_file(plan, model=name)}
-    fields = plan.model.model_dump(mode="json", exclude_none=True, exclude_defaults=True)
-    return {"run.toml": format_run_file(plan, model="model.toml"), "model.toml": emit(fields)}
+    return {"run.toml": format_run_file(plan, model="model.toml"), "model.toml": emit(plan.model.dump_changes())}
 
 
 def emit_run_file(plan: ConfigPlan) -> WrittenConfig:

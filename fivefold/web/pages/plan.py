@@ -129,7 +129,7 @@ def build_router(site: WebServer) -> APIRouter:
     @pages.get("/plan/model")
     async def model(query: Annotated[JobQuestion, Query()]) -> Response:
         """Return the model of the page as a file."""
-        text = await site.answer(query, lambda resolved: toml.emit(resolved.model.model_dump(exclude_none=True)))
+        text = await site.answer(query, lambda resolved: toml.emit(resolved.model.dump_changes()))
         return Response(text, media_type="application/toml")
 
     @pages.get("/plan/changes")

@@ -123,7 +123,7 @@ def build_router(site: WebServer) -> APIRouter:
     async def file(query: Annotated[SweepStartPage, Query()]) -> Response:
         """Return the sweep as the file that ``fivefold sweep`` reads."""
         swept = await site.work.run_soon(lambda: query.read_sweep(folder=site.folder, local=site.local))
-        text = toml.emit(swept.model_dump(mode="json", exclude_defaults=True))
+        text = toml.emit(swept.dump_changes())
         return Response(text, media_type="application/toml")
 
     return pages
