@@ -93,7 +93,7 @@ class Grid:
         yield self._render_cards()
 
     def _find_widths(self, available: int) -> list[int] | None:
-        """Return the width of each column in so many characters; None if numbers or words would have to be cut.
+        """Return the width of each column, ``available`` characters in all; None if numbers or words had to be cut.
 
         The widest columns of words are narrowed first. (rich would narrow them below the longest word of a cell.)
         """
