@@ -925,7 +925,7 @@ def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str 
 def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:
     """Yield the reasons why the job's adapters or frozen parts are not modelled with this layout."""
     is_resolved = not job.freezes_text or next(_check_frozen_job(model, job), None) is None
-    if layout.pp > 1 and is_resolved and job.stack.name != "fivefold":
+    if layout.pp > 1 and is_resolved and not job.stack.has_frozen_stages:
         below = find_first_backward_stage(model, layout, job)
         if below:  # what its pipelines do then is not modelled
             what = f"{'adapters are' if job.adapter else 'freeze is'} not modelled with {below} stages"

@@ -98,9 +98,9 @@ def is_narrow(job: Job) -> bool:
 def count_fp32_bytes(weights: Iterable[ShardedWeight], job: Job) -> int:
     """Return the bytes of a low-precision weight and its gradient in fp32, of which a block at a time is converted.
 
-    Fivefold's trainer does so. Fused kernels of other software convert in registers: PyTorch's, and bitsandbytes'.
+    It is 0 where fused kernels convert in registers (``Stack.updates_in_blocks``).
     """
-    if not is_narrow(job) or job.stack.name != "fivefold":
+    if not is_narrow(job) or not job.stack.updates_in_blocks:
         return 0
     return 8 * max((min(FP32_ELEMENTS, cut.rows * cut.columns) for cut in weights), default=0)
 

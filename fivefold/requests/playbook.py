@@ -173,7 +173,7 @@ def _list_configs(plan: ConfigPlan) -> dict[str, str]:
     """Return the files with which the job's software runs the plan; empty for Fivefold's, and where it cannot."""
     from fivefold.interop.registry import find_stack_format
 
-    if plan.job.stack.name == "fivefold":
+    if plan.job.stack.is_own_trainer:
         return {}
     try:
         return dict(_write(plan, find_stack_format(plan.job)).files)

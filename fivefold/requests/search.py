@@ -41,7 +41,7 @@ def limit_memory(machine: Machine, memory: str | None) -> Machine:
 
 def list_other_reduces(job: Job) -> tuple[Reduce, ...]:
     """Return the other frequencies of gradient reduction to try: only for our engine, and only if the job sets none."""
-    return ("step",) if (job.stack.name, job.stack.reduce) == ("fivefold", "micro_batch") else ()
+    return ("step",) if job.stack.is_own_trainer and job.stack.reduce == "micro_batch" else ()
 
 
 def walk(request: SearchRequest, model: Model, machine: Machine, job: Job) -> Walk:

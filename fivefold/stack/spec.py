@@ -293,6 +293,29 @@ class Stack(Record):
         return self
 
     @property
+    def is_own_trainer(self) -> bool:
+        """Tell whether the software is Fivefold's trainer."""
+        return self.name == "fivefold"
+
+    @property
+    def updates_in_blocks(self) -> bool:
+        """Tell whether optimizers convert weights and gradients block by block, to fp32 or on their way to the host.
+
+        Fused kernels of other software convert in registers: PyTorch's, and bitsandbytes'.
+        """
+        return self.is_own_trainer
+
+    @property
+    def has_frozen_stages(self) -> bool:
+        """Tell whether it is known what a pipeline does in stages that have no backward."""
+        return self.is_own_trainer
+
+    @property
+    def can_compile_blocks(self) -> bool:
+        """Tell whether torch.compile is an option of the software that is not set yet."""
+        return self.family == "torch" and self.kernels == "plain" and not self.is_compiled
+
+    @property
     def kernel_facts(self) -> KernelFacts:
         """Return the properties of its kernels, which follow from the kind of its linear layers."""
         return FIVEFOLD if self.linears == "fused_backward" else AUTOGRAD
@@ -359,7 +382,7 @@ class Stack(Record):
     def with_device_kernels(self, *, gpu: bool) -> Self:
         """Return the stack on GPUs or CPUs, with Fivefold's ``fused`` kernels replaced by those that run there."""
         changes: dict[str, Any] = {}
-        if self.name == "fivefold" and self.kernels == "fused":
+        if self.is_own_trainer and self.kernels == "fused":
             changes["kernels"] = "compiled" if self.compile else "triton" if gpu else "eager"
         if self.kernel_facts.separate_adds and self.scan_temporary_bytes is None:
             changes["scan_temporary_bytes"] = GPU_TEMPORARY_BYTES if gpu else CPU_TEMPORARY_BYTES

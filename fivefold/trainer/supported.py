@@ -47,7 +47,7 @@ def check_supported(layout: Layout, job: Job, *, model: Model) -> None:
     _check_frozen(layout, job, model=model)
     if job.objective == "dpo" and job.stack.is_compiled:
         raise UserError("objective=dpo: the trainer does not run compiled blocks with it; use compile=false")
-    if job.stack.name != "fivefold":
+    if not job.stack.is_own_trainer:
         raise UserError(
             f"job: the trainer is fivefold's own and does not run as {job.stack.name}; use stack fivefold "
             "(--stack fivefold); `predict` estimates it as it is"

@@ -63,7 +63,7 @@ def search(
     show_found(
         result.replace(best=result.best[: request.top]), model, machine, job, json=request.as_json, stated=stated
     )
-    if job.stack.name != "fivefold" and not request.write and not request.as_json:
+    if not job.stack.is_own_trainer and not request.write and not request.as_json:
         show_config(rank_layouts(result), model=model, machine=machine, job=take_precision(result, job))
     if request.write:
         written_job = take_precision(result, job)

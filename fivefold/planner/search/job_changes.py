@@ -41,7 +41,7 @@ def list_job_changes(model: Model, job: Job, layout: Layout) -> Iterator[JobChan
     if layout.ep > 1 and job.stack.runs.fused_dispatcher:
         yield JobChange("dispatcher=fused", job.replace(dispatcher="fused"), "time")
     yield JobChange("flash attention", job.replace(attention="flash"), "time")
-    if job.stack.family == "torch" and job.stack.kernels == "plain" and not job.stack.is_compiled:
+    if job.stack.can_compile_blocks:
         yield JobChange("compile=true", job.replace(compile=True), "time")
     if any(mixer in FUSED_SCANS and job.stack.launches_scan(mixer) for mixer in model.non_attention_mixers):
         yield JobChange("fused_scans=true", job.replace(fused_scans=True), "time")

@@ -132,7 +132,7 @@ def _list_offloading_jobs(job: Job) -> Iterator[Job]:
     """Yield the job if its software can offload anything, else, and for Fivefold's trainer, in software that can."""
     if job.stack.runs.offloads:
         yield job
-        if job.stack.name != "fivefold":
+        if not job.stack.is_own_trainer:
             return
     usual = build_stack(job.stack.name)
     own_kernels = {"kernels": usual.kernels, "scan_temporary_bytes": usual.scan_temporary_bytes}

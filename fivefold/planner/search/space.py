@@ -93,6 +93,15 @@ def list_zeros_alone(job: Job) -> tuple[int, ...]:
     return (2, 3) if "optimizer" in job.offload and not job.stack.offloads_with_parameters else ()
 
 
+def _list_unsharded_axes(model: Model, job: Job) -> set[str]:
+    """Return the axes over which something in the model or in the job's base cannot be sharded."""
+    mixers = [getattr(model, kind) for kind in model.non_attention_mixers]
+    has_indexer = model.mla is not None and model.mla.indexer is not None  # not counted
+    unsharded = {axis for _, axes in list_unsharded(model) for axis in axes}
+    unsharded |= {"cp"} if has_indexer or any(mixer.context_parallel == "none" for mixer in mixers) else set()
+    return unsharded | ({"tp"} if explain_unsharded_base(job, tp=2, zero=0, shards=1) else set())
+
+
 class Space:
     """The layouts of ``world`` ranks that the job's stack can run; the arguments narrow what is varied."""
 
@@ -131,13 +140,9 @@ class Space:
         self.schedules = tuple(
             name for name in schedules if name in stack.schedules and explain_unsupported_schedule(name, job) is None
         )
-        config_axes = stack.config_axes or stack.axes
         mixers = [getattr(model, kind) for kind in model.non_attention_mixers]
         self.mixer_units = [units for mixer in mixers if (units := mixer.get_sharded_units(model.width))]
-        unsharded = set[str]() if all(mixer.context_parallel != "none" for mixer in mixers) else {"cp"}
-        unsharded |= {axis for _, axes in list_unsharded(model) for axis in axes}
-        unsharded |= {"cp"} if model.mla is not None and model.mla.indexer is not None else set()  # not counted
-        unsharded |= {"tp"} if explain_unsharded_base(job, tp=2, zero=0, shards=1) else set()
+        unsharded, config_axes = _list_unsharded_axes(model, job), stack.config_axes or stack.axes
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in config_axes and axis not in unsharded)
         self.where = where
         all_recomputations = dict.fromkeys((*list_recomputations(model, stack, recomputations), *where.values_of("ac")))
@@ -156,7 +161,7 @@ class Space:
         # bounds of a stage without layers that trains nothing are not known
         self.most_stages = len(model.stage_parts) if job.freezes_text else count_max_stages(model, job)
         shapes = [shape for pp in range(1, self.most_stages + 1) if world % pp == 0 for shape in self._list_shapes(pp)]
-        if job.freezes_text and job.stack.name != "fivefold":  # its stages without a backward are not modelled
+        if job.freezes_text and not job.stack.has_frozen_stages:
             layouts = [Layout(schedule=schedule, pp=pp, v=v) for schedule, pp, v in shapes]
             firsts = [find_first_backward_stage(model, layout, job) for layout in layouts]
             shapes = [shape for shape, first in zip(shapes, firsts, strict=True) if first == 0]

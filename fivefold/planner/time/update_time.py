@@ -99,7 +99,7 @@ def count_update_link_bytes(layout: Layout, job: Job, numel: int) -> int:
 
 def _casts_on_host(layout: Layout, job: Job) -> bool:
     """Return whether the CPU, which updates master weights, also casts them."""
-    return job.stack.name == "fivefold" or bool(get_policy(layout, job).host_gradients)
+    return job.stack.is_own_trainer or bool(get_policy(layout, job).host_gradients)
 
 
 def count_weights(units: Units, layout: Layout, chunks: tuple[int, ...]) -> int:

@@ -44,7 +44,7 @@ def count_host_bytes(counts: Counts, layout: Layout, machine: Machine) -> int:
         strict=True,
     )
     gradients = get_policy(layout, job).host_gradients
-    updates_in_blocks = "optimizer" in offloaded and job.stack.name == "fivefold"
+    updates_in_blocks = "optimizer" in offloaded and job.stack.updates_in_blocks
     buffer_bytes = [
         (_count_bucket_buffers(counts, layout, held) if gradients == "buckets" else 0)
         + (count_scratch_bytes(counts, layout, chunks=held) if updates_in_blocks else 0)

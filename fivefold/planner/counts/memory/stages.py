@@ -307,7 +307,7 @@ def scale_index_bytes(counts: Counts, layout: Layout, *, stages: Collection[int]
     For each of its rows it keeps the index of its block of scales (int64), and fp32 scales if weights are held in fp8.
     """
     recipe, total_bytes = counts.job.precision, 0
-    if recipe.gathers != "fp8" or counts.job.stack.name != "fivefold":
+    if recipe.gathers != "fp8" or not counts.job.stack.is_own_trainer:
         return 0
     for run, times in (work for stage in stages for work in counts.stage_work(layout)[stage]):
         for unit, shards, _ in counts.list_local_parts(layout, run.name):
