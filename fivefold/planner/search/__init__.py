@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout, list_divisors
@@ -26,7 +26,8 @@ from fivefold.layout.validity import validate_job
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.predict import Estimate, Planner, get_planner
+from fivefold.planner.counts.counts import Counts
+from fivefold.planner.predict import Planner, get_planner
 from fivefold.planner.search.alternatives import explain_choices
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.branch_and_bound import BranchAndBound, Report
@@ -43,7 +44,7 @@ from fivefold.planner.search.warm_start import sweep_from_likely
 from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import StopSignal, UserError
-from fivefold.results.search_result import Aim, By, Point, Proposal, Ranked, SearchResult, TightLayout
+from fivefold.results.search_result import Aim, NearMiss, Point, Proposal, Ranked, SearchResult, TightLayout
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, TIGHT_RISK
 
@@ -52,6 +53,20 @@ MISSES = 3  # near misses to show if nothing fits
 MISSES_UNITS = 500_000  # of work to find them
 UNLIMITED_BYTES = 2**60  # bytes that no layout needs
 MIN_RANKED = 10  # layouts ranked at least where the stages of pipelines among them are balanced
+
+
+class SearchProblem(NamedTuple):
+    """The inputs of a search for a layout of the model on the machine that ``where`` admits and that fits."""
+
+    model: Model
+    machine: Machine
+    job: Job
+    where: Where = ANY
+    risk: float = FITS_RISK  # probability of running out of memory up to which a layout fits
+
+    def build_planner(self, counts: Counts | None = None) -> Planner:
+        """Return a planner of the problem, which reuses ``counts``."""
+        return Planner(model=self.model, machine=self.machine, job=self.job, counts=counts, risk=self.risk)
 
 
 @collect_garbage_rarely()
@@ -79,9 +94,7 @@ def search(
     work: SearchWork | None = None,
     **space_arguments: Any,
 ) -> SearchResult:
-    """Search for the ``top`` layouts by time, cost, memory or regret.
-
-    The fastest in each of ``levels`` memory budgets are returned too.
+    """Search for the ``top`` layouts by time, cost, memory or regret, and the fastest in each of ``levels`` budgets.
 
     ``within``: propose the simplest layout whose time is within this share of the best (``simplest.py``). Pipelines of
     uneven stages are tried too then, or with ``uneven``, and at the work limit only the best is proven. ``recipes``:
@@ -99,90 +112,81 @@ def search(
     legal.
     """
     start, work = time.perf_counter(), None if exact else work or SearchWork()
-    where = space_arguments.get("where", ANY)
-    unsearched = _describe_unsearched(model, job, where)
-    own_planner = Planner(model=model, machine=machine, job=job, risk=risk) if own else None
-    ranked_own = _rank(own_planner, own, machine) if own and own_planner else None
-    spaces = _list_spaces(
-        model, machine, job, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **space_arguments
-    )
-    total = sum(space.layouts for _, space in spaces)
+    problem = SearchProblem(model, machine, job, space_arguments.get("where", ANY), risk)
+    unsearched = _describe_unsearched(problem)
+    ranked_own = _rank(problem.build_planner(), own) if own else None
+    spaces = _list_spaces(problem, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **space_arguments)
     proposes = (within is not None and by != "memory") or by == "robust"
     finds_best = proposes or uneven
-    timed = by != "memory" or levels > 0
-    score: By = "time" if by == "robust" else by
-    looks_for_tight = tight and by in ("time", "cost")
-    largest_tight = _bound_peak(spaces, TIGHT_RISK, model=model, machine=machine) if looks_for_tight else 0
     incumbents = Incumbents(
-        _bound_peak(spaces, risk, model=model, machine=machine),
-        by=score,
+        _bound_peak(spaces, problem),
+        by="time" if by == "robust" else by,
         top=max(top, MIN_RANKED) if finds_best else top,  # a shorter table has the same fastest layout
         levels=levels,
         best_only=finds_best,
         improved=improved,
         fitted=fitted,
-        largest_tight=largest_tight,
+        largest_tight=_bound_peak(spaces, problem._replace(risk=TIGHT_RISK)) if tight and by in ("time", "cost") else 0,
         work=work,
     )
+    total, timed = sum(space.layouts for _, space in spaces), by != "memory" or levels > 0
     solver = BranchAndBound(incumbents, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
-    planners = _search_until_stopped(
-        solver, spaces, {job: using} if using else {}, model=model, machine=machine, risk=risk
-    )
-    nearest: list[tuple[Planner, Estimate]] = []
-    if not incumbents.best:
-        nearest = _find_least_memory(spaces, planners, model=model, machine=machine, risk=risk, exact=exact)
-        if incumbents.is_undecided:
-            incumbents.add_unsearched(nearest)
-    total += balance_stages(incumbents, where=where) if planners and finds_best else 0
-    proposal = (
-        _propose(incumbents, within or 0.0, planners=planners.values(), where=where, precision=job.precision.name)
-        if proposes
-        else None
-    )
+    planners = _search_until_stopped(solver, spaces, {job: using} if using else {}, problem)
+    misses = () if incumbents.best else _find_near_misses(incumbents, spaces, planners, problem, exact=exact)
+    total += balance_stages(incumbents, where=problem.where) if planners and finds_best else 0
+    proposal = _propose(incumbents, within or 0.0, planners.values(), problem) if proposes else None
     incumbents.shorten_ranking(top)
-    result = SearchResult(
+    result = _build_result(incumbents, within or 0.0, problem).replace(
         by=by,
         own=ranked_own,
         proposal=proposal,
-        best=tuple(_rank(best.planner, best.estimate.layout, machine) for best in incumbents.best),
-        front=tuple(_select_pareto_front(incumbents.fitting)),
-        risk=risk,
-        tight=_find_tight(incumbents, within or 0.0),
-        reasons=incumbents.rejections.reasons(
-            machine, incumbents.best[0].estimate if incumbents.best else None, risk=risk
-        ),
-        misses=()
-        if incumbents.best
-        else tuple(make_near_miss(estimate, near_planner) for near_planner, estimate in nearest),
-        binding_constraint=""
-        if incumbents.best
-        else _find_binding_constraint(model, machine, job, where=where, risk=risk),
+        misses=misses,
         tried=total if planners else solver.done,
-        gap=incumbents.gap,
-        ranked=incumbents.is_exact and not incumbents.is_ranking_over,
-        undecided=incumbents.is_undecided and not incumbents.best,
         stopped=not planners,
-        evaluated=incumbents.evaluated,
         seconds=time.perf_counter() - start,
     )
     if by == "robust" and incumbents.best and planners:
         result = _rank_until_stopped(result, incumbents, space_arguments=space_arguments, report=report, exact=exact)
-    chosen = Layout.parse(result.chosen.step.layout) if result.chosen else None
-    chosen_job = job
-    if result.chosen:
-        precision, reduce = result.chosen.step.job["precision"], result.chosen.reduce
-        chosen_job = job.replace(precision=precision, stack=job.stack.replace(reduce=reduce))
-    remarks = get_planner(model, machine, chosen_job).list_remarks(
-        chosen, is_searched=True, recipes=(job.precision, *recipes), where=where
-    )
     reordered = () if by == "robust" else incumbents.describe_reordered()
-    return result.replace(remarks=(*remarks, *unsearched, *reordered), seconds=time.perf_counter() - start)
+    remarks = (*_list_remarks(result, recipes, problem), *unsearched, *reordered)
+    return result.replace(remarks=remarks, seconds=time.perf_counter() - start)
+
+
+def _build_result(incumbents: Incumbents, within: float, problem: SearchProblem) -> SearchResult:
+    """Return the layouts that were found, and why others lost."""
+    best = incumbents.best
+    return SearchResult(
+        by=incumbents.by,
+        best=tuple(_rank(entry.planner, entry.estimate.layout) for entry in best),
+        front=tuple(_select_pareto_front(incumbents.fitting)),
+        risk=problem.risk,
+        tight=_find_tight(incumbents, within),
+        reasons=incumbents.rejections.reasons(problem.machine, best[0].estimate if best else None, risk=problem.risk),
+        binding_constraint="" if best else _find_binding_constraint(problem),
+        tried=0,
+        gap=incumbents.gap,
+        ranked=incumbents.is_exact and not incumbents.is_ranking_over,
+        undecided=incumbents.is_undecided and not best,
+        evaluated=incumbents.evaluated,
+        seconds=0.0,
+    )
+
+
+def _list_remarks(result: SearchResult, recipes: Sequence[Recipe], problem: SearchProblem) -> tuple[str, ...]:
+    """Return what the job or the chosen layout has that is valid but perhaps not intended."""
+    chosen, job = None, problem.job
+    if result.chosen:
+        chosen = Layout.parse(result.chosen.step.layout)
+        job = job.replace(
+            precision=result.chosen.step.job["precision"], stack=job.stack.replace(reduce=result.chosen.reduce)
+        )
+    return get_planner(problem.model, problem.machine, job).list_remarks(
+        chosen, is_searched=True, recipes=(problem.job.precision, *recipes), where=problem.where
+    )
 
 
 def _list_spaces(
-    model: Model,
-    machine: Machine,
-    job: Job,
+    problem: SearchProblem,
     *,
     by: Aim,
     recipes: Sequence[Recipe],
@@ -191,13 +195,14 @@ def _list_spaces(
     **space_arguments: Any,
 ) -> list[tuple[Job, Space]]:
     """Return the layouts of every job and number of ranks. Raises ``UserError`` if there is none."""
+    model, machine, job, *_ = problem
     jobs = [job, *(job.replace(precision=recipe) for recipe in recipes if recipe != job.precision)]
     for variant in jobs:
         validate_job(model, variant, machine)
     worlds = worlds or (list_divisors(machine.ranks)[::-1] if by == "cost" else (machine.ranks,))
     spaces = list(_build_spaces(jobs, reduces, model=model, worlds=worlds, **space_arguments))
     if not any(space.layouts for _, space in spaces):
-        raise UserError(_describe_no_layout(model, machine, job, worlds=worlds, **space_arguments))
+        raise UserError(_describe_no_layout(problem, worlds=worlds, **space_arguments))
     return spaces
 
 
@@ -219,17 +224,18 @@ def _build_spaces(
 
 
 def _propose(
-    incumbents: Incumbents, within: float, *, planners: Collection[Planner], where: Where, precision: str
+    incumbents: Incumbents, within: float, planners: Collection[Planner], problem: SearchProblem
 ) -> Proposal | None:
     """Return the simplest layout within ``within`` of the best, on as many ranks and in the same precision.
 
     By cost, the best is the fastest layout within that share of the lowest cost: it may take more ranks.
 
-    ``precision``: the job's; if the best layout has another, the fastest in the job's is returned too (``unchanged``).
+    If the best layout has another precision than the job, the fastest in the job's is returned too (``unchanged``).
     Layouts estimated on the way are added to ``incumbents.best``. Returns None if nothing fits.
     """
     if not incumbents.best:
         return None
+    where, precision = problem.where, problem.job.precision.name
     largest_score = incumbents.best[0].score * (1 + within)
     best = incumbents.best[0]
     if incumbents.by == "cost":
@@ -264,7 +270,7 @@ def _propose(
         faster=faster,
         unchanged=build_alternative(fastest_unchanged, chosen),
         similar_layouts=sum(entry.seconds <= simplest.max_seconds for entry in simplest.evaluated.values()),
-        choice=_rank(chosen.planner, chosen.layout, chosen.planner.machine),
+        choice=_rank(chosen.planner, chosen.layout),
         why=tuple(explain_choices(chosen, where=where, planners=same_precision, evaluated=simplest.evaluated.values())),
         remark="; ".join(
             filter(
@@ -318,17 +324,18 @@ def _rank_by_regret(
     within = f"the simplest within {result.proposal.within:.1%}" if result.proposal else "the fastest"
     best = [evaluated.layout for evaluated in ranked[: known.top]]
     return result.replace(
-        best=tuple(_rank(planner, layout, planner.machine) for layout in best),
+        best=tuple(_rank(planner, layout) for layout in best),
         proposal=None,
         gap=join_gaps(result.gap, evaluator.gap),
         robust=evaluator.to_record(ranked, notes={simplest: within, fastest: "the fastest"}, top=known.top),
     )
 
 
-def _bound_peak(spaces: Sequence[tuple[Job, Space]], risk: float, *, model: Model, machine: Machine) -> int:
-    """Return the predicted peak that no layout of ``spaces`` exceeds at a risk of at most ``risk``."""
+def _bound_peak(spaces: Sequence[tuple[Job, Space]], problem: SearchProblem) -> int:
+    """Return the predicted peak that no layout of ``spaces`` exceeds if it fits."""
     return max(
-        MemoryRisk(model=model, machine=machine, job=job).largest_peak(space.world, risk=risk) for job, space in spaces
+        MemoryRisk(model=problem.model, machine=problem.machine, job=job).largest_peak(space.world, risk=problem.risk)
+        for job, space in spaces
     )
 
 
@@ -374,31 +381,33 @@ def find_fitting_layout(
     ``using``: a planner of the same model and job on other ranks of the machine, whose counts are reused. ``work``: if
     its limit is exceeded, no layout was found, but one may fit.
     """
+    problem = SearchProblem(model, machine, job, where, risk)
     planners = {job: using} if using else {}
     space = Space(model, job, world=machine.ranks, where=where)
     smallest = space.restrict_to_smallest()
     for admitted in (smallest, space) if smallest.layouts < space.layouts else (space,):
         spaces = [(job, admitted)]
-        largest_peak = _bound_peak(spaces, risk, model=model, machine=machine)
-        incumbents = Incumbents(largest_peak, by="memory", top=1, levels=0, any_will_do=True, work=work)
+        peak = _bound_peak(spaces, problem)
+        incumbents = Incumbents(peak, by="memory", top=1, levels=0, any_will_do=True, work=work)
         solver = BranchAndBound(incumbents, ranks_per_node=machine.ranks_per_node, timed=False)
-        planners |= _search_spaces(solver, spaces, planners, model=model, machine=machine, risk=risk)
+        planners |= _search_spaces(solver, spaces, planners, problem)
         if incumbents.best:
             return incumbents.best[0].estimate.layout
     return None
 
 
-def _describe_unsearched(model: Model, job: Job, where: Where) -> tuple[str, ...]:
+def _describe_unsearched(problem: SearchProblem) -> tuple[str, ...]:
     """Return a remark on recomputations that ``where`` names and the software's config cannot express, else nothing.
 
     Raises ``UserError`` if it names no others.
     """
+    stack, where = problem.job.stack, problem.where
     named = where.values_of("ac")
-    skipped = [ac for ac in named if not job.stack.runs.can_express(ac, experts=model.moe is not None)]
+    skipped = [ac for ac in named if not stack.runs.can_express(ac, experts=problem.model.moe is not None)]
     if not skipped:
         return ()
     line = (
-        f"search does not try ac={','.join(skipped)} with {job.stack.name}, whose config cannot express it; "
+        f"search does not try ac={','.join(skipped)} with {stack.name}, whose config cannot express it; "
         "predict and compare take it"
     )
     if len(skipped) == len(named):
@@ -406,17 +415,16 @@ def _describe_unsearched(model: Model, job: Job, where: Where) -> tuple[str, ...
     return (line,)
 
 
-def _find_binding_constraint(model: Model, machine: Machine, job: Job, *, where: Where, risk: float) -> str:
+def _find_binding_constraint(problem: SearchProblem) -> str:
     """Return the constraint to relax when no layout fits, and a layout that fits without it."""
+    model, machine, job, where, risk = problem
+    if not where.terms:
+        return ""
 
     def find_passing(admitted: Where) -> Layout | None:
         return find_fitting_layout(admitted, model=model, machine=machine, job=job, risk=risk)
 
-    binding = (
-        find_binding_constraint(where, find_layout=find_passing, model=model, world=machine.ranks)
-        if where.terms
-        else None
-    )
+    binding = find_binding_constraint(where, find_layout=find_passing, model=model, world=machine.ranks)
     return f"nothing that meets {str(where)!r} fits; {binding}" if binding else ""
 
 
@@ -424,14 +432,11 @@ def _search_until_stopped(
     solver: BranchAndBound,
     spaces: Sequence[tuple[Job, Space]],
     known: Mapping[Job, Planner],
-    *,
-    model: Model,
-    machine: Machine,
-    risk: float,
+    problem: SearchProblem,
 ) -> dict[Job, Planner]:
     """Run ``_search_spaces``. Returns an empty result if it is interrupted when a layout is known."""
     try:
-        return _search_spaces(solver, spaces, known, model=model, machine=machine, risk=risk)
+        return _search_spaces(solver, spaces, known, problem)
     except (KeyboardInterrupt, StopSignal):
         if not solver.incumbents.best:
             raise
@@ -441,11 +446,8 @@ def _search_until_stopped(
 def _search_spaces(
     solver: BranchAndBound,
     spaces: Sequence[tuple[Job, Space]],
-    known: Mapping[Job, Planner] | None = None,
-    *,
-    model: Model,
-    machine: Machine,
-    risk: float,
+    known: Mapping[Job, Planner],
+    problem: SearchProblem,
 ) -> dict[Job, Planner]:
     """Search each space; return the planners by job, which reuse the counts of those ``known``."""
     planners: dict[Job, Planner] = {}
@@ -453,8 +455,8 @@ def _search_spaces(
     for job, space in spaces:
         if space.layouts:
             if job not in planners:
-                counts = known[job].counts if known and job in known else None
-                planners[job] = Planner(model=model, machine=machine, job=job, counts=counts, risk=risk)
+                counts = known[job].counts if job in known else None
+                planners[job] = problem._replace(job=job).build_planner(counts)
             planned = planners[job].job
             has_equal_bounds = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planned
             like = bounds if has_equal_bounds else None
@@ -464,26 +466,30 @@ def _search_spaces(
     return planners
 
 
-def _find_least_memory(
+def _find_near_misses(
+    incumbents: Incumbents,
     spaces: Sequence[tuple[Job, Space]],
     planners: Mapping[Job, Planner],
+    problem: SearchProblem,
     *,
-    model: Model,
-    machine: Machine,
-    risk: float,
     exact: bool,
-) -> list[tuple[Planner, Estimate]]:
-    """Return the layouts that need the least memory, searched as if memory were unlimited, each with its planner.
+) -> tuple[NearMiss, ...]:
+    """Return the layouts that need the least memory, searched as if memory were unlimited.
 
-    Unless ``exact``, others may need a little less, beyond a work limit.
+    Unless ``exact``, others may need a little less, beyond a work limit. Those that fit after all, because the search
+    had spent its work, are added to ``incumbents``.
     """
+    machine = problem.machine
     unlimited = machine.replace(chip=machine.chip.replace(memory_bytes=UNLIMITED_BYTES))
     work = None if exact else SearchWork(exact_units=MISSES_UNITS)
-    incumbents = Incumbents(UNLIMITED_BYTES, by="memory", top=MISSES, levels=0, work=work)
-    solver = BranchAndBound(incumbents, ranks_per_node=machine.ranks_per_node, timed=False)
-    _search_spaces(solver, spaces, planners, model=model, machine=unlimited, risk=risk)
+    smallest = Incumbents(UNLIMITED_BYTES, by="memory", top=MISSES, levels=0, work=work)
+    solver = BranchAndBound(smallest, ranks_per_node=machine.ranks_per_node, timed=False)
+    _search_spaces(solver, spaces, planners, problem._replace(machine=unlimited))
     planner_by_job = {planner.job: planner for planner in planners.values()}
-    return [(planner_by_job[candidate.planner.job], candidate.estimate) for candidate in incumbents.best]
+    nearest = [(planner_by_job[candidate.planner.job], candidate.estimate) for candidate in smallest.best]
+    if incumbents.is_undecided:
+        incumbents.add_unsearched(nearest)
+    return () if incumbents.best else tuple(make_near_miss(estimate, planner) for planner, estimate in nearest)
 
 
 def _select_pareto_front(evaluated: Sequence[EvaluatedLayout]) -> Iterator[Point]:
@@ -502,24 +508,22 @@ def _select_pareto_front(evaluated: Sequence[EvaluatedLayout]) -> Iterator[Point
             )
 
 
-def _rank(planner: Planner, layout: Layout, machine: Machine) -> Ranked:
+def _rank(planner: Planner, layout: Layout) -> Ranked:
     """Return a layout's step with its GPU hours and, if the machine has a price, dollars per step."""
     step = planner.step(layout)
     hours = step.time.step_seconds * step.world / 3600
-    price = machine.dollars_per_rank_hour
+    price = planner.machine.dollars_per_rank_hour
     dollars = None if price is None else hours * price
     reduce = planner.job.stack.reduce
     return Ranked(step=step, gpu_hours=hours, dollars=dollars, reduce=reduce)
 
 
-def _describe_no_layout(
-    model: Model, machine: Machine, job: Job, *, worlds: Sequence[int], **space_arguments: Any
-) -> str:
+def _describe_no_layout(problem: SearchProblem, *, worlds: Sequence[int], **space_arguments: Any) -> str:
     """Return the error of a search without a legal layout, with the constraint or batch that would allow one."""
-    where: Where = space_arguments.pop("where", ANY)
+    model, machine, job, where, _ = problem
 
     def find_legal(admitted: Where, job: Job = job) -> Layout | None:
-        for space in (Space(model, job, world=world, where=admitted, **space_arguments) for world in worlds):
+        for space in (Space(model, job, world=world, **{**space_arguments, "where": admitted}) for world in worlds):
             for partials in space.blocks if space.layouts else ():
                 if len(indices := space.count_candidates(partials).nonzero()[0]):
                     return space.pick_layout(partials, int(indices[0]))

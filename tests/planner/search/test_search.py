@@ -23,7 +23,7 @@ from fivefold.model.catalog import build_model
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner, predict
-from fivefold.planner.search import find_fitting_layout, search
+from fivefold.planner.search import SearchProblem, find_fitting_layout, search
 from fivefold.planner.search.neighbours import list_neighbours
 from fivefold.planner.search.rejections import find_fixes, find_job_fixes
 from fivefold.planner.search.space import Space
@@ -467,9 +467,9 @@ def test_a_layout_of_least_memory_that_fits_is_proposed_after_a_search_that_foun
 ) -> None:
     """It was shown as a near miss, which needs 3 of 15 GiB."""
 
-    def find_none(solver: Any, spaces: Any, *_: Any, model: Model, machine: Machine, risk: float) -> Any:
+    def find_none(solver: Any, spaces: Any, known: Any, problem: SearchProblem) -> Any:
         solver.incumbents.is_undecided = True
-        return {job: Planner(model=model, machine=machine, job=job, risk=risk) for job, _ in spaces}
+        return {job: problem._replace(job=job).build_planner() for job, _ in spaces}
 
     monkeypatch.setattr("fivefold.planner.search._search_until_stopped", find_none)
     machine, job = make_tight_machine(4, gib=8), FEW.replace(global_batch=4)
