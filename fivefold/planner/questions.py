@@ -343,17 +343,16 @@ def find_fewest_gpus(
     )
     layout = Layout.parse(result.chosen.step.layout) if result.chosen else fitting[ranks]
     planner = Planner(model=model, machine=resized, job=job, counts=planner.counts, risk=risk)
-    remarks = [*planner.list_remarks(layout, is_searched=True), result.gap_remark()]
-    if not result.best:
-        remarks.append("the search ended at its work limit: its layout is the first one that fits")
-    if undecided:
-        remarks.append(f"whether {_join_numbers(undecided)} GPUs would fit was not decided within the work limit")
-    bound = "at most " if undecided else ""
-    node = machine.ranks_per_node
+    remarks = (
+        *planner.list_remarks(layout, is_searched=True),
+        result.gap_remark(),
+        "" if result.best else "the search ended at its work limit: its layout is the first one that fits",
+        undecided and f"whether {_join_numbers(undecided)} GPUs would fit was not decided within the work limit",
+    )
+    bound, node = "at most " if undecided else "", machine.ranks_per_node
     tried = f", multiples of {node} from {too_few} to {enough}" if too_few + node < enough else ""
     line = f"{bound}{ranks} of {machine.name} (tried: powers of two{tried})"
-    answer = _answer("fewest GPUs", line, ranks, planner, layout)
-    return answer.replace(remarks=tuple(filter(None, remarks)))
+    return _answer("fewest GPUs", line, ranks, planner, layout).replace(remarks=tuple(filter(None, remarks)))
 
 
 def _join_numbers(numbers: list[int]) -> str:
@@ -439,23 +438,14 @@ def find_largest_model(
 
     def fits_at(eighths: int) -> bool:
         """Tell whether the model fits at ``eighths`` of its layers and heads; the last that fits is tried first."""
-        tried = scale_model(model, eighths / 8)
-        planner = Planner(model=tried, machine=machine, job=job, risk=risk)
-        layout = fits[max(fits)][1] if fits else None
-        if layout is not None:
-            is_legal_here = is_legal(layout, model=tried, job=job, machine=machine)
-            layout = shrink(planner, layout, work=SearchWork(exact_units=SHRINKING_UNITS)) if is_legal_here else None
-        if layout is None:
-            between_known = fits and eighths < 2 * max(fits)
-            work = work_between if between_known else SearchWork(exact_units=DOUBLED_MODEL_UNITS)
-            if not work.is_spent:
-                layout = find_fitting_layout(
-                    ANY, model=tried, machine=machine, job=job, risk=risk, using=planner, work=work
-                )
-            if layout is None and work.is_spent:
-                undecided.append(eighths)
+        planner = Planner(model=scale_model(model, eighths / 8), machine=machine, job=job, risk=risk)
+        between_known = fits and eighths < 2 * max(fits)
+        work = work_between if between_known else SearchWork(exact_units=DOUBLED_MODEL_UNITS)
+        layout = _find_layout_like(planner, fits[max(fits)][1] if fits else None, work=work)
         if layout is not None:
             fits[eighths] = planner, layout
+        elif work.is_spent:
+            undecided.append(eighths)
         return layout is not None
 
     def holds_states(eighths: int) -> bool:
@@ -471,8 +461,8 @@ def find_largest_model(
     planner, layout = fits[most]
     largest = planner.model
     estimate = climb(planner, layout, work=SearchWork(exact_units=FASTER_MODEL_UNITS))
-    line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {largest.layers} layers of width "
-    line += f"{largest.width}"
+    size = f"{largest.layers} layers of width {largest.width}"
+    line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {size}"
     remarks = [
         *planner.list_remarks(estimate.layout, is_searched=True),
         "the layout is the first one that fits, made faster by single changes; a search may find a faster one",
@@ -490,6 +480,18 @@ def find_largest_model(
         remarks=tuple(remarks),
     )
     return answer, largest
+
+
+def _find_layout_like(planner: Planner, like: Layout | None, *, work: SearchWork) -> Layout | None:
+    """Return a layout that fits: ``like`` or a smaller one, a few single changes away, else any that is found."""
+    model, machine, job, risk = planner.model, planner.machine, planner.job, planner.risk
+    if like is not None and is_legal(like, model=model, job=job, machine=machine):
+        smaller = shrink(planner, like, work=SearchWork(exact_units=SHRINKING_UNITS))
+        if smaller is not None:
+            return smaller
+    if work.is_spent:
+        return None
+    return find_fitting_layout(ANY, model=model, machine=machine, job=job, risk=risk, using=planner, work=work)
 
 
 def scale_model(model: Model, factor: float) -> Model:

@@ -38,15 +38,7 @@ QUESTIONS: Mapping[Question, str] = {  # what each question asks, in the order o
     "changes": "What each change gains, and the best pairs",
     "finetune": "Full fine-tuning, LoRA or QLoRA: what fits",
 }
-OF_LAYOUT = (
-    "micro-batch",
-    "sequence",
-    "batch",
-    "run",
-    "tokens",
-    "changes",
-    "finetune",
-)  # questions that a layout may be given to
+OF_LAYOUT = tuple(question for question in QUESTIONS if question not in ("gpus", "model"))  # may be given a layout
 USED_BY: Mapping[str, Sequence[Question]] = {
     "tokens": ("batch", "run"),
     "deadline": ("tokens",),
@@ -110,13 +102,11 @@ def find_answers(
     from fivefold.planner import questions
     from fivefold.planner.context_length import TARGET_UNITS, compute_lengths
     from fivefold.planner.playbook import plan_batch_stage
-    from fivefold.planner.predict import get_planner
-    from fivefold.planner.predict import predict as predicted
+    from fivefold.planner.predict import get_planner, predict
     from fivefold.planner.run_estimate import predict_full_run, validate_tokens
-    from fivefold.planner.search import search as searched
-    from fivefold.planner.search.work import EXACT_UNITS, WorkBudget
+    from fivefold.planner.search import search
+    from fivefold.planner.search.work import WorkBudget
 
-    budget = WorkBudget()
     if question == "gpus":
         largest_machine = machine if counted else with_ranks(machine, MAX_TRIED_GPUS)
         about: dict[str, Any] = {"model": model, "machine": largest_machine, "job": job, "risk": risk}
@@ -129,62 +119,53 @@ def find_answers(
         return [_find_longest_run(model, machine, job, layout, limits=limits, site=site, stated=stated, risk=risk)]
     if question == "batch" and layout is None:
         job = plan_batch_stage(model, job.replace(ramp=None), tokens=validate_tokens(tokens), is_given=False)[1]
-    if layout:
-        chosen_layout, remark = layout, ""
-    elif question == "sequence":
-        chosen_layout, remark = _search_any_length(model, machine, job, budget=budget, risk=risk)
-    elif question == "batch":
-        work = budget.allot(EXACT_UNITS // 4)  # each batch is searched again
-        chosen_layout, remark = _search_fastest(model, machine, job, work=work, risk=risk, proposes=False)
-    else:
-        chosen_layout, remark = _search_fastest(model, machine, job, work=budget.allot(), risk=risk)
-    run_of = partial(predict_full_run, model=model, machine=machine, job=job, tokens=tokens, site=site)
-    answer_by_question: dict[str, Callable[[], list[Any]]] = {
-        "micro-batch": lambda: [
-            questions.find_largest_micro_batch(
-                model=model,
-                machine=machine,
-                job=job,
-                layout=chosen_layout,
-                risk=risk,
-                is_batch_given="global_batch" in stated or job.ramp is not None,
-            )
-        ],
-        "sequence": lambda: [
-            compute_lengths(
-                model=model,
-                machine=machine,
-                job=job,
-                layout=chosen_layout,
-                search=lambda longer: searched(
-                    model=model,
-                    machine=machine,
-                    job=longer,
-                    top=1,
-                    within=UNRANKABLE_DIFFERENCE,
-                    risk=risk,
-                    work=budget.allot(TARGET_UNITS),
-                ),
-                risk=risk,
-                is_searched=layout is None,
-                budget=budget,
-            )
-        ],
-        "batch": lambda: _list_batches(
-            model, machine, job, layout, chosen_layout, tokens=tokens, noise=noise, budget=budget, risk=risk
-        ),
-        "run": lambda: [run_of(step=predicted(model=model, machine=machine, layout=chosen_layout, job=job))],
-        "changes": lambda: questions.list_changes_and_pairs(
-            model=model, machine=machine, job=job, layout=chosen_layout, risk=risk
-        ),
-    }
+    budget = WorkBudget()
+    chosen, remark = (layout, "") if layout else _choose_layout(question, model, machine, job, budget=budget, risk=risk)
     planner = get_planner(model, machine, job, risk)
-    remarks = planner.list_remarks(chosen_layout, is_searched=layout is None)
-    if question == "changes" and (miss := planner.describe_miss(chosen_layout)):
-        remark = f"{chosen_layout} without a change {miss}"
-    if remark:
-        remarks = (*remarks, remark)
-    return [answer.replace(remarks=(*remarks, *answer.remarks)) for answer in answer_by_question[question]()]
+    remarks = planner.list_remarks(chosen, is_searched=layout is None)
+    if question == "changes" and (miss := planner.describe_miss(chosen)):
+        remark = f"{chosen} without a change {miss}"
+    about = {"model": model, "machine": machine, "job": job, "layout": chosen, "risk": risk}
+    answers: Sequence[Any]
+    match question:
+        case "micro-batch":
+            is_given = "global_batch" in stated or job.ramp is not None
+            answers = [questions.find_largest_micro_batch(**about, is_batch_given=is_given)]
+        case "sequence":
+            run = partial(search, model=model, machine=machine, top=1, within=UNRANKABLE_DIFFERENCE, risk=risk)
+            answers = [
+                compute_lengths(
+                    **about,
+                    search=lambda longer: run(job=longer, work=budget.allot(TARGET_UNITS)),
+                    is_searched=layout is None,
+                    budget=budget,
+                )
+            ]
+        case "batch":
+            answers = _list_batches(
+                model, machine, job, layout, chosen, tokens=tokens, noise=noise, budget=budget, risk=risk
+            )
+        case "run":
+            step = predict(model=model, machine=machine, layout=chosen, job=job)
+            answers = [predict_full_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)]
+        case _:
+            answers = questions.list_changes_and_pairs(**about)
+    remarks = (*remarks, *filter(None, [remark]))
+    return [answer.replace(remarks=(*remarks, *answer.remarks)) for answer in answers]
+
+
+def _choose_layout(
+    question: Question, model: Model, machine: Machine, job: Job, *, budget: WorkBudget, risk: float
+) -> tuple[Layout, str]:
+    """Return the fastest layout that fits, for which a question is answered, and a remark if it is not proven."""
+    from fivefold.planner.search.work import EXACT_UNITS
+
+    if question == "sequence":
+        return _search_any_length(model, machine, job, budget=budget, risk=risk)
+    if question == "batch":
+        work = budget.allot(EXACT_UNITS // 4)  # each batch is searched again
+        return _search_fastest(model, machine, job, work=work, risk=risk, proposes=False)
+    return _search_fastest(model, machine, job, work=budget.allot(), risk=risk)
 
 
 def list_open_fields(question: Question, *, counted: bool, stated: Collection[str]) -> Collection[str]:
