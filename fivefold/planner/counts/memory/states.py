@@ -84,69 +84,35 @@ def count_part_states(
     """
     if trains_saved_modules(unit, job):
         job = job.replace(precision=job.saved_precision)
-    quantised_names = frozenset(
-        weight.name for weight in unsharded if is_quantized(weight.numel, vector=weight.is_vector)
-    )  # if moments scale
-    recipe, zero_policy, all_weights = job.precision, get_policy(layout, job), unit
+    recipe, policy, offloaded = job.precision, get_policy(layout, job), layout.list_offloaded(job)
     # frozen weights are sharded where gathered weights are freed, and have no gradients or states
     keeps_copy = shards > 1 and layout.zero == 2 and job.stack.zero2_shards == "separate"
-    shards_frozen = keeps_copy or not zero_policy.weights_stay
-    is_alone = zero_policy.runs_alone
-    frozen = count_frozen_bytes(
-        all_weights,
-        shards=shards if shards_frozen else 1,
-        job=job,
-        full_numels={weight.name: weight.numel for weight in unsharded},
-    )
-    unit = select_trained(unit, job)
+    shards_frozen = keeps_copy or not policy.weights_stay
+    full_numels = {weight.name: weight.numel for weight in unsharded}
+    frozen = count_frozen_bytes(unit, shards=shards if shards_frozen else 1, job=job, full_numels=full_numels)
+    all_weights, unit = unit.weights, select_trained(unit, job)
     padded = count_padded_numel(unit, shards=shards)
-    shard_numel_padded = padded // shards
+    shard_elements = padded // shards
     weights_bytes = count_kept_gathered_bytes(unit, shards=shards, recipe=recipe)
     # experts without replicas stay gathered
-    stays_gathered = shards == 1 and not zero_policy.weights_stay and not is_alone
+    stays_gathered = shards == 1 and not policy.weights_stay and not policy.runs_alone
     gathers_fp8 = recipe.gathers == "fp8" and any(map(is_gemm_weight, unit.weights))
-    has_own_shard = (
-        gathers_fp8 or keeps_copy or not recipe.sends_masters or not (zero_policy.weights_stay or stays_gathered)
-    )
-    offloads_optimizer = "optimizer" in layout.list_offloaded(job)
+    is_gathered = policy.weights_stay or stays_gathered
+    has_own_shard = gathers_fp8 or keeps_copy or not recipe.sends_masters or not is_gathered
     # the shard on the device then has the dtype of the message
-    is_rounded = offloads_optimizer and not zero_policy.weights_stay and job.stack.zero3_gather == "units"
-    copies_input = gathers_fp8 or not (has_own_shard and (recipe.sends_masters or is_rounded))
-    gather_buffers = (
-        0
-        if shards == 1 and not recipe.holds_casts
-        else _gather_buffer_bytes(unit, shards=shards, recipe=recipe, copied=copies_input)
-    )
+    is_rounded = "optimizer" in offloaded and not policy.weights_stay and job.stack.zero3_gather == "units"
+    gather_buffers = 0
     if frozen.gathered and shards_frozen and shards > 1:  # shards of several formats are copied to one input
         gather_buffers = frozen.gathered + weights_bytes
         gather_buffers += gather_buffers // shards
-    moments = find_cost(job.optimizer.kind).state_bytes(unit.weights, shards=shards, quantised=quantised_names, job=job)
-    reference = 0  # of DPO: a copy of the gathered weights, or of this rank's rows
-    if job.copies_reference:
-        stays = zero_policy.weights_stay or stays_gathered
-        reference = weights_bytes if stays else shard_numel_padded * recipe.weights_bytes
-    if updates_flat_tensor(layout, job):
-        moments -= 4 * len(unit.weights)
-    offloads_parameters = "parameters" in layout.list_offloaded(job)
-    shard_bytes = shard_numel_padded * count_reduced_width(layout, job)
-    reduced_bytes = padded * recipe.summed_bytes if shards == 1 and not is_alone else shard_bytes
-    # DeepSpeed's ZeRO-1 and -2 update a clone of this rank's weights, in fp32 too
-    # (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups)
-    is_cloned = job.stack.reduce_bucket > 0 and layout.zero in (1, 2) and (shards > 1 or is_alone)
-    bytes_per_element = recipe.updated_bytes if has_own_shard or is_cloned else 0  # per element of this rank's shard
-    # DeepSpeed's ZeRO-3 has shards next to the masters, in fp32 too: it would not clone those on its device, which it
-    # compares with a name (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage3.py, _create_fp32_partitions)
-    gathers_copies = job.stack.zero3_gather == "weights" and not zero_policy.weights_stay
-    if gathers_copies and not stays_gathered:
-        bytes_per_element += recipe.high_precision_bytes
-    if offloads_optimizer:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
-        bytes_per_element = 0 if zero_policy.weights_stay or stays_gathered else recipe.high_precision_bytes
-    if offloads_parameters and not job.stack.offloads_with_parameters:  # masters stay, unless the optimizer goes too
-        bytes_per_element = 0 if offloads_optimizer else recipe.updated_bytes
-    elif offloads_parameters:  # this rank's shards come to the device for each gather, and gradients leave it
-        offloaded_bytes = frozen.shard + shard_numel_padded * recipe.updated_bytes
-        if is_alone:  # its weights come one after another, each is cast and copied
-            copied = max((weight.numel for weight in all_weights.weights), default=0)
+    elif shards > 1 or recipe.holds_casts:
+        is_copied = gathers_fp8 or not (has_own_shard and (recipe.sends_masters or is_rounded))
+        gather_buffers = _gather_buffer_bytes(unit, shards=shards, recipe=recipe, copied=is_copied)
+    if "parameters" in offloaded and job.stack.offloads_with_parameters:
+        # this rank's shards come to the device for each gather, and gradients leave it
+        offloaded_bytes = frozen.shard + shard_elements * recipe.updated_bytes
+        if policy.runs_alone:  # its weights come one after another, each is cast and copied
+            copied = max((weight.numel for weight in all_weights), default=0)
             is_cast = recipe.updated_bytes != recipe.high_precision_bytes
             gather_buffers = copied * (recipe.updated_bytes + is_cast * recipe.high_precision_bytes)
         else:
@@ -156,26 +122,57 @@ def count_part_states(
             separate=frozen.scales,
             sums=padded * recipe.summed_bytes,
             gather_buffers=gather_buffers,
-            updated_numel=shard_numel_padded,
+            updated_numel=shard_elements,
             offloaded=offloaded_bytes,
         )
-    frozen_bytes = weights_bytes + frozen.gathered if stays_gathered else frozen.shard * shards_frozen
-    gradients_leave = zero_policy.gradients_stay or bool(zero_policy.host_gradients)
-    is_gathered = not (stays_gathered or zero_policy.computes_with_shard)
+    separate = frozen.scales + shard_elements * _count_shard_width(
+        layout, job, shards=shards, has_own_shard=has_own_shard, is_gathered=is_gathered
+    )
+    if "parameters" not in offloaded:
+        separate += weights_bytes + frozen.gathered if stays_gathered else frozen.shard * shards_frozen
+    if job.copies_reference:  # of DPO: a copy of the gathered weights, or of this rank's rows
+        separate += weights_bytes if is_gathered else shard_elements * recipe.weights_bytes
+    shard_bytes = shard_elements * count_reduced_width(layout, job)
+    reduced_bytes = padded * recipe.summed_bytes if shards == 1 and not policy.runs_alone else shard_bytes
+    gradients_leave = policy.gradients_stay or bool(policy.host_gradients)
     return UnitStates(
-        gathered=weights_bytes + frozen.gathered if is_gathered else 0,
-        separate=shard_numel_padded * bytes_per_element
-        + (0 if offloads_parameters else frozen_bytes)
-        + frozen.scales
-        + reference,
+        gathered=0 if stays_gathered or policy.computes_with_shard else weights_bytes + frozen.gathered,
+        separate=separate,
         sums=padded * recipe.summed_bytes,
         reduced=0 if gradients_leave else reduced_bytes,
         new_shard=0 if gradients_leave or shards == 1 else shard_bytes,
-        moments=0 if offloads_optimizer else moments,
+        moments=0 if "optimizer" in offloaded else _count_moments(unit, unsharded, shards, layout=layout, job=job),
         gather_buffers=gather_buffers,
-        updated_numel=shard_numel_padded,
-        offloaded=shard_numel_padded * recipe.high_precision_bytes + frozen.shard if offloads_parameters else 0,
+        updated_numel=shard_elements,
+        offloaded=shard_elements * recipe.high_precision_bytes + frozen.shard if "parameters" in offloaded else 0,
     )
+
+
+def _count_shard_width(layout: Layout, job: Job, *, shards: int, has_own_shard: bool, is_gathered: bool) -> int:
+    """Return the bytes of an element of this rank's weights or masters that are not part of the gathered weights.
+
+    ``has_own_shard``: the shard is not; ``is_gathered``: the gathered weights stay from step to step.
+    """
+    recipe, stack, offloaded = job.precision, job.stack, layout.list_offloaded(job)
+    if "parameters" in offloaded:  # masters stay, unless the optimizer goes too
+        return 0 if "optimizer" in offloaded else recipe.updated_bytes
+    if "optimizer" in offloaded:  # the shard to gather from stays on the device (DeepSpeed's offload_optimizer)
+        return 0 if is_gathered else recipe.high_precision_bytes
+    # DeepSpeed's ZeRO-1 and -2 update a clone of this rank's weights, in fp32 too
+    # (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py, single_partition_of_fp32_groups)
+    runs_alone = get_policy(layout, job).runs_alone
+    is_cloned = stack.reduce_bucket > 0 and layout.zero in (1, 2) and (shards > 1 or runs_alone)
+    # DeepSpeed's ZeRO-3 has shards next to the masters, in fp32 too: it would not clone those on its device, which it
+    # compares with a name (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage3.py, _create_fp32_partitions)
+    gathers_copies = stack.zero3_gather == "weights" and not is_gathered
+    return recipe.updated_bytes * (has_own_shard or is_cloned) + recipe.high_precision_bytes * gathers_copies
+
+
+def _count_moments(unit: FsdpUnit, unsharded: Iterable[Weight], shards: int, *, layout: Layout, job: Job) -> int:
+    """Return the bytes of optimizer states of the largest shard."""
+    quantised = frozenset(weight.name for weight in unsharded if is_quantized(weight.numel, vector=weight.is_vector))
+    moments = find_cost(job.optimizer.kind).state_bytes(unit.weights, shards=shards, quantised=quantised, job=job)
+    return moments - 4 * len(unit.weights) if updates_flat_tensor(layout, job) else moments
 
 
 def count_sent_gradient_width(layout: Layout, job: Job) -> int:

@@ -28,7 +28,7 @@ ParallelLinearAdapter and get_adapter_attributes_from_linear.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 
 from fivefold.adapter import Adapter
@@ -112,15 +112,18 @@ def _list_with_adapter(
     if is_ours:
         yield from _list_in_place(op, local, adapter)
         return
+    yield from _list_separate(op, local, adapter, uncast=uncast)
+
+
+def _list_separate(op: Op, local: Local, adapter: Adapter, *, uncast: Mapping[str, str]) -> Iterator[Op]:
+    """Yield an operation with frozen weights and those of its adapter as peft runs them, one after another."""
     (out, size), *_ = op.writes.items()
     (rows, out_features, in_features), (source, *_) = op.shape, op.reads
     base, low, high, scaled = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b", "lora"))
     yield _freeze(op, local, adapter)._replace(writes={base: size})
     source = uncast.get(source, source)
-    keeps = tuple(uncast.get(name, name) for name in op.keeps)
-    scratch = op.backward_scratch
-    regathered = op.regathered_bytes
-    held = tuple[str, ...]()
+    keeps, held = tuple(uncast.get(name, name) for name in op.keeps), tuple[str, ...]()
+    scratch, regathered = op.backward_scratch, op.regathered_bytes
     size_of_input, width = rows * in_features * local.width, 1
     widens = local.job.precision.autocasts and adapter.base not in BITSANDBYTES_BASES
     if widens:  # peft widens x and holds both until it returns; autocast casts it back to 16 bits for the product
@@ -140,27 +143,11 @@ def _list_with_adapter(
         source = f"{out}.lora_x"
     if widens or adapter.dropout:
         keeps, scratch, regathered = (source,), 0, 0
-    factors = (
-        matmul(
-            f"{op.name}.lora_a",
-            source,
-            low,
-            rows=rows,
-            in_features=in_features,
-            out_features=adapter.rank,
-            width=local.width,
-        )._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=regathered),
-        matmul(
-            f"{op.name}.lora_b",
-            low,
-            high,
-            rows=rows,
-            in_features=adapter.rank,
-            out_features=out_features,
-            width=local.width,
-        ),
-    )
-    for factor in factors:
+    multiply = partial(matmul, rows=rows, width=local.width)
+    factor_a = multiply(f"{op.name}.lora_a", source, low, in_features=in_features, out_features=adapter.rank)
+    factor_b = multiply(f"{op.name}.lora_b", low, high, in_features=adapter.rank, out_features=out_features)
+    factor_a = factor_a._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=regathered)
+    for factor in (factor_a, factor_b):
         if local.job.precision.autocasts:  # autocast's cache keeps the cast of a factor
             weight = f"{factor.name}.weight"
             cast_bytes = local.width * factor.shape[1] * factor.shape[2]

@@ -605,38 +605,10 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
     """
     model = local.model
     mla = local.model.get_latent(layer)
-    rows = local.rows
-    width = local.width
     assert mla is not None
-    shape = local.attention(layer)
-    N = shape.heads
-    q_dim = mla.nope_dim + mla.rope_dim
-    indexer = mla.indexer
-    gate_columns = model.count_gate_columns(shape)
+    shape, width = local.attention(layer), local.width
     local_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows, needs_all_rows=False)
-    ops, up_ops = [*local_input.ops], list[Op]()
-    if mla.q_rank is None:
-        gathered_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
-        ops += [op for op in gathered_input.ops if op.kind != "cast"]
-        ops.append(gathered_input.column("attention.q", "q", out_features=N * q_dim))
-        if model.output_gate:
-            ops.append(gathered_input.column("attention.gate", "gate", out_features=gate_columns))
-    else:
-        if model.output_gate and not mla.gates_queries:
-            gathered_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
-            ops += [op for op in gathered_input.ops if op.kind != "cast"]
-            ops.append(gathered_input.column("attention.gate", "gate", out_features=gate_columns))
-        ops.append(local_input.column("attention.q_down", "cq", out_features=mla.q_rank, bias=model.qkv_bias))
-        if mla.gates_queries:
-            up_ops += _list_gated_queries(local, rank=mla.q_rank, out_features=N * q_dim, gate_columns=gate_columns)
-        else:
-            q_ops, _ = _list_up_projection(local, mla, "q", out="q", out_features=N * q_dim)
-            up_ops += q_ops
-        if mla.scaled == "queries":
-            up_ops.append(elementwise("attention.scale.q", "activation", ("q",), "qs", size=rows * N * q_dim * width))
-        if indexer is not None and model.has_indexer(layer):
-            latent, lends = "cqns" if mla.scaled == "latents" else "cqn", model.lends_chosen(layer)
-            up_ops += choose_keys(local, indexer, latent=latent, hidden=source, lends=lends)
+    ops, up_ops = _list_latent_queries(local, mla, local_input, source, layer=layer)
     ops.append(
         local_input.column("attention.kv_down", "ckv", out_features=mla.kv_rank + mla.rope_dim, bias=model.qkv_bias)
     )
@@ -645,55 +617,80 @@ def _list_latent(local: Local, source: str, *, layer: int) -> list[Op]:
         sizes = {"rows": local.stream_rows, "dim": mla.rope_dim, "width": width}
         normed = norm("attention.key_norm", "ckv", "ckn", **sizes, kind=local.norm)
         key_ops, key_tensors = [normed, *key_ops], key_tensors or ("ckn",)
-    kv_ops, kv_latent = _list_up_projection(local, mla, "kv", out="kv", out_features=N * (mla.nope_dim + mla.v_dim))
+    kv_columns = shape.heads * (mla.nope_dim + mla.v_dim)
+    kv_ops, kv_latent = _list_up_projection(local, mla, "kv", out="kv", out_features=kv_columns)
     gated = _gate_output(local, shape) if model.output_gate else []
-    out_source = "og" if gated else "o"
     out = list_row_parallel(
         local,
         "attention.out",
-        out_source,
+        "og" if gated else "o",
         "a",
-        in_features=N * mla.v_dim,
+        in_features=shape.heads * mla.v_dim,
         out_features=model.width,
         bias=model.out_bias,
     )
-    if indexer is not None:
+    if mla.indexer is not None:
         key, has_indexer = (*key_tensors, "ckv")[0], model.has_indexer(layer)
         sparse = attend_to_chosen(local, kv_latent, q="q", key=key, chosen_here=has_indexer)
         return [*ops, *up_ops, *key_ops, *map(_gather_once, kv_ops[:-1]), *sparse, *gated, *out]
-    up_ops += [*key_ops, *kv_ops]
-    q = "qs" if mla.scaled == "queries" else "q"
-    # Keys and values are views of kv, which is kept as one for the values; their gradients are joined.
-    n_bytes, rope_scratch = rows * N * width, rows * N * mla.rope_dim * width
-    split_kv = Op(
-        "attention.kv.parts",
-        "message",
-        ("kv",),
-        {"k": 0, "v": 0},
-        gradients={"k": n_bytes * mla.nope_dim, "v": n_bytes * mla.v_dim},
-    )
-    up_ops += [
-        split_kv,
-        # Rotate and concatenate to heads of nope + rope; without positions, concatenate the key alone.
-        *(
-            [
-                rope("rope.q", q, "qr", numel=n_bytes // width * q_dim, width=width)._replace(
-                    forward_scratch=rope_scratch, backward_scratch=rope_scratch
-                )
-            ]
-            if model.has_rope(layer)
-            else []
-        ),
-        rope("rope.k", "k", "kr", numel=n_bytes // width * q_dim, width=width)._replace(
-            reads=("k", *key_tensors, "kv"), differentiates=("k", *key_tensors), forward_scratch=0, backward_scratch=0
-        ),
-    ]
-    q = "qr" if model.has_rope(layer) else q
+    rotated_ops, q = _list_latent_heads(local, mla, key_tensors, layer=layer)
+    core = _list_core(local, q=q, k="kr", v="v", layer=layer, value_storage="kv")
+    return [*ops, *up_ops, *key_ops, *kv_ops, *rotated_ops, *core, *gated, *out]
+
+
+def _list_latent_queries(
+    local: Local, mla: MLA, local_input: LinearInput, source: str, *, layer: int
+) -> tuple[list[Op], list[Op]]:
+    """List the operations of queries, of a gate and of an indexer: those down to the latent, and those up from it."""
+    model, shape, indexer = local.model, local.attention(layer), mla.indexer
+    q_columns, gate_columns = shape.heads * (mla.nope_dim + mla.rope_dim), model.count_gate_columns(shape)
+    ops, up_ops = [*local_input.ops], list[Op]()
+    has_gate = model.output_gate and not (mla.q_rank is not None and mla.gates_queries)
+    if mla.q_rank is None or has_gate:
+        gathered_input = LinearInput(local, source, in_features=model.width, rows=local.stream_rows)
+        ops += [op for op in gathered_input.ops if op.kind != "cast"]
+        if mla.q_rank is None:
+            ops.append(gathered_input.column("attention.q", "q", out_features=q_columns))
+        if has_gate:
+            ops.append(gathered_input.column("attention.gate", "gate", out_features=gate_columns))
+    if mla.q_rank is None:
+        return ops, up_ops
+    ops.append(local_input.column("attention.q_down", "cq", out_features=mla.q_rank, bias=model.qkv_bias))
+    if mla.gates_queries:
+        up_ops += _list_gated_queries(local, rank=mla.q_rank, out_features=q_columns, gate_columns=gate_columns)
+    else:
+        up_ops += _list_up_projection(local, mla, "q", out="q", out_features=q_columns)[0]
+    if mla.scaled == "queries":
+        size = local.rows * q_columns * local.width
+        up_ops.append(elementwise("attention.scale.q", "activation", ("q",), "qs", size=size))
+    if indexer is not None and model.has_indexer(layer):
+        latent, lends = "cqns" if mla.scaled == "latents" else "cqn", model.lends_chosen(layer)
+        up_ops += choose_keys(local, indexer, latent=latent, hidden=source, lends=lends)
+    return ops, up_ops
+
+
+def _list_latent_heads(local: Local, mla: MLA, key_tensors: tuple[str, ...], *, layer: int) -> tuple[list[Op], str]:
+    """List the operations that rotate and concatenate to heads of nope + rope, and return the name of the queries.
+
+    Without positions, only the key is concatenated. Keys and values are views of kv, which is kept as one for the
+    values; their gradients are joined.
+    """
+    model, width, q = local.model, local.width, "qs" if mla.scaled == "queries" else "q"
+    heads = local.rows * local.attention(layer).heads
+    numel, scratch = heads * (mla.nope_dim + mla.rope_dim), heads * mla.rope_dim * width
+    gradients = {"k": heads * width * mla.nope_dim, "v": heads * width * mla.v_dim}
+    ops = [Op("attention.kv.parts", "message", ("kv",), {"k": 0, "v": 0}, gradients=gradients)]
+    if model.has_rope(layer):
+        rotated = rope("rope.q", q, "qr", numel=numel, width=width)
+        ops.append(rotated._replace(forward_scratch=scratch, backward_scratch=scratch))
+        q = "qr"
+    key = rope("rope.k", "k", "kr", numel=numel, width=width)
+    reads = ("k", *key_tensors)
+    ops.append(key._replace(reads=(*reads, "kv"), differentiates=reads, forward_scratch=0, backward_scratch=0))
     if model.has_temperature(layer):
-        up_ops.append(rope("rope.temperature", q, "qt", numel=n_bytes // width * q_dim, width=width))
+        ops.append(rope("rope.temperature", q, "qt", numel=numel, width=width))
         q = "qt"
-    ops += [*up_ops, *_list_core(local, q=q, k="kr", v="v", layer=layer, value_storage="kv")]
-    return [*ops, *gated, *out]
+    return ops, q
 
 
 def _gather_once(op: Op) -> Op:

@@ -75,8 +75,16 @@ def list_experts(local: Local, source: str, *, router_source: str | None = None)
         kept_names = () if "layer" in local.part.recomputed else ("ends",)
         ops[-1] = gather._replace(writes=gather.writes | {"ends": 4 * moe.experts}, always_kept=kept_names)
         ops += [*shared, *_list_grouped_mlp(local, "routed", "returned", rows=received)]
-    combined = "e" if shared else "d"
-    ops.append(
+    ops += _list_combined(local, source, "e" if shared else "d")
+    return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
+
+
+def _list_combined(local: Local, source: str, combined: str) -> list[Op]:
+    """List the sum over the experts of each token, and what is projected up from it or added to it."""
+    model, moe = local.model, local.model.moe
+    assert moe is not None
+    size, row_size = (local.stream_rows * columns * local.width for columns in (model.width, model.expert_width))
+    ops = [
         Op(
             "moe.combine",
             "embedding",
@@ -85,7 +93,7 @@ def list_experts(local: Local, source: str, *, router_source: str | None = None)
             moved_bytes=(moe.computed_per_token + 1) * row_size,
             moved_backward_bytes=2 * moe.computed_per_token * row_size,
         )
-    )
+    ]
     if moe.latent_width is not None:
         ops += _project(local, "latent.sum", combined, name="moe.latent_up", columns=(moe.latent_width, model.width))
     if moe.identity_experts:  # tokens times the sum of their weights
@@ -99,7 +107,7 @@ def list_experts(local: Local, source: str, *, router_source: str | None = None)
         op = op._replace(parameters=model.width, wgrad_numels=(model.width,), passes_gradient=True)
         ops = [*ops[:-1], rename_tensors(ops[-1], {combined: f"{combined}.u"})]
         ops.append(rename_tensors(op, {combined: f"{combined}.u", f"{combined}.b": combined}))
-    return [*ops, elementwise("moe.add", "add", ("e", "shared"), "d", size=size)] if shared else ops
+    return ops
 
 
 def _project_to_latent(local: Local, source: str) -> tuple[str, list[Op]]:
@@ -315,10 +323,8 @@ def _list_grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list
     assert moe is not None
     local_experts = ceil_div(moe.experts, local.part.ep)
     ffn = moe.ffn // local.part.etp
-    activated, share = "moe.experts.m", "share"
-    ends: tuple[str, ...] = ("ends",)
-    if source == "arrived":
-        share, ends = "arrived.share", ()
+    activated = "moe.experts.m"
+    share, ends = ("arrived.share", ()) if source == "arrived" else ("share", ("ends",))
     entry = LinearInput(local, source, in_features=model.expert_width, rows=rows, needs_all_rows=False)
 
     def to_grouped(op: Op) -> Op:
@@ -344,28 +350,7 @@ def _list_grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list
         wgrad_bytes = 0 if source == "arrived" else ops[-1].wgrad_numels[0] * local.job.precision.gradients_bytes
         first = len(entry.ops)
         ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.expert_width * width - wgrad_bytes))
-    activation = _clamp(
-        _build_activation(local, "moe.experts", size=rows * ffn * width),
-        local,
-        "moe.experts",
-        size=rows * ffn * width,
-        limit=moe.clamp,
-    )
-    # times the fp32 routing weight of each row; so the gradient's product with it is fp32
-    needs_fp32_gradient = ACTIVATIONS[model.activation].widens_weighted_gradient
-    fp32_bytes = rows * ffn * 2 if width < 4 and local.facts.weighs_in_own_kernel and needs_fp32_gradient else 0
-    scratch = activation.backward_scratch + fp32_bytes
-    if model.mlp == "plain" and local.facts.weighs_in_own_kernel:  # the gradient, times the weight
-        scratch = rows * ffn * width
-    if moe.router_weight_on == "inputs" and local.facts.weighs_in_own_kernel:  # gate and up, each times the weight
-        scratch = 2 * rows * ffn * width
-    ops.append(
-        activation._replace(
-            reads=(*activation.reads, share),
-            keeps=(*activation.keeps, share),
-            backward_scratch=scratch,
-        )
-    )
+    ops.append(_weigh_activation(local, share, numel=rows * ffn))
     down_input = activated
     if keeps_casts(local):
         down_input = f"{activated}.cast"
@@ -381,6 +366,24 @@ def _list_grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list
         bias=moe.expert_bias,
     )
     return [*ops, to_grouped(down)]
+
+
+def _weigh_activation(local: Local, share: str, *, numel: int) -> Op:
+    """Return the activation of experts times the fp32 routing weight of each row, the tensor ``share``."""
+    model, moe, width = local.model, local.model.moe, local.width
+    assert moe is not None
+    activation = _build_activation(local, "moe.experts", size=numel * width)
+    activation = _clamp(activation, local, "moe.experts", size=numel * width, limit=moe.clamp)
+    scratch = activation.backward_scratch
+    if local.facts.weighs_in_own_kernel:
+        if width < 4 and ACTIVATIONS[model.activation].widens_weighted_gradient:
+            scratch += numel * 2  # the gradient's product with the weight is fp32, too
+        if model.mlp == "plain":  # the gradient, times the weight
+            scratch = numel * width
+        if moe.router_weight_on == "inputs":  # gate and up, each times the weight
+            scratch = 2 * numel * width
+    reads, keeps = (*activation.reads, share), (*activation.keeps, share)
+    return activation._replace(reads=reads, keeps=keeps, backward_scratch=scratch)
 
 
 def _list_mlp(local: Local, source: str, out: str, *, name: str, ffn: int, sparse: bool = False) -> list[Op]:

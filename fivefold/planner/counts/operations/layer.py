@@ -435,29 +435,36 @@ def list_head(local: Local) -> list[Op]:
         forward_scratch=_count_softmax_bytes(local, rows // sequences),
         message=vocab_reduce,
     )
-    fp32_logits = rows * vocab * 4
-    facts = job.stack.loss_facts
+    if job.stack.loss_facts.chunked:
+        return apply_autocast(local, [*entry_ops, *_list_chunked_loss(local, hidden)])
+    loss = _use_loss_kernels(loss, local, logits)
+    ops = apply_autocast(local, [*entry_ops, *norm_output.ops, project, *norm_output.sums, loss])
+    return [*ops[:-1], _sum_rewards(sequences), ops[-1]] if ranks_pairs and part.cp > 1 else ops
+
+
+def _use_loss_kernels(loss: Op, local: Local, logits: int) -> Op:
+    """Return the loss as the kernels of the job's software compute it from ``logits`` bytes of logits."""
+    stack, fp32_logits, is_cast = local.job.stack, local.rows * local.vocab * 4, local.width < 4
+    facts, compiled, cast_bytes = stack.loss_facts, stack.compiles_loss, logits + fp32_logits if is_cast else 0
     # PyTorch's log-softmax reads long rows for their maximum, for their sum, and to write. Its backward reads the
     # gradient twice, and the result; that gradient is filled with zeros first
     # (pytorch/pytorch@v2.13.0:aten/src/ATen/native/cuda/SoftMax.cu and Loss.cu).
-    compiled, cast_bytes = job.stack.compiles_loss, logits + fp32_logits if width < 4 else 0
-    keeps_logits = facts.retains_logits or (part.piped and job.stack.stage_outputs == "retained")
-    if facts.under_autograd and (
-        facts.in_fp32 or local.autocast_loss
-    ):  # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
-        separate = part.tp > 1 and not job.stack.compiles_loss  # DTensor's loss.py: x - max x; zeros with a one, a sum
-        loss = loss._replace(
+    if facts.under_autograd and (facts.in_fp32 or local.autocast_loss):
+        # fp32 copy, log-softmax; backward: two fp32 gradients before that of the logits
+        separate = local.part.tp > 1 and not compiled  # DTensor's loss.py: x - max x; zeros with a one, a sum
+        keeps_logits = facts.retains_logits or (local.part.piped and stack.stage_outputs == "retained")
+        return loss._replace(
             writes={"loss": 4, "softmax": fp32_logits},
             keeps=("logits", "softmax") if keeps_logits else ("softmax",),
             in_place=False,
-            forward_scratch=fp32_logits * separate + (fp32_logits if width < 4 else 0),
+            forward_scratch=fp32_logits * (separate + is_cast),
             backward_scratch=(2 + separate) * fp32_logits - logits,
             scratch_tensor=fp32_logits,
             moved_bytes=cast_bytes + (2 if compiled else 4) * fp32_logits,
             moved_backward_bytes=cast_bytes + (2 if compiled else 5) * fp32_logits,
         )
-    elif facts.under_autograd:  # the caller holds the logits too
-        loss = loss._replace(
+    if facts.under_autograd:  # the caller holds the logits too
+        return loss._replace(
             writes={"loss": 4, "softmax": logits},
             keeps=("logits", "softmax"),
             in_place=False,
@@ -466,21 +473,18 @@ def list_head(local: Local) -> list[Op]:
             moved_bytes=(3 if compiled else 4) * logits,
             moved_backward_bytes=(4 if compiled else 5) * logits,
         )
-    elif facts.in_fp32:
-        loss = loss._replace(
-            writes={"loss": 4, "softmax": fp32_logits},
-            keeps=("softmax",),
-            in_place=False,
-            # the 16-bit logits are freed before the fp32 ones are copied
-            forward_scratch=fp32_logits - logits if facts.keeps_fp32_logits else 0,
-            # cast, max, subtract, exp, sum, divide: each a kernel (Megatron-LM's cross_entropy.py)
-            moved_bytes=logits + 9 * fp32_logits,
-            moved_backward_bytes=logits + 3 * fp32_logits,
-        )
-    if facts.chunked:
-        return apply_autocast(local, [*entry_ops, *_list_chunked_loss(local, hidden)])
-    ops = apply_autocast(local, [*entry_ops, *norm_output.ops, project, *norm_output.sums, loss])
-    return [*ops[:-1], _sum_rewards(sequences), ops[-1]] if ranks_pairs and part.cp > 1 else ops
+    if not facts.in_fp32:
+        return loss
+    return loss._replace(
+        writes={"loss": 4, "softmax": fp32_logits},
+        keeps=("softmax",),
+        in_place=False,
+        # the 16-bit logits are freed before the fp32 ones are copied
+        forward_scratch=fp32_logits - logits if facts.keeps_fp32_logits else 0,
+        # cast, max, subtract, exp, sum, divide: each a kernel (Megatron-LM's cross_entropy.py)
+        moved_bytes=logits + 9 * fp32_logits,
+        moved_backward_bytes=logits + 3 * fp32_logits,
+    )
 
 
 def _sum_rewards(sequences: int) -> Op:
