@@ -16,7 +16,7 @@ from fivefold.adapter import (
     Adapter,
     expand_targets,
 )
-from fivefold.base_format import BASE_FORMATS, FOUR_BIT_BASES, BaseFormat
+from fivefold.base_format import BASE_FORMATS, FOUR_BIT_BASES
 from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
@@ -40,7 +40,7 @@ from fivefold.trainer.checkpoint.peft_adapter import (
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.generate.source import WeightSource
 from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, sequence_keys
-from fivefold.trainer.model.quantized.formats import FORMATS
+from fivefold.trainer.model.quantized.formats import allocate
 from fivefold.trainer.model.quantized.fp8 import Fp8Weight
 from fivefold.trainer.model.quantized.int8 import Int8Weight
 from fivefold.trainer.model.quantized.weight import MatrixSlice
@@ -715,9 +715,11 @@ SHAPES = ((3, 2), (3, 64), (7, 100), (60, 100), (64, 64), (69, 1000), (130, 254)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("base", [base for base in FORMATS if base is not None and base.is_four_bit], ids=str)
-def test_codes_and_scales_equal_those_of_bitsandbytes(base: BaseFormat, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", FOUR_BIT_BASES)
+@pytest.mark.parametrize("is_double", [True, False])
+def test_codes_and_scales_equal_those_of_bitsandbytes(name: str, is_double: bool, dtype: torch.dtype) -> None:
     functional = pytest.importorskip("bitsandbytes.functional")
+    base = BASE_FORMATS[name]._replace(double_quantization=is_double)
     generator = torch.Generator().manual_seed(3)
     for shape in SHAPES:
         for std in (1e-3, 0.02, 3.0):
@@ -726,9 +728,7 @@ def test_codes_and_scales_equal_those_of_bitsandbytes(base: BaseFormat, dtype: t
             packed, state = functional.quantize_4bit(
                 weight, blocksize=64, compress_statistics=base.double_quantization, quant_type=base.name
             )
-            (ours,), buffers = FORMATS[base].allocate(
-                [MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device
-            )
+            (ours,), buffers = allocate(base, [MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device)
             assert torch.equal(ours.quantize(weight), packed.view(-1))
             scales = [state.absmax]
             if base.double_quantization:
@@ -747,7 +747,7 @@ def test_codes_and_scales_in_int8_equal_those_of_bitsandbytes(dtype: torch.dtype
             weight = (torch.randn(shape, generator=generator) * std).to(dtype)
             theirs = nn.Int8Params(weight.clone(), requires_grad=False).to("cpu")
             (ours,), buffers = Int8Weight.allocate(
-                [MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device
+                BASE_FORMATS["int8"], [MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device
             )
             codes = ours.quantize(weight)
             assert torch.equal(codes.view(torch.int8).view(shape), theirs.CB)
@@ -770,7 +770,9 @@ def test_codes_and_scales_in_fp8_equal_those_of_transformers(shape: tuple[int, i
         weight = (torch.randn(shape, generator=torch.Generator().manual_seed(3)) * std).to(dtype)
         weight[:128, :128] = 0
         theirs = integration.Fp8Quantize(quantizer).convert({"up.weight": weight})
-        (ours,), buffers = Fp8Weight.allocate([MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device)
+        (ours,), buffers = Fp8Weight.allocate(
+            BASE_FORMATS["fp8"], [MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device
+        )
         codes = ours.quantize(weight)
         assert torch.equal(codes.view(shape), theirs["up.weight"].view(torch.uint8))
         assert torch.equal(ours.scales, theirs["up.weight_scale_inv"])
@@ -783,7 +785,9 @@ def test_codes_and_scales_in_fp8_equal_those_of_transformers(shape: tuple[int, i
 def test_blocks_in_fp8_at_the_ends_of_a_matrix_are_smaller() -> None:
     """Their values are those of full blocks padded with zeros; rows are dequantized from within a block too."""
     weight = torch.randn(300, 200, generator=torch.Generator().manual_seed(3))
-    (ours,), _ = Fp8Weight.allocate([MatrixSlice.from_shape(weight.shape)], dtype=weight.dtype, device=weight.device)
+    (ours,), _ = Fp8Weight.allocate(
+        BASE_FORMATS["fp8"], [MatrixSlice.from_shape(weight.shape)], dtype=weight.dtype, device=weight.device
+    )
     codes = ours.quantize(weight)
     dequantized = ours.dequantize(codes)
     assert torch.equal(dequantized, round_to_fp8(weight))

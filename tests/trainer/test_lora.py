@@ -15,7 +15,7 @@ from fivefold.record import UserError
 from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights
 from fivefold.trainer.engine import Engine
-from fivefold.trainer.model.quantized.formats import FORMATS
+from fivefold.trainer.model.quantized.formats import round_to
 from fivefold.trainer.supported import check_supported
 from tests.selection import mark_share
 from tests.trainer.test_parity import PLAIN, TIED, reference
@@ -62,7 +62,7 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
     }
     if adapter.base_format is not None:
         drawn |= {
-            weight.name: FORMATS[adapter.base_format].round(drawn[weight.name], dtype=torch.float32)
+            weight.name: round_to(adapter.base_format, drawn[weight.name], dtype=torch.float32)
             for weight in listed
             if is_gemm_weight(weight) and not weight.is_adapter
         }

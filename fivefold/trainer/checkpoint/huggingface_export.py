@@ -105,37 +105,26 @@ def export(
         return _export_adapter(checkpoint, folder, manifest, dtype=dtype or "fp32", base=base)
     dtype = dtype or "bf16"
     config = to_config(manifest.model) | {"torch_dtype": {"bf16": "bfloat16", "fp32": "float32"}[dtype]}
+    family, torch_dtype = config["model_type"], DTYPES[dtype]
     for number, file in enumerate(manifest.files):
         report("checks", number, len(manifest.files))
         checkpoint_folder.verify(checkpoint, (file,))
     merged = merged_adapter.open_checkpoint(checkpoint, manifest, base=base) if merge else None
     read = partial(_read_checkpoint, checkpoint) if merged is None else partial(_fill_from_merged, merged)
     wanted = dict[str, list[TensorPart]]()
-    for part in list_tensors(manifest.model, family=config["model_type"], copies=True):
+    for part in list_tensors(manifest.model, family=family, copies=True):
         wanted.setdefault(part.name, []).append(part)
-    files = list(_divide_into_files(list(wanted.values()), DTYPES[dtype], file_bytes=file_bytes))
-    further = {
-        name: torch.tensor(value, dtype=DTYPES[dtype])
-        for name, value in list_constants(manifest.model, family=config["model_type"]).items()
-    }
-    total = sum(_count_bytes(fused, DTYPES[dtype]) for fused in wanted.values()) + sum(
-        t.nbytes for t in further.values()
-    )
+    files = list(_divide_into_files(list(wanted.values()), torch_dtype, file_bytes=file_bytes))
+    constants = list_constants(manifest.model, family=family)
+    further = {name: torch.tensor(value, dtype=torch_dtype) for name, value in constants.items()}
+    total = sum(_count_bytes(fused, torch_dtype) for fused in wanted.values())
+    total += sum(tensor.nbytes for tensor in further.values())
     with _create_folder(folder, checkpoint=checkpoint, total=total) as temporary:
-        _write(
-            temporary,
-            read,
-            files,
-            config,
-            further,
-            total=total,
-            model=manifest.model,
-            dtype=DTYPES[dtype],
-            report=report,
-        )
+        model = manifest.model
+        _write(temporary, read, files, config, further, total=total, model=model, dtype=torch_dtype, report=report)
     return Exported(
         folder=str(folder),
-        family=config["model_type"],
+        family=family,
         step=manifest.progress.step,
         dtype=dtype,
         tensors=len(wanted) + len(further),

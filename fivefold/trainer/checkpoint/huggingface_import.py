@@ -230,7 +230,7 @@ def _start(path: Path, *, built: Built, model: Model) -> None:
     folder = HuggingFaceFolder.open(path, model=model)
     for shard in built.base_shards:
         if shard.stored is not None:  # the scales are those of the full weight, on every rank
-            base = shard.stored.base
+            base = shard.stored
             if (
                 base.name == folder.model.quantization
                 and shard.name.removesuffix(".weight") in folder.model.unquantized

@@ -29,7 +29,7 @@ from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from fivefold.trainer.model.lora import merge_adapter
 from fivefold.trainer.model.precision import Dtypes
-from fivefold.trainer.model.quantized.formats import FORMATS
+from fivefold.trainer.model.quantized.formats import round_to
 
 
 @dataclass(frozen=True)
@@ -104,11 +104,12 @@ class MergedFolder:
 
     def _dequantize_matrix(self, ours: str, *, expert: int | None = None) -> Tensor:
         """Return a matrix that the run held in few bits, or that of an expert."""
-        assert self.dequantized is not None
         matrix, base = self.base.read_matrix(ours, expert=expert), self.adapter.base_format
+        assert self.dequantized is not None
+        assert base is not None
         if self.base.read_codes(ours, base=base, expert=expert) is not None:  # trained over as published
             return matrix.to(self.dequantized)
-        return FORMATS[base].round(matrix, dtype=self.dequantized)
+        return round_to(base, matrix, dtype=self.dequantized)
 
 
 def open_checkpoint(path: Path, manifest: Checkpoint, *, base: Path | None = None) -> MergedFolder:

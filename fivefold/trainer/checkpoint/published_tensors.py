@@ -35,7 +35,7 @@ from fivefold.base_format import (
 )
 from fivefold.model.huggingface.quantization import find_quantization
 from fivefold.record import UserError
-from fivefold.trainer.model.quantized.formats import FORMATS
+from fivefold.trainer.model.quantized.formats import allocate
 from fivefold.trainer.model.quantized.four_bit import list_scale_values, list_values
 from fivefold.trainer.model.quantized.weight import MatrixSlice
 from fivefold.units import ceil_div
@@ -128,7 +128,7 @@ class QuantizedTensor:
 
     def __getitem__(self, slices: Any) -> Tensor:
         full = MatrixSlice.from_shape(torch.Size(self.shape))
-        (stored,), _ = FORMATS[self.base].allocate([full], dtype=torch.float32, device=CPU)
+        (stored,), _ = allocate(self.base, [full], dtype=torch.float32, device=CPU)
         return stored.dequantize(stored.keep(*self.read_parts()))[slices]
 
 

@@ -31,8 +31,6 @@ from fivefold.model.weights import Weight, resolve_freeze
 from fivefold.trainer.model.embed_lora import AdaptedTable
 from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.precision import Dtypes
-from fivefold.trainer.model.quantized.formats import FORMATS
-from fivefold.trainer.model.quantized.weight import QuantizedWeight
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.fp8_gather import Payload, Scales
 from fivefold.trainer.parallel.gradients import ExtraReduce, Gradients, InFlightReduction
@@ -63,67 +61,67 @@ class ShardPlacement:
         layers = list_stage_layers(self.model, self.layout)
         last = self.table.stages - 1
         zero_units = list[ZeroUnit]()
-        freezes = self.job.freezes_text
-        model_units = list_units(self.model, self.job)
-        frozen = resolve_freeze(self.model, self.job.freeze)
+        embedding, *blocks, head = list_units(self.model, self.job)
         backwards = self._count_backwards()
         both_ends = {0, last} <= set(rank_stages)
         table: list[ZeroUnit] = []  # the tied embedding's unit, if the head uses it on this rank
         for stage in rank_stages:
             groups = list[list[ZeroUnit]]()  # that are prefetched together
             if stage == 0:
-                is_shared_here = self.model.shares_table and both_ends
-                # other passes run between the two gradients of a tied embedding if both its stages are on this rank
-                embed = self._zero_units(
-                    model_units[0], backwards[0], every_micro_batch=not is_shared_here or last == 0
-                )
-                groups += ([unit] for unit in embed)
-                if is_shared_here:
-                    table = embed[:1]
-                if is_shared_here and table[0].shards and table[0].shards[0].name == "embed.tokens.weight":
-                    gradients = table[0].gradients
-                    gradients.expected[0] += self._count_uses("embed.tokens.weight") * (
-                        1 if gradients.every_micro_batch else backwards[last]
-                    )
-                reads_factor = isinstance(self.module.embed.tokens, AdaptedTable)
-                keeps_embedding = bool(table) or (reads_factor and self.job.stack.reshard == "backward")
-                attach(self.module.embed, embed[:1], keep=keeps_embedding, shared=True, backward=reads_factor)
-            for layer in layers[stage]:
-                block = self._zero_units(model_units[1 + layer], backwards[stage])
-                keeps_weights = self.job.stack.reshard == "backward"
-                has_post_norm = self.model.get_block(layer) in ("post", "post_sum")
-                # a frozen norm has no gradient that ends the backward; AltUp reads the stream before the norm
-                ends_at_input = has_post_norm or freezes or self.model.altup is not None
-                for unit in block:
-                    unit.has_backward = layer >= frozen.first_backward
-                attach(self.module.blocks[layer], block, keep=keeps_weights, ends_at_input=ends_at_input)
-                groups.append(block)
+                groups += ([unit] for unit in self._place_embedding(embedding, backwards, both_ends=both_ends))
+                table = groups[0] if self.model.shares_table and both_ends else []
+            groups += (self._place_block(layer, blocks[layer], backwards[stage]) for layer in layers[stage])
             if stage == last:
-                head = self._zero_units(model_units[-1], backwards[stage])
                 if self.model.shares_table and not both_ends:
-                    table = self._zero_units(FsdpUnit("embed", model_units[0].weights[:1]), backwards[stage])
+                    table = self._zero_units(FsdpUnit("embed", embedding.weights[:1]), backwards[stage])
                     groups.append(table)
-                for unit in (head[0], *([] if both_ends else table)):
-                    uses_per_weight = [self._count_uses(shard.name) for shard in unit.shards]
-                    expected = unit.gradients.expected
-                    expected[:] = [uses * count for uses, count in zip(uses_per_weight, expected, strict=True)]
-                # onward="": it would prefetch a block otherwise
-                attach(
-                    self.module.head,
-                    [*head, *table],
-                    keep=True,
-                    shared=True,
-                    prefetch_direction="",
-                    ends_at_input=freezes,
-                )
-                if table:
-                    head[0].add_sibling(table[0])
-                groups += ([unit] for unit in head)
+                groups += ([unit] for unit in self._place_head(head, backwards[stage], table, both_ends=both_ends))
             _link_prefetch(groups)
             zero_units += (unit for group in groups for unit in group)
         if self.job.precision.gathers == "fp8":
             _use_fp8_gathers(zero_units, self.job.precision)
         return zero_units
+
+    def _place_embedding(self, unit: FsdpUnit, backwards: list[int], *, both_ends: bool) -> list[ZeroUnit]:
+        """Build and attach the units of the embedding; ``both_ends``: the head is on this rank too."""
+        shares_table, last = self.model.shares_table and both_ends, self.table.stages - 1
+        # other passes run between the two gradients of a tied embedding if both its stages are on this rank
+        embed = self._zero_units(unit, backwards[0], every_micro_batch=not shares_table or last == 0)
+        if shares_table and embed[0].shards and embed[0].shards[0].name == "embed.tokens.weight":
+            gradients = embed[0].gradients
+            gradients.expected[0] += self._count_uses("embed.tokens.weight") * (
+                1 if gradients.every_micro_batch else backwards[last]
+            )
+        reads_factor = isinstance(self.module.embed.tokens, AdaptedTable)
+        keeps_embedding = shares_table or (reads_factor and self.job.stack.reshard == "backward")
+        attach(self.module.embed, embed[:1], keep=keeps_embedding, shared=True, backward=reads_factor)
+        return embed
+
+    def _place_block(self, layer: int, unit: FsdpUnit, backwards: int) -> list[ZeroUnit]:
+        """Build and attach the units of the block of ``layer``."""
+        block = self._zero_units(unit, backwards)
+        has_post_norm = self.model.get_block(layer) in ("post", "post_sum")
+        # a frozen norm has no gradient that ends the backward; AltUp reads the stream before the norm
+        ends_at_input = has_post_norm or self.job.freezes_text or self.model.altup is not None
+        for zero_unit in block:
+            zero_unit.has_backward = layer >= resolve_freeze(self.model, self.job.freeze).first_backward
+        keeps_weights = self.job.stack.reshard == "backward"
+        attach(self.module.blocks[layer], block, keep=keeps_weights, ends_at_input=ends_at_input)
+        return block
+
+    def _place_head(self, unit: FsdpUnit, backwards: int, table: list[ZeroUnit], *, both_ends: bool) -> list[ZeroUnit]:
+        """Build the units of the head and attach them with the ``table`` that it shares with the embedding."""
+        head = self._zero_units(unit, backwards)
+        for zero_unit in (head[0], *([] if both_ends else table)):
+            uses_per_weight = [self._count_uses(shard.name) for shard in zero_unit.shards]
+            expected = zero_unit.gradients.expected
+            expected[:] = [uses * count for uses, count in zip(uses_per_weight, expected, strict=True)]
+        # prefetch_direction="": it would prefetch a block otherwise
+        frozen, units = self.job.freezes_text, [*head, *table]
+        attach(self.module.head, units, keep=True, shared=True, prefetch_direction="", ends_at_input=frozen)
+        if table:
+            head[0].add_sibling(table[0])
+        return head
 
     def _count_backwards(self) -> list[int]:
         """Return the number of backwards of each stage on this rank per step."""
@@ -180,15 +178,18 @@ class ShardPlacement:
         shards = [WeightShard(make_local(weight), axis=shard) for weight in weights]
         dtypes = Dtypes(self.job.precision)
         zero_policy = get_policy(self.layout, self.job) if shard.size > 1 else POLICIES[0]
-        frozen = [make_local(weight) for weight in every_weight if weight not in weights]
-        unsharded_axis = AxisGroup(
-            shard.name, 0, shard.ranks[:1], None
-        )  # frozen weights that stay gathered are on every rank
-        if zero_policy.weights_stay:
-            frozen = [weight._replace(holders=weight.holders * shard.size) for weight in frozen]
-        every_micro_batch = (
-            every_micro_batch and not zero_policy.gradients_stay and reduces_every_micro_batch(self.layout, self.job)
-        )
+        base, frozen_axis, frozen_copies = self.job.base_format, shard, 1
+        if zero_policy.weights_stay:  # frozen weights that stay gathered are on every rank
+            frozen_axis, frozen_copies = AxisGroup(shard.name, 0, shard.ranks[:1], None), shard.size
+        frozen = [
+            WeightShard(
+                local._replace(holders=local.holders * frozen_copies),
+                axis=frozen_axis,
+                stored=base if is_quantized(local.weight, base) else None,
+            )
+            for local in (make_local(weight) for weight in every_weight if weight not in weights)
+        ]
+        every_micro_batch &= not zero_policy.gradients_stay and reduces_every_micro_batch(self.layout, self.job)
         overlaps = "dp" in self.job.stack.overlap and ranks.streams
         gradients = Gradients(
             shards,
@@ -209,14 +210,7 @@ class ShardPlacement:
             self.module,
             shards,
             gradients,
-            frozen=[
-                WeightShard(
-                    weight,
-                    axis=unsharded_axis if zero_policy.weights_stay else shard,
-                    stored=self._find_format(weight.weight),
-                )
-                for weight in frozen
-            ],
+            frozen=frozen,
             shard=shard,
             policy=zero_policy,
             dtypes=dtypes,
@@ -225,11 +219,6 @@ class ShardPlacement:
             wgrad_store=self.wgrad_store if defers_gradients else None,
             offloads="optimizer" in self.layout.list_offloaded(self.job),
         )
-
-    def _find_format(self, weight: Weight) -> type[QuantizedWeight] | None:
-        """Return the format of a weight that is stored in few bits; None: it is not."""
-        base = self.job.base_format
-        return FORMATS[base] if is_quantized(weight, base) else None
 
     def _defers_head(self, weight: Weight) -> bool:
         """Return whether the weight is part of the head, whose matrix gradient zero-bubble schedules defer."""

@@ -11,9 +11,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from fivefold.base_format import BaseFormat
 from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.sharding import count_chunk_rows
 from fivefold.model.weights import Weight
+from fivefold.trainer.model.quantized.formats import round_to
 from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
 from fivefold.trainer.parallel.mesh import AxisGroup
 
@@ -41,7 +43,7 @@ class WeightShard:
     in few bits, whose elements are bytes; ``quantized`` has its scales.
     """
 
-    def __init__(self, held: LocalWeight, *, axis: AxisGroup, stored: type[QuantizedWeight] | None = None) -> None:
+    def __init__(self, held: LocalWeight, *, axis: AxisGroup, stored: BaseFormat | None = None) -> None:
         self.local_weight, self.name, self.shape = held, held.weight.name, torch.Size(held.local_slice.shape)
         self._row = torch.Size(self.shape[2:] if len(self.shape) == 3 else self.shape[1:])  # shape of one row
         self.columns = self._row.numel()
@@ -77,12 +79,12 @@ class WeightShard:
     @property
     def stored_numel(self) -> int:
         """Return the elements of a padded chunk in its storage, which are bytes if the weight is in few bits."""
-        return self.padded_numel if self.stored is None else self.stored.count_bytes(self.padded_numel)
+        return self.padded_numel if self.stored is None else self.stored.count_element_bytes(self.padded_numel)
 
     def view_local(self, flat: Tensor) -> Tensor:
         """View the unpadded rows of a flat padded chunk [padded_numel] as [rows, …]; in few bits their bytes."""
         if self.stored is not None:
-            return flat[: self.stored.count_bytes(self.rows * self.columns)]
+            return flat[: self.stored.count_element_bytes(self.rows * self.columns)]
         return flat[: self.rows * self.columns].view(self.rows, *self._row)
 
     def load(self, full: Tensor) -> None:
@@ -115,15 +117,16 @@ class WeightShard:
         start = max(self.first_row, offset)
         stop = min(self.first_row + self.rows, offset + self.shape[-2])
         if start < stop:
-            here = [self.quantized.count_bytes((row - self.first_row) * self.columns) for row in (start, stop)]
-            there = [self.quantized.count_bytes((row - offset) * self.columns) for row in (start, stop)]
+            count_bytes = self.quantized.base.count_element_bytes
+            here = [count_bytes((row - self.first_row) * self.columns) for row in (start, stop)]
+            there = [count_bytes((row - offset) * self.columns) for row in (start, stop)]
             self.weight[slice(*here)] = elements[slice(*there)]
 
     def round(self, full: Tensor) -> Tensor:
         """Return the full weight ``full`` in fp32 with the values that it has once it is stored."""
         if self.quantized is None or self.keeps_codes:
             return full.to(self.weight.dtype if self.quantized is None else self.quantized.dtype).float()
-        return type(self.quantized).round(full.to(self.weight.device), dtype=self.quantized.dtype).float()
+        return round_to(self.quantized.base, full.to(self.weight.device), dtype=self.quantized.dtype).float()
 
     def values(self) -> Tensor:
         """Return this shard's rows as they are computed with: dequantized if they are in few bits."""

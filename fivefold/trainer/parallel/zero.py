@@ -21,6 +21,7 @@ from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import Linear, WgradStore, accumulate_grad
 from fivefold.trainer.model.precision import Dtypes
+from fivefold.trainer.model.quantized.formats import allocate
 from fivefold.trainer.parallel.collectives import Pending, all_gather
 from fivefold.trainer.parallel.fp8_gather import Payload
 from fivefold.trainer.parallel.gradients import Gradients, resize
@@ -128,9 +129,9 @@ class ZeroUnit:
         self.quantized_rows = torch.zeros(sum(quantized_sizes), dtype=torch.uint8, device=self.device)
         self.scale_buffers: list[Tensor] = []
         for stored in {part.stored: None for part in quantized if part.stored is not None}:
-            parts = [part for part in quantized if part.stored is stored]
+            parts = [part for part in quantized if part.stored == stored]
             slices = [part.matrix_slice for part in parts]
-            weights, buffers = stored.allocate(slices, dtype=self.dtypes.weights, device=self.device)
+            weights, buffers = allocate(stored, slices, dtype=self.dtypes.weights, device=self.device)
             self.scale_buffers += buffers
             for part, weight in zip(parts, weights, strict=True):
                 part.quantized = weight
@@ -331,7 +332,7 @@ def _set_parameter(module: nn.Module, shard: WeightShard, part: Tensor, *, train
     """Make the parameter of a weight in ``module`` a view of its gathered ``part``."""
     flat = part.view(-1)
     numel = shard.shape.numel()
-    view = flat[:numel].view(shard.shape) if shard.stored is None else flat[: shard.stored.count_bytes(numel)]
+    view = flat[:numel].view(shard.shape) if shard.stored is None else flat[: shard.stored.count_element_bytes(numel)]
     # .data: a new all_gather must not count as an in-place change for autograd
     parameter = nn.Parameter(view.data, requires_grad=trained)
     owner, _, attribute = shard.name.rpartition(".")

@@ -22,7 +22,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fivefold.base_format import BASE_FORMATS, FOUR_BIT_BLOCK, FOUR_BIT_SCALES_BLOCK
+from fivefold.base_format import FOUR_BIT_BLOCK, FOUR_BIT_SCALES_BLOCK, BaseFormat
 from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
 from fivefold.units import ceil_div
 
@@ -49,30 +49,31 @@ class FourBitWeight(QuantizedWeight):
     ``_list_runs``.
     """
 
-    def __init__(self, piece: MatrixSlice, *, dtype: torch.dtype, scales: list[Tensor]) -> None:
-        self.piece, self.shape, self.dtype = piece, piece.shape, dtype
+    def __init__(self, base: BaseFormat, piece: MatrixSlice, *, dtype: torch.dtype, scales: list[Tensor]) -> None:
+        self.base, self.piece, self.shape, self.dtype = base, piece, piece.shape, dtype
         self.scales = scales
         self.runs = _list_runs(piece)
 
     @classmethod
     def allocate(
-        cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
+        cls, base: BaseFormat, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
     ) -> tuple[list[Self], list[Tensor]]:
         """Return the weights of ``slices`` without values, and the buffers of their scales.
 
         With double quantization these are two, of bytes and fp32.
         """
         blocks = [ceil_div(piece.shape.numel(), FOUR_BIT_BLOCK) for piece in slices]
-        block_dtype = torch.uint8 if cls.base.double_quantization else torch.float32
+        block_dtype = torch.uint8 if base.double_quantization else torch.float32
         buffers = [torch.zeros(sum(blocks), dtype=block_dtype, device=device)]
         scales = [[part] for part in (buffers[0].split(blocks) if blocks else ())]
-        if cls.base.double_quantization:
+        if base.double_quantization:
             groups = [ceil_div(piece.full.numel(), FOUR_BIT_BLOCK * FOUR_BIT_SCALES_BLOCK) for piece in slices]
             buffers.append(torch.zeros(sum(groups) + len(groups), dtype=torch.float32, device=device))
             sizes = [size for count in groups for size in (count, 1)]
             outer = iter(buffers[1].split(sizes) if sizes else ())
             scales = [[*parts, next(outer), next(outer)] for parts in scales]
-        return [cls(piece, dtype=dtype, scales=parts) for piece, parts in zip(slices, scales, strict=True)], buffers
+        weights = [cls(base, piece, dtype=dtype, scales=parts) for piece, parts in zip(slices, scales, strict=True)]
+        return weights, buffers
 
     def quantize_matrix(self, matrix: Tensor, *, expert: int | None = None) -> Tensor:
         """Set the scales to those of the full ``matrix``, and return the slice's elements [out · in / 2] of bytes."""
@@ -107,30 +108,6 @@ class FourBitWeight(QuantizedWeight):
             _unpack(elements, self.base.name)[: rows * columns] * scales[first * columns : (first + rows) * columns]
         )
         return values.to(self.dtype).float().view(rows, *self.shape[1:])
-
-
-class Nf4Weight(FourBitWeight):
-    """A weight in nf4 with double quantization, as QLoRA has it."""
-
-    base = BASE_FORMATS["nf4"]
-
-
-class SingleNf4Weight(FourBitWeight):
-    """A weight in nf4 whose scales are in fp32."""
-
-    base = BASE_FORMATS["nf4"]._replace(double_quantization=False)
-
-
-class Fp4Weight(FourBitWeight):
-    """A weight in fp4 with double quantization."""
-
-    base = BASE_FORMATS["fp4"]
-
-
-class SingleFp4Weight(FourBitWeight):
-    """A weight in fp4 whose scales are in fp32, the default of ``BitsAndBytesConfig(load_in_4bit=True)``."""
-
-    base = BASE_FORMATS["fp4"]._replace(double_quantization=False)
 
 
 @torch.library.custom_op("fivefold::quantize_four_bit", mutates_args=())

@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fivefold.base_format import BASE_FORMATS, FP8_BLOCK
+from fivefold.base_format import FP8_BLOCK
 from fivefold.trainer.model.quantized.weight import BlockScaledWeight
 from fivefold.units import ceil_div
 
@@ -24,7 +24,6 @@ LARGEST_CODE = torch.finfo(torch.float8_e4m3fn).max
 class Fp8Weight(BlockScaledWeight):
     """The scales of a weight [out, in] in fp8: ``scales`` [out / 128, in / 128], of each block; of experts stacked."""
 
-    base = BASE_FORMATS["fp8"]
     block = (FP8_BLOCK, FP8_BLOCK)
     scale_dtype = torch.float32
 

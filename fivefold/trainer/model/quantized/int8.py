@@ -17,7 +17,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from fivefold.base_format import BASE_FORMATS
+from fivefold.base_format import BaseFormat
 from fivefold.trainer.model.quantized.weight import MatrixSlice, QuantizedWeight
 
 LARGEST_CODE = 127.0
@@ -27,21 +27,20 @@ CHUNK_ELEMENTS = 2**20  # elements that are dequantized at once without a kernel
 class Int8Weight(QuantizedWeight):
     """The scales of a weight [out, in] in int8: ``absmax`` [out], of each full row."""
 
-    base = BASE_FORMATS["int8"]
-
-    def __init__(self, piece: MatrixSlice, *, dtype: torch.dtype, absmax: Tensor) -> None:
-        self.piece, self.shape, self.dtype = piece, piece.shape, dtype
+    def __init__(self, base: BaseFormat, piece: MatrixSlice, *, dtype: torch.dtype, absmax: Tensor) -> None:
+        self.base, self.piece, self.shape, self.dtype = base, piece, piece.shape, dtype
         self.absmax = absmax
 
     @classmethod
     def allocate(
-        cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
+        cls, base: BaseFormat, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
     ) -> tuple[list[Self], list[Tensor]]:
         """Return the weights of ``slices`` without values, and the buffer of their scales."""
         rows = [piece.shape[0] for piece in slices]
         scales = torch.zeros(sum(rows), dtype=torch.float32, device=device)
         parts = scales.split(rows) if rows else ()
-        return [cls(piece, dtype=dtype, absmax=part) for piece, part in zip(slices, parts, strict=True)], [scales]
+        weights = [cls(base, piece, dtype=dtype, absmax=part) for piece, part in zip(slices, parts, strict=True)]
+        return weights, [scales]
 
     def quantize_matrix(self, matrix: Tensor, *, expert: int | None = None) -> Tensor:
         """Set the scales to those of the full ``matrix``, and return the codes [out · in] of the slice."""

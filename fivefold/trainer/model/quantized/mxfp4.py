@@ -14,7 +14,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fivefold.base_format import BASE_FORMATS, MXFP4_BLOCK
+from fivefold.base_format import MXFP4_BLOCK
 from fivefold.trainer.model.float8.blocks import E2M1, round_to_e2m1
 from fivefold.trainer.model.quantized.weight import BlockScaledWeight
 from fivefold.units import ceil_div
@@ -27,7 +27,6 @@ CHUNK_ELEMENTS = 2**20  # elements that are dequantized at once without a kernel
 class Mxfp4Weight(BlockScaledWeight):
     """The scales of experts [E, out, in] in MXFP4: ``scales`` [E, out, in / 32] of bytes. Elements: two in a byte."""
 
-    base = BASE_FORMATS["mxfp4"]
     block = (1, MXFP4_BLOCK)
     scale_dtype = torch.uint8
 

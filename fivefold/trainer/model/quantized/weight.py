@@ -73,7 +73,7 @@ class MatrixSlice(NamedTuple):
 class QuantizedWeight(ABC):
     """The scales of a weight [out, in], or of a slice of it, which are all here even where ZeRO-3 shards its elements.
 
-    ``shape`` and ``dtype`` are those of the dequantized slice.
+    ``base`` is the format, ``shape`` and ``dtype`` are those of the dequantized slice.
     """
 
     base: BaseFormat
@@ -84,7 +84,7 @@ class QuantizedWeight(ABC):
     @classmethod
     @abstractmethod
     def allocate(
-        cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
+        cls, base: BaseFormat, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
     ) -> tuple[list[Self], list[Tensor]]:
         """Return the weights of ``slices`` without values, and the buffers of which their scales are views."""
 
@@ -120,17 +120,6 @@ class QuantizedWeight(ABC):
         Stacked experts [E, out, in] have E · out rows.
         """
 
-    @classmethod
-    def count_bytes(cls, numel: int) -> int:
-        """Return the bytes of ``numel`` elements."""
-        return cls.base.count_element_bytes(numel)
-
-    @classmethod
-    def round(cls, weight: Tensor, *, dtype: torch.dtype) -> Tensor:
-        """Return ``weight`` as it is computed with in ``dtype`` when it is stored in this format."""
-        (stored,), _ = cls.allocate([MatrixSlice.from_shape(weight.shape)], dtype=dtype, device=weight.device)
-        return stored.dequantize(stored.quantize(weight))
-
 
 class BlockScaledWeight(QuantizedWeight):
     """A weight whose matrices have a scale for each block of ``block`` rows and columns; ``scales`` are of its slice.
@@ -141,13 +130,13 @@ class BlockScaledWeight(QuantizedWeight):
     block: tuple[int, int]
     scale_dtype: torch.dtype
 
-    def __init__(self, piece: MatrixSlice, *, dtype: torch.dtype, scales: Tensor) -> None:
-        self.piece, self.shape, self.dtype = piece, piece.shape, dtype
+    def __init__(self, base: BaseFormat, piece: MatrixSlice, *, dtype: torch.dtype, scales: Tensor) -> None:
+        self.base, self.piece, self.shape, self.dtype = base, piece, piece.shape, dtype
         self.scales = scales
 
     @classmethod
     def allocate(
-        cls, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
+        cls, base: BaseFormat, slices: Sequence[MatrixSlice], *, dtype: torch.dtype, device: torch.device
     ) -> tuple[list[Self], list[Tensor]]:
         """Return the weights of ``slices`` without values, and the buffer of their scales."""
         grids = [[*piece.shape[:-2], *map(ceil_div, piece.shape[-2:], cls.block)] for piece in slices]
@@ -155,7 +144,7 @@ class BlockScaledWeight(QuantizedWeight):
         buffer = torch.zeros(sum(sizes), dtype=cls.scale_dtype, device=device)
         parts = buffer.split(sizes) if sizes else ()
         weights = [
-            cls(piece, dtype=dtype, scales=part.view(grid))
+            cls(base, piece, dtype=dtype, scales=part.view(grid))
             for piece, part, grid in zip(slices, parts, grids, strict=True)
         ]
         return weights, [buffer]

@@ -11,7 +11,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.base_format import BASE_FORMATS, FOUR_BIT_BASES, BaseFormat
-from fivefold.trainer.model.quantized.formats import FORMATS
+from fivefold.trainer.model.quantized.formats import allocate
 from fivefold.trainer.model.quantized.four_bit import VALUES
 from fivefold.trainer.model.quantized.weight import MatrixSlice
 
@@ -57,7 +57,7 @@ def test_a_slice_has_the_values_of_the_full_weight(base: BaseFormat, piece: Matr
     """It has the same codes too; and rows of it, which ZeRO-3 shards, are those of the slice."""
     weight = torch.randn(piece.full, generator=torch.Generator().manual_seed(3)).to(dtype)
     pieces = [MatrixSlice.from_shape(piece.full), piece]
-    (full, ours), buffers = FORMATS[base].allocate(pieces, dtype=dtype, device=weight.device)
+    (full, ours), buffers = allocate(base, pieces, dtype=dtype, device=weight.device)
     dequantized = torch.cat([full.dequantize(full.quantize(weight))[part] for part in piece.parts])
     elements = ours.quantize(weight)
     assert piece.shape == dequantized.shape
@@ -65,7 +65,7 @@ def test_a_slice_has_the_values_of_the_full_weight(base: BaseFormat, piece: Matr
     stacked = dequantized.flatten(0, -2)  # rows of experts
     first = len(stacked) // 3
     rows = len(stacked) - first
-    skipped = ours.count_bytes(first * piece.shape[-1])
+    skipped = base.count_element_bytes(first * piece.shape[-1])
     assert torch.equal(ours.dequantize_rows(elements[skipped:], first=first, rows=rows), stacked[first:].float())
     counted = sum(base.count_scale_bytes(*part.shape) for part in pieces)
     # the scales of scales are those of the full weight
@@ -89,12 +89,12 @@ class CustomOps(TorchDispatchMode):
 @pytest.mark.parametrize(("base", "piece"), SLICES[::2], ids=str)
 def test_fake_weights_are_quantized_and_dequantized_as_real_ones(base: BaseFormat, piece: MatrixSlice) -> None:
     """By torch's own check of the fake kernels, which a dry run executes instead."""
-    (ours,), _ = FORMATS[base].allocate([piece], dtype=torch.bfloat16, device=torch.device("cpu"))
+    (ours,), _ = allocate(base, [piece], dtype=torch.bfloat16, device=torch.device("cpu"))
     with CustomOps() as ops:
         elements = ours.quantize(torch.randn(piece.full))
         ours.dequantize(elements)
         rows = piece.shape.numel() // piece.shape[-1] // 2
-        ours.dequantize_rows(elements[: ours.count_bytes(rows * piece.shape[-1])], first=0, rows=rows)
+        ours.dequantize_rows(elements[: base.count_element_bytes(rows * piece.shape[-1])], first=0, rows=rows)
     assert len(ops.calls) >= 2  # rows in nf4 are dequantized without one
     for op, arguments in ops.calls:
         torch.library.opcheck(op, arguments, test_utils="test_faketensor")
@@ -108,8 +108,8 @@ def test_elements_of_a_slice_in_4_bits_are_bytes_of_bitsandbytes(name: str, is_d
     packed, state = functional.quantize_4bit(weight, blocksize=64, compress_statistics=is_double, quant_type=name)
     columns = cut((128, 512), (slice(0, 128), slice(128, 256)))
     rows = cut((128, 512), (slice(96, 128), slice(0, 512)))
-    stored = FORMATS[BASE_FORMATS[name]._replace(double_quantization=is_double)]
-    (by_columns, by_rows), _ = stored.allocate([columns, rows], dtype=weight.dtype, device=weight.device)
+    base = BASE_FORMATS[name]._replace(double_quantization=is_double)
+    (by_columns, by_rows), _ = allocate(base, [columns, rows], dtype=weight.dtype, device=weight.device)
     assert torch.equal(by_columns.quantize(weight), packed.view(128, 256)[:, 64:128].flatten())
     assert torch.equal(by_columns.scales[0], state.absmax.view(128, 8)[:, 2:4].flatten())  # type: ignore[attr-defined]
     assert torch.equal(by_rows.quantize(weight), packed.view(128, 256)[96:].flatten())
@@ -120,8 +120,8 @@ def test_elements_of_a_slice_in_4_bits_are_bytes_of_bitsandbytes(name: str, is_d
 def test_elements_in_4_bits_are_the_nearest_of_their_block(base: BaseFormat) -> None:
     """Of the 16 values times the largest of the block, by brute force."""
     weight = torch.randn(5, 128, generator=torch.Generator().manual_seed(3))
-    (stored,), (scales,) = FORMATS[base].allocate(
-        [MatrixSlice.from_shape(weight.shape)], dtype=torch.float32, device=weight.device
+    (stored,), (scales,) = allocate(
+        base, [MatrixSlice.from_shape(weight.shape)], dtype=torch.float32, device=weight.device
     )
     dequantized = stored.dequantize(stored.quantize(weight)).view(10, 64)
     blocks = weight.view(10, 64)
@@ -138,8 +138,8 @@ def test_elements_in_mxfp4_are_the_nearest_of_their_block() -> None:
     weight[0, 0, :32] = 0.0
     weight[0, 1, :4] = torch.tensor([4.0, 0.25, -0.75, 2.5])  # 0.25 and 0.75 of the largest power of two: ties
     weight[0, 1, 4:32] = 0.0
-    (stored,), (scales,) = FORMATS[BASE_FORMATS["mxfp4"]].allocate(
-        [MatrixSlice.from_shape(weight.shape)], dtype=torch.float32, device=weight.device
+    (stored,), (scales,) = allocate(
+        BASE_FORMATS["mxfp4"], [MatrixSlice.from_shape(weight.shape)], dtype=torch.float32, device=weight.device
     )
     dequantized = stored.dequantize(stored.quantize(weight))
     values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
