@@ -447,31 +447,37 @@ class ModelShape(Record):
         self._check_lru()
         self._check_shared_kv()
         self._check_per_layer_inputs()
-        if self.moe is not None and self.moe.post_norm and self.block in ("post", "sandwich", "post_sum"):
-            raise ValueError(f"block={self.block!r} already norms the output of the experts: leave moe.post_norm out")
-        joined_norms = self.moe is not None and self.moe.joined_norms
-        if joined_norms and (self.block != "sandwich" or not self.norm_weight or self.norm != "rmsnorm"):
-            raise ValueError(
-                f"moe.joined_norms with block={self.block!r}, norm={self.norm!r} and norm_weight={self.norm_weight} is "
-                "not supported: take block='sandwich', norm='rmsnorm' and norms with weights"
-            )
-        if self.moe is not None and self.moe.shortcut and not self._has_plain_pairs():
-            raise ValueError(
-                "moe.shortcut needs block='pre', an even number of layers that all have a feed-forward, and no dense "
-                "layers, multi-token prediction, hyper-connections or per-layer inputs: change them"
-            )
-        if self.moe is not None and ACTIVATIONS[self.activation].parameters:
-            raise ValueError(
-                f"experts with activation={self.activation!r}, which has trained parameters, are not supported: use "
-                "another activation"
-            )
-        if self.moe is not None and self.moe.dense_layers > self.layers:
-            raise ValueError(f"moe.dense_layers={self.moe.dense_layers} exceeds layers={self.layers}: lower it")
+        self._check_experts()
         if self.rope_scaling is not None and self.rope_scaling.kind == "longrope":
             lengths = {len(self.rope_scaling.short_factors), len(self.rope_scaling.long_factors)}
             if lengths != {self.rope_dim // 2}:
                 raise ValueError(f"longrope needs {self.rope_dim // 2} short and long factors, not {sorted(lengths)}")
         return self
+
+    def _check_experts(self) -> None:
+        """Raise ``ValueError`` for experts whose fields contradict those of the blocks."""
+        moe, block = self.moe, self.block
+        if moe is None:
+            return
+        if moe.post_norm and block in ("post", "sandwich", "post_sum"):
+            raise ValueError(f"block={block!r} already norms the output of the experts: leave moe.post_norm out")
+        if moe.joined_norms and (block != "sandwich" or not self.norm_weight or self.norm != "rmsnorm"):
+            raise ValueError(
+                f"moe.joined_norms with block={block!r}, norm={self.norm!r} and norm_weight={self.norm_weight} is "
+                "not supported: take block='sandwich', norm='rmsnorm' and norms with weights"
+            )
+        if moe.shortcut and not self._has_plain_pairs():
+            raise ValueError(
+                "moe.shortcut needs block='pre', an even number of layers that all have a feed-forward, and no dense "
+                "layers, multi-token prediction, hyper-connections or per-layer inputs: change them"
+            )
+        if ACTIVATIONS[self.activation].parameters:
+            raise ValueError(
+                f"experts with activation={self.activation!r}, which has trained parameters, are not supported: use "
+                "another activation"
+            )
+        if moe.dense_layers > self.layers:
+            raise ValueError(f"moe.dense_layers={moe.dense_layers} exceeds layers={self.layers}: lower it")
 
     def _check_positions(self) -> None:
         """Raise ``ValueError`` for a field that positions of this kind would ignore."""

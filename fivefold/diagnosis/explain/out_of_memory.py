@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from fivefold.diagnosis.explain.frames import Frame, find_phase, find_user_line, parse_traceback
@@ -249,52 +249,52 @@ def _describe_message(message: OutOfMemoryMessage) -> str:
     )
 
 
+def _find_cause_without_figures(message: OutOfMemoryMessage) -> Cause:
+    """Return the reason why the host, an inference engine or the driver had no memory left."""
+    if message.device == "the CPU":
+        return Cause("the host's memory ran out, not a GPU's: ", "fewer workers of the data loader, or offload less")
+    if any(ENGINES.search(frame.file) for frame in message.stack):
+        return Cause(
+            "an inference engine asks for memory of its own, next to what PyTorch keeps: ",
+            "lower its share (gpu_memory_utilization, mem_fraction_static), and call torch.cuda.empty_cache() "
+            "before it wakes up",
+        )
+    return Cause(
+        "the driver had nothing left: other processes, or NCCL's buffers next to a full allocator; ",
+        "look at nvidia-smi, and leave PyTorch less by torch.cuda.set_per_process_memory_fraction",
+    )
+
+
+def _list_other_processes(message: OutOfMemoryMessage, requested: int) -> Iterator[Cause]:
+    """Yield the other processes of the device if they hold what was asked for, and that one may be of the same job."""
+    held_bytes = message.get("others") or 0
+    if held_bytes < requested:
+        return
+    yield Cause(f"other processes hold {show_bytes(held_bytes)} of this device: ", "end them, or use another")
+    own_bytes, largest = message.get("process") or 0, message.get("largest other") or 0
+    if 0.75 * own_bytes < largest < 1.25 * own_bytes:
+        yield Cause(
+            "one of them is about as large as this one: if it is of the same job, two processes use one device; ",
+            "start one process per GPU, call torch.cuda.set_device(LOCAL_RANK), and load files with map_location",
+        )
+
+
 def _list_causes(message: OutOfMemoryMessage) -> list[Cause]:
     """Return the reasons why it did not fit, the most likely cause first."""
     requested = message.get("wanted")
+    if message.device == "the CPU" or requested is None:
+        return [_find_cause_without_figures(message)]
     unused = _count_unused(message) or 0
-    free_bytes = message.get("free")
-    capacity = message.get("capacity")
-    allocated = message.get("allocated") or 0
-    if message.device == "the CPU":
-        return [Cause("the host's memory ran out, not a GPU's: ", "fewer workers of the data loader, or offload less")]
-    if requested is None and any(ENGINES.search(frame.file) for frame in message.stack):
-        return [
-            Cause(
-                "an inference engine asks for memory of its own, next to what PyTorch keeps: ",
-                "lower its share (gpu_memory_utilization, mem_fraction_static), and call torch.cuda.empty_cache() "
-                "before it wakes up",
-            )
-        ]
-    if requested is None:
-        return [
-            Cause(
-                "the driver had nothing left: other processes, or NCCL's buffers next to a full allocator; ",
-                "look at nvidia-smi, and leave PyTorch less by torch.cuda.set_per_process_memory_fraction",
-            )
-        ]
-    causes = []
+    free_bytes, capacity = message.get("free"), message.get("capacity")
     if capacity is not None and requested > capacity:
         reason = f"{show_bytes(requested)} at once is more than the device has: no setting of the allocator helps; "
         return [Cause(reason, SMALLER)]
+    causes = []
     is_full = capacity is not None and unused + (free_bytes or 0) < SPARE * capacity
     if unused + (free_bytes or 0) >= requested > (free_bytes or 0) and not is_full:
         pieces = f"{show_bytes(unused)} are reserved and in no tensor, in pieces too small for {show_bytes(requested)}"
         causes.append(Cause(f"fragmentation: {pieces}; ", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"))
-    if (other_processes := message.get("others") or 0) >= requested:
-        reason = f"other processes hold {show_bytes(other_processes)} of this device: "
-        causes.append(Cause(reason, "end them, or use another"))
-        own_bytes = message.get("process") or 0
-        largest = message.get("largest other") or 0
-        if 0.75 * own_bytes < largest < 1.25 * own_bytes:
-            causes.append(
-                Cause(
-                    "one of them is about as large as this one: if it is of the same job, two processes use one "
-                    "device; ",
-                    "start one process per GPU, call torch.cuda.set_device(LOCAL_RANK), and load files with "
-                    "map_location",
-                )
-            )
+    causes += _list_other_processes(message, requested)
     other_bytes = _sum_memory(message).parts.get("the rest of this process", 0)
     if other_bytes > 4 * GIB:
         causes.append(
@@ -316,10 +316,8 @@ def _list_causes(message: OutOfMemoryMessage) -> list[Cause]:
         return [Cause("the message does not say what is in use; give the complete message, or a memory snapshot")]
     is_fragmented_only = len(causes) == 1 and causes[0].reason.startswith("fragmentation")
     if not causes or (is_fragmented_only and capacity is not None and unused < FULL * capacity):
-        missing_bytes = requested - (free_bytes or 0)
-        reason = (
-            f"tensors fill it: {show_bytes(missing_bytes)} more are needed, and {show_bytes(allocated)} are in use; "
-        )
+        missing, allocated = show_bytes(requested - (free_bytes or 0)), show_bytes(message.get("allocated") or 0)
+        reason = f"tensors fill it: {missing} more are needed, and {allocated} are in use; "
         causes.append(Cause(f"{reason}--against MODEL MACHINE LAYOUT says what should be there, and what would fit"))
     if any(LOSS.search(f"{frame.file} {frame.function}") for frame in message.stack[:LOSS_FRAMES]):
         reason = (

@@ -447,24 +447,8 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
         names.rank[0]: adapter.rank,
         names.alpha[0]: int(alpha),
         names.dropout[0]: adapter.dropout,
+        **_write_targets(adapter, software, model),
     }
-    targets = adapter.targets if model.moe is None else _list_frozen_expert_targets(adapter, model)
-    if parameters := [target for target in EXPERT_TARGETS if target in adapter.targets]:
-        if not names.parameters:
-            raise UserError(
-                f"adapter.targets={','.join(parameters)}: {software} has no key for parameters of experts; use "
-                "targets of attention, or axolotl"
-            )
-        values[names.parameters] = [f"mlp.{target}" for target in parameters]
-    if targets[0] == ALL_LINEAR and names is AXOLOTL:
-        values["lora_target_linear"] = True
-        targets = targets[1:]
-    elif targets[0] == ALL_LINEAR and len(targets) > 1:
-        targets = list_targets(model, adapter)
-    if targets == (ALL_LINEAR,):
-        values[names.targets] = names.every[0]
-    elif targets:
-        values[names.targets] = ",".join(targets) if names is LLAMAFACTORY else list(targets)
     if saved := adapter.modules_to_save:
         values[names.saved] = ",".join(saved) if names is LLAMAFACTORY else list(saved)
     for name, pattern, field in (
@@ -492,6 +476,29 @@ def write_adapter(adapter: Adapter | None, software: str, model: Model) -> dict[
     if is_quantized:
         values |= {names.four[0]: names.four[1], names.nested[0]: adapter.double_quantization}
         values |= {names.four_type: adapter.base} if adapter.base == "fp4" else {}
+    return values
+
+
+def _write_targets(adapter: Adapter, software: str, model: Model) -> dict[str, Any]:
+    """Return the keys of the layers and of the parameters of experts that have adapters."""
+    names, values = ADAPTER_KEYS_OF.get(software, TRL), dict[str, Any]()
+    targets = adapter.targets if model.moe is None else _list_frozen_expert_targets(adapter, model)
+    if parameters := [target for target in EXPERT_TARGETS if target in adapter.targets]:
+        if not names.parameters:
+            raise UserError(
+                f"adapter.targets={','.join(parameters)}: {software} has no key for parameters of experts; use "
+                "targets of attention, or axolotl"
+            )
+        values[names.parameters] = [f"mlp.{target}" for target in parameters]
+    if targets[0] == ALL_LINEAR and names is AXOLOTL:
+        values["lora_target_linear"] = True
+        targets = targets[1:]
+    elif targets[0] == ALL_LINEAR and len(targets) > 1:
+        targets = list_targets(model, adapter)
+    if targets == (ALL_LINEAR,):
+        values[names.targets] = names.every[0]
+    elif targets:
+        values[names.targets] = ",".join(targets) if names is LLAMAFACTORY else list(targets)
     return values
 
 

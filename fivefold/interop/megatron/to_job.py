@@ -359,54 +359,18 @@ def read_pipeline(values: Values, model: Model, *, pp: int) -> dict[str, Any]:
 
 def _read_stages(values: Values, model: Model, pp: int) -> tuple[int, tuple[int, ...]]:
     """Return the virtual stages of each rank, and the layers of each stage if they are not equal."""
-    layers = model.layers
     text = values["pipeline_model_parallel_layout"]
     if text:
-        if other := next((key for key in STAGE_KEYS if values[key]), None):  # TransformerConfig.__post_init__
-            raise UserError(f"{values.origin}: pipeline_model_parallel_layout and {other} both set stages; remove one")
-        sizes = parse_stages(str(text), origin=values.origin)
-        if len(sizes) % pp:
-            raise UserError(
-                f"{values.origin}: pipeline_model_parallel_layout has {len(sizes)} stages, which is not a multiple of "
-                f"pp={pp}; change one"
-            )
-        if 0 in sizes[1:-1]:
-            values.mark_not_modelled(
-                "pipeline_model_parallel_layout",
-                "stages without a layer between the first and the last; read as spread evenly over all",
-            )
-            v = len(sizes) // pp
-            even_layout = Layout(pp=pp, v=v, schedule=get_1f1b_name(v))
-            sizes = tuple(map(len, list_stage_layers(model, even_layout)))
-        return len(sizes) // pp, sizes
+        return _read_stage_layout(values, str(text), model, pp)
     per_stage = values["num_layers_per_virtual_pipeline_stage"]
     v = values["num_virtual_stages_per_pipeline_rank"] or 1
-    first = values["decoder_first_pipeline_num_layers"]
-    last = values["decoder_last_pipeline_num_layers"]
     # Megatron-DeepSpeed counts embedding and head as layers
     counts_both_ends = values["pp_partition_method"] == "type:transformer|embedding"
     ends = (
         counts_both_ends or bool(values["account_for_embedding_in_pipeline_split"]),
         counts_both_ends or bool(values["account_for_loss_in_pipeline_split"]),
     )
-    sizes_of_ranks = [0] * pp
-    if first or last:
-        middle_ranks = pp - bool(first) - bool(last)
-        rest = layers - (first or 0) - (last or 0)
-        if middle_ranks < 1 or rest % middle_ranks:
-            raise UserError(
-                f"{values.origin}: {rest} layers cannot be divided evenly over the {middle_ranks} pipeline ranks "
-                "between the ends; change the first or last number"
-            )
-        sizes_of_ranks = [rest // middle_ranks] * pp
-        sizes_of_ranks[0], sizes_of_ranks[-1] = first or sizes_of_ranks[0], last or sizes_of_ranks[-1]
-    else:
-        if (layers + sum(ends)) % pp:
-            raise UserError(
-                f"{values.origin}: num_layers={layers} is not divisible by pp={pp}; give "
-                "decoder_first_pipeline_num_layers, or account_for_embedding_in_pipeline_split"
-            )
-        sizes_of_ranks = [(layers + sum(ends)) // pp] * pp
+    sizes_of_ranks = _divide_over_ranks(values, model.layers, pp, extra_layers=sum(ends))
     if per_stage:
         if sizes_of_ranks[0] % per_stage:
             raise UserError(
@@ -423,6 +387,49 @@ def _read_stages(values: Values, model: Model, pp: int) -> tuple[int, tuple[int,
     stage_sizes[0] -= ends[0]
     stage_sizes[-1] -= ends[1]
     return v, tuple(stage_sizes)
+
+
+def _read_stage_layout(values: Values, text: str, model: Model, pp: int) -> tuple[int, tuple[int, ...]]:
+    """Return the same from ``pipeline_model_parallel_layout``, which names the layers of each stage."""
+    if other := next((key for key in STAGE_KEYS if values[key]), None):  # TransformerConfig.__post_init__
+        raise UserError(f"{values.origin}: pipeline_model_parallel_layout and {other} both set stages; remove one")
+    sizes = parse_stages(text, origin=values.origin)
+    v = len(sizes) // pp
+    if len(sizes) % pp:
+        raise UserError(
+            f"{values.origin}: pipeline_model_parallel_layout has {len(sizes)} stages, which is not a multiple of "
+            f"pp={pp}; change one"
+        )
+    if 0 in sizes[1:-1]:
+        values.mark_not_modelled(
+            "pipeline_model_parallel_layout",
+            "stages without a layer between the first and the last; read as spread evenly over all",
+        )
+        even_layout = Layout(pp=pp, v=v, schedule=get_1f1b_name(v))
+        sizes = tuple(map(len, list_stage_layers(model, even_layout)))
+    return v, sizes
+
+
+def _divide_over_ranks(values: Values, layers: int, pp: int, *, extra_layers: int) -> list[int]:
+    """Return the layers of each pipeline rank; ``extra_layers``: the ends that count as a layer."""
+    first, last = values["decoder_first_pipeline_num_layers"], values["decoder_last_pipeline_num_layers"]
+    if not first and not last:
+        if (layers + extra_layers) % pp:
+            raise UserError(
+                f"{values.origin}: num_layers={layers} is not divisible by pp={pp}; give "
+                "decoder_first_pipeline_num_layers, or account_for_embedding_in_pipeline_split"
+            )
+        return [(layers + extra_layers) // pp] * pp
+    middle_ranks = pp - bool(first) - bool(last)
+    rest = layers - (first or 0) - (last or 0)
+    if middle_ranks < 1 or rest % middle_ranks:
+        raise UserError(
+            f"{values.origin}: {rest} layers cannot be divided evenly over the {middle_ranks} pipeline ranks "
+            "between the ends; change the first or last number"
+        )
+    sizes = [rest // middle_ranks] * pp
+    sizes[0], sizes[-1] = first or sizes[0], last or sizes[-1]
+    return sizes
 
 
 def parse_stages(text: str, *, origin: str) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from math import ceil, sqrt
+from typing import NamedTuple
 
 from fivefold.machine.spec import Machine
 from fivefold.rendering.charts import Chart, _finish, _import_altair
@@ -11,6 +12,18 @@ from fivefold.rendering.palette import BLUE, LIGHT_INK, ORANGE, PALE_INK, RULE, 
 from fivefold.units import show_bytes, show_flops, show_rate
 
 MAX_DRAWN_NODES = 4  # maximum number of nodes drawn
+
+
+class LabelledBox(NamedTuple):
+    """A frame or a chip: its corners, and a text in it."""
+
+    x: float
+    x2: float
+    y: float
+    y2: float
+    middle: float  # of the text
+    text_y: float
+    text: str
 
 
 def draw_topology(machine: Machine) -> Chart:
@@ -22,43 +35,24 @@ def draw_topology(machine: Machine) -> Chart:
     rows = ceil(per_node / columns)
     frames, chips = [], []
     for node in range(drawn_nodes):
-        left = node * (columns + 1.0)
-        frames.append(
-            {
-                "x": left - 0.35,
-                "x2": left + columns + 0.15,
-                "y": -0.75,
-                "y2": rows + 0.15,
-                "mx": left + columns / 2 - 0.1,
-                "my": -0.45,
-                "text": f"node {node}",
-            }
-        )
-        chips += [
-            {
-                "x": left + index % columns,
-                "x2": left + index % columns + 0.8,
-                "y": index // columns,
-                "y2": index // columns + 0.7,
-                "mx": left + index % columns + 0.4,
-                "my": index // columns + 0.38,
-                "text": str(node * per_node + index),
-            }
-            for index in range(per_node)
-        ]
+        left, right = node * (columns + 1.0), node * (columns + 1.0) + columns
+        middle = left + columns / 2 - 0.1
+        frames.append(LabelledBox(left - 0.35, right + 0.15, -0.75, rows + 0.15, middle, -0.45, f"node {node}"))
+        for index in range(per_node):
+            x, y = left + index % columns, index // columns
+            chips.append(LabelledBox(x, x + 0.8, y, y + 0.7, x + 0.4, y + 0.38, str(node * per_node + index)))
     total_columns = drawn_nodes * (columns + 1.0)
-    lines = [{"x": frame["mx"], "y": rows + 0.15, "y2": rows + 0.75} for frame in frames] if nodes > 1 else []
+    lines = [{"x": frame.middle, "y": rows + 0.15, "y2": rows + 0.75} for frame in frames] if nodes > 1 else []
     across = alt.Scale(domain=[-0.5, total_columns], nice=False)
     down = alt.Scale(domain=[rows + 1.9, -0.9], nice=False)
-    box = {"x": alt.X("x:Q", axis=None, scale=across), "y": alt.Y("y:Q", axis=None, scale=down)}
-    box |= {"x2": "x2:Q", "y2": "y2:Q"}
-    frame = alt.Chart(alt.Data(values=frames))
-    chip = alt.Chart(alt.Data(values=chips))
-    text_encoding = {"x": alt.X("mx:Q", axis=None), "y": alt.Y("my:Q", axis=None), "text": "text:N"}
-    picture = frame.mark_rect(fill=RULE, stroke=PALE_INK).encode(**box) + frame.mark_text(color=PALE_INK).encode(
+    x_axis, y_axis = alt.X("x:Q", axis=None, scale=across), alt.Y("y:Q", axis=None, scale=down)
+    corners = {"x": x_axis, "x2": "x2:Q", "y": y_axis, "y2": "y2:Q"}
+    frame, chip = (alt.Chart(alt.Data(values=[box._asdict() for box in boxes])) for boxes in (frames, chips))
+    text_encoding = {"x": alt.X("middle:Q", axis=None), "y": alt.Y("text_y:Q", axis=None), "text": "text:N"}
+    picture = frame.mark_rect(fill=RULE, stroke=PALE_INK).encode(**corners) + frame.mark_text(color=PALE_INK).encode(
         **text_encoding
     )
-    picture += chip.mark_rect(fill=BLUE, cornerRadius=3).encode(**box)
+    picture += chip.mark_rect(fill=BLUE, cornerRadius=3).encode(**corners)
     picture += chip.mark_text(color=LIGHT_INK, fontSize=10).encode(**text_encoding)
     if lines:
         wire = alt.Chart(alt.Data(values=lines)).mark_rule(strokeWidth=2, color=ORANGE)
@@ -67,14 +61,10 @@ def draw_topology(machine: Machine) -> Chart:
         )
         picture += wire.encode(x=alt.X("x:Q", axis=None), y=alt.Y("y:Q", axis=None), y2="y2:Q") + network.mark_rect(
             fill=ORANGE, cornerRadius=3
-        ).encode(**box)
-    notes = (
-        [{"mx": -0.35, "my": rows + 1.62, "text": f"{nodes - drawn_nodes} more nodes are not drawn"}]
-        if nodes > drawn_nodes
-        else []
-    )
-    if notes:
-        note_chart = alt.Chart(alt.Data(values=notes)).mark_text(align="left", color=PALE_INK, fontSize=11)
+        ).encode(**corners)
+    if nodes > drawn_nodes:
+        note = {"middle": -0.35, "text_y": rows + 1.62, "text": f"{nodes - drawn_nodes} more nodes are not drawn"}
+        note_chart = alt.Chart(alt.Data(values=[note])).mark_text(align="left", color=PALE_INK, fontSize=11)
         picture += note_chart.encode(**text_encoding)
     finished = _finish(picture, title=_spread(machine), subtitle="", height=round((rows + 2.8) * 34))
     return finished.properties(
