@@ -179,7 +179,7 @@ def _count_concatenated(
     recipe, joined = counts.job.precision, counts.job.stack.flat_copies
     sizes, numel = [], rank.joined_numel
     if "gradients" in joined and not get_policy(layout, counts.job).host_gradients:
-        norm_copies = [8 * min(rank.updated_numel, max(_list_numels(counts, layout, runs)))]
+        norm_copies = [8 * min(rank.updated_numel, max(_list_numels(counts, layout, runs), default=0))]
         gradient_copies = [numel * recipe.summed_bytes, numel * recipe.updated_bytes]
         sizes += max(norm_copies, gradient_copies, key=sum) + [constants.bucket_elements * recipe.summed_bytes] * (
             layout.dp > 1 and not counts.job.stack.reduce_bucket

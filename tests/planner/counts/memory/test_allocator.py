@@ -73,6 +73,14 @@ def test_a_flat_copy_of_the_weights_is_reserved_in_its_own_segment() -> None:
     assert 0 <= more - 2 * LLAMA_70B.parameters < 2 * MIB
 
 
+def test_a_stage_that_trains_nothing_concatenates_no_gradients() -> None:
+    """It was a crash, of the largest of no gradients."""
+    job = Job(global_batch=8, freeze=("embed_tokens", "layers[:-1]"), flat_copies=("gradients",))
+    counts, layout = Counts(build_model("llama3-8b"), job), Layout.parse("dp4 pp2 zero3 1f1b mbs1")
+    ranks = count_rank_memory(counts, layout)
+    assert estimate_allocator_totals(counts, layout, ranks).reserved_bytes >= max(rank.peak_bytes for rank in ranks)
+
+
 def test_a_host_that_runs_ahead_reserves_buffers_of_messages_in_flight() -> None:
     """Under sequence parallelism two full sums of each layer and one of the embedding: tokens x D in 16 bits.
 
