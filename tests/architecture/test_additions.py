@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -138,3 +139,12 @@ def test_contributing_names_the_files_of_each_addition(name: str) -> None:
     folders = [str(Path(file).parent) for file in list_new(name)]
     named = {*(insert.file for insert in read_inserts(name)), *(folder.removesuffix("/megacorp") for folder in folders)}
     assert [path for path in named if path not in recipes] == []
+
+
+def test_code_that_contributing_names_is_there() -> None:
+    """Every word of four letters or more in backticks is a word of the code or the name of a file."""
+    text = re.sub(r"```.*?```", "", (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+    named = set(re.findall(r"\b\w{4,}", " ".join(re.findall(r"`([^`]+)`", text))))
+    files = [ROOT / "Makefile", *(path for folder in ("fivefold", "tests") for path in (ROOT / folder).rglob("*.py"))]
+    known = {path.stem for path in files}
+    assert named - known.union(*(re.findall(r"\w+", path.read_text(encoding="utf-8")) for path in files)) == set()
