@@ -125,6 +125,10 @@ def _model_patterns() -> tuple[tuple[str, re.Pattern[str]], ...]:
 SHORT_NAMES = {
     "Nemotron 3 Nano": "nemotron3-nano-30b-a3b",
     "Nemotron V3 Nano 30B": "nemotron3-nano-30b-a3b",
+    "Nemotron 3 Super": "nemotron3-super-120b-a12b",
+    "Nemotron V3 Super 120B": "nemotron3-super-120b-a12b",
+    "Nemotron 3 Ultra": "nemotron3-ultra-550b-a55b",
+    "Nemotron V3 Ultra 550B": "nemotron3-ultra-550b-a55b",
 }
 
 

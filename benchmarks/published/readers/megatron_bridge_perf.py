@@ -4,7 +4,8 @@ Configurations: NVIDIA-NeMo/Megatron-Bridge scripts/performance/configs, read at
 01b2977 (qwen3; 25.09: 4054233), 07eea52 (gpt_oss), 0fa501a, 0132842, 0426418 (deepseek), utils/overrides.py 00538e2:
 distributed optimizer, grad_reduce_in_fp32 off, fused cross-entropy, experts in balance, recomputation only as below.
 From 26.06 on src/megatron/bridge/perf_recipes at 007282e, qwen/common.py, gpt_oss/common.py and nemotronh (Nemotron 3
-Nano: graphs of all but the experts, one fused dispatch, balanced routing, nothing recomputed but on H100).
+Nano: graphs of all but the experts, one fused dispatch, balanced routing, nothing recomputed but on H100). Nemotron 3
+Super: scripts/performance/configs/nemotronh at v0.4.2 (26.04) and v0.5.1 (26.06), perf_recipes at 067f987 (26.08).
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ from fivefold.job import Job
 from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
+from fivefold.model.shape import MTP
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
@@ -47,8 +49,11 @@ REGRESSION = "a known regression of that release"
 ATTENTION_ALONE = "the cores of attention are recomputed and those of Mamba-2 are not; ours are both or none"
 UNKNOWN_RECOMPUTE = "which modules this layout recomputes is not established"
 OFFLOADED = "activations of some of the layers are offloaded (cpu_offloading_num_layers); ours are all or none"
+OFFLOADED_EXPERTS = "the experts' activations alone are offloaded (min_offloaded_tensor_size); ours are all or none"
+MIXED_NVFP4 = "attention, latent projections and the last 14 layers stay in 16 bits (te_quant.cfg): no recipe of ours"
 
 NEMOTRON = "nemotron3-nano-30b-a3b"
+NEMOTRON_SUPER = "nemotron3-super-120b-a12b"
 MIXTURES = (  # recipes read
     "qwen3-30b-a3b",
     "qwen3-235b-a22b",
@@ -57,6 +62,7 @@ MIXTURES = (  # recipes read
     "deepseek-v3-mtp",
     "deepseek-v2-lite",
     NEMOTRON,
+    NEMOTRON_SUPER,
 )
 CHIPS = ("h100", "b200", "b300", "gb200", "gb300")  # of those recipes
 
@@ -69,9 +75,25 @@ def model_of(name: str) -> Model:
     model = find_model(base)
     if model.name == "deepseek-v3" and suffix != "w/o MTP)":
         model = resolve("deepseek-v3-mtp")
+    if model.name == NEMOTRON_SUPER:
+        return add_nemotron_mtp(model)
     if suffix == "tokendrop)" and model.moe:
         return model.replace(moe=model.moe.replace(capacity=1.0))
     return model
+
+
+def add_nemotron_mtp(model: Model) -> Model:
+    """Return Nemotron 3 Super with the two passes of its module of multi-token prediction, attention and experts.
+
+    Megatron-Bridge runs one module twice (mtp_use_repeated_layer); here they are two, with 4.4 B weights more.
+    """
+    assert model.moe is not None
+    return model.replace(
+        mtp=MTP(depth=2),
+        mixers=(*model.mixers, "attention", "attention"),
+        feed_forwards=(*model.feed_forwards, True, True),
+        moe=model.moe.replace(pattern=(*model.moe.pattern, True, True)),
+    )
 
 
 def precision_of(text: str, *, chip: str) -> str:
@@ -89,6 +111,8 @@ def read_recipe_recomputation(model: Model, *, chip: str, precision: str, pp: in
     """Return what the performance recipes recompute, as recomputation groups of a layout."""
     if model.name == "gpt-oss-120b" and precision == "bf16" and chip in ("gb200", "b200", "h100"):
         return "norm+act"  # ["layernorm", "moe_act"]
+    if model.name == NEMOTRON_SUPER:
+        return "norm+act" if chip == "b200" else "none"  # ["moe_act", "layernorm"]
     if model.mtp and chip == "gb300":
         return "none"
     if model.mtp and chip == "b200" and pp == 8:
@@ -116,6 +140,8 @@ def experts_of(model: Model, layout: Layout, *, chip: str, precision: str, relea
     racks, mx = chip.startswith("gb"), precision == "mxfp8"
     if model.name == NEMOTRON:  # ["attn", "mamba", "moe_router", "moe_preprocess"]; HybridEP, from 26.08 on NCCL EP
         return ExpertSettings("partial", "fused")
+    if model.name == NEMOTRON_SUPER:
+        return ExpertSettings("none" if chip == "b200" else "partial", "fused")
     if model.name == "gpt-oss-120b":
         if mx:  # of B300 the line with the full graph is commented out
             return ExpertSettings("full" if racks else "partial", "fused", pairs=True)
@@ -166,6 +192,10 @@ def _rule(row: Row) -> str:
         return REGRESSION
     if name == "Nemotron_3_Nano" and row["hardware"] == "DGX-H100":
         return ATTENTION_ALONE  # ["moe", "layernorm", "core_attn", "moe_act"], as of all rows with its ep=8
+    if name == "Nemotron_3_Super" and row["precision"] == "NVFP4":
+        return MIXED_NVFP4
+    if name == "Nemotron_3_Ultra":
+        return OFFLOADED_EXPERTS
     if integer(row, "fsdp"):
         return OFFLOADED  # 20 to 40 of 80 layers in every such recipe
     return UNKNOWN_RECOMPUTE if name.startswith("DeepSeek") and not _deepseek_recipe_read(row, stages) else ""
@@ -193,7 +223,7 @@ def _case(row: Row) -> Case:
     def seconds(job: Job) -> float:
         # From 26.02.01 on token rates are rounded, by up to 3 %; the TFLOP/s are not. GPT-OSS's count has changed, and
         # Nemotron's is 7 % more than ours.
-        if model.name in ("gpt-oss-120b", NEMOTRON):
+        if model.name in ("gpt-oss-120b", NEMOTRON, NEMOTRON_SUPER):
             return seconds_of_tokens(job, rate=number(row, "tokens_per_s_per_gpu"), ranks=where.ranks)
         rate = number(row, "model_tflops_per_gpu") * 1e12
         return seconds_of_flops(model, job, rate=rate, ranks=where.ranks, count="causal")
@@ -207,7 +237,7 @@ def _case(row: Row) -> Case:
         layout=layout,
         recipe=use_16bit_gradients(precision),
         seconds=seconds,
-    )._replace(held_out=model.name == NEMOTRON)  # read after all constants were set
+    )._replace(held_out=model.name in (NEMOTRON, NEMOTRON_SUPER))  # read after all constants were set
 
 
 def cases() -> Iterator[Case | Excluded]:

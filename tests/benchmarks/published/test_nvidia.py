@@ -28,7 +28,7 @@ def cases(source: str) -> dict[str, Case]:
     [
         (nemo_perf, 12, 18),
         (dgxc_benchmarking, 125, 50),
-        (megatron_bridge_perf, 158, 54),
+        (megatron_bridge_perf, 168, 44),
         (megatron_bridge_memory, 17, 67),
         (deepseek_v3, 1, 4),
     ],
