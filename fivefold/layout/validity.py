@@ -887,10 +887,23 @@ def _find_ungathered(job: Job) -> str:
     return ""
 
 
-def explain_unsharded_factors(model: Model, job: Job, *, tp: int) -> str | None:
-    """Return why tp cannot shard the factors of the job's adapters, in one line; None if it can, or shards none."""
+def explain_unsharded_factors(model: Model, job: Job, *, tp: int, ep: int = 1, etp: int = 1) -> str | None:
+    """Return why these degrees cannot shard the job's adapters, in one line; None if they can, or shard none."""
     adapter, stack = job.adapter, job.stack
-    if adapter is None or not stack.merges_adapters or tp == 1:
+    if adapter is None:
+        return None
+    if adapter.adapts_experts:
+        degrees = {"etp": etp} if stack.kernel_facts.fuses_linears else {"etp": etp, "ep": ep, "tp": tp}
+        if (axis := next((axis for axis, degree in degrees.items() if degree > 1), None)) is not None:
+            software = "" if axis == "etp" else f" and the stack {stack.name}, as PEFT does not shard them"
+            return f"adapters of routed experts are not modelled with {axis}{degrees[axis]}{software}; use {axis}1"
+    padded = pad_vocab(model, job, tp=tp)  # with rows whose norm is 0, by which DoRA would divide
+    if adapter.has_magnitudes and adapter.has_adapter("head.out") and padded > model.vocab:
+        feature = f"DoRA of {HEAD} and a vocabulary of {model.vocab} that is padded to {padded}"
+        return f"adapters are not modelled with {feature}; use kind=lora, or tp1"
+    if tp > 1 and EMBEDDING in adapter.adapted_ends:
+        return f"an adapter of {EMBEDDING} is not modelled with tp{tp}; use dp, cp or pp"
+    if tp == 1 or not stack.merges_adapters:
         return None
     if model.mla is not None:
         return f"adapters of latent attention are not modelled with tp{tp} and the stack {stack.name}; use tp1"
@@ -930,28 +943,11 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
         if below:  # what its pipelines do then is not modelled
             what = f"{'adapters are' if job.adapter else 'freeze is'} not modelled with {below} stages"
             yield f"{what} that have no backward and the stack {job.stack.name}; train a layer of stage 0"
-    if job.adapter is not None and job.adapter.adapts_experts:
-        for axis, degree, is_present in (
-            ("etp", layout.etp, layout.etp > 1),
-            ("ep", layout.ep, layout.ep > 1 and not job.stack.kernel_facts.fuses_linears),
-            ("tp", layout.tp, layout.tp > 1 and not job.stack.kernel_facts.fuses_linears),
-        ):
-            if is_present:
-                software = "" if axis == "etp" else f" and the stack {job.stack.name}, as PEFT does not shard them"
-                yield f"adapters of routed experts are not modelled with {axis}{degree}{software}; use {axis}1"
-    padded = pad_vocab(model, job, tp=layout.tp)  # with rows whose norm is 0, by which DoRA would divide
-    adapter = job.adapter
-    if adapter is not None and adapter.has_magnitudes and adapter.has_adapter("head.out") and padded > model.vocab:
-        feature = f"DoRA of {HEAD} and a vocabulary of {model.vocab} that is padded to {padded}"
-        yield f"adapters are not modelled with {feature}; use kind=lora, or tp1"
-    if (factors := explain_unsharded_factors(model, job, tp=layout.tp)) is not None:
-        yield factors
-    if job.adapter is not None and EMBEDDING in job.adapter.adapted_ends and layout.tp > 1:
-        yield f"an adapter of {EMBEDDING} is not modelled with tp{layout.tp}; use dp, cp or pp"
+    factors = explain_unsharded_factors(model, job, tp=layout.tp, ep=layout.ep, etp=layout.etp)
     schedule = explain_unsupported_schedule(layout.schedule, job)
     base = explain_unsharded_base(job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
     cut, cut_experts = explain_cut_block(model, job, tp=layout.tp), explain_cut_experts(model, job, etp=layout.etp)
-    yield from filter(None, (schedule, base, cut, cut_experts))
+    yield from filter(None, (factors, schedule, base, cut, cut_experts))
 
 
 def explain_unsharded_offload(offloaded: Iterable[Offloaded], *, zero: int, stack: Stack) -> str | None:

@@ -227,11 +227,16 @@ class Space:
         rows = rows[job.even_batch % rows[:, 0] == 0]
         if moe and "ep" in self.axes:
             cuts = list_divisors(moe.ffn) if self.stack.expert_tensor else [1]
-            cuts = [etp for etp in cuts if explain_cut_experts(model, job, etp=etp) is None]
+            cuts = [
+                etp
+                for etp in cuts
+                if explain_cut_experts(model, job, etp=etp) is None
+                if explain_unsharded_factors(model, job, tp=tp, etp=etp) is None
+            ]
+            groups = list_divisors(moe.experts)
+            groups = [ep for ep in groups if explain_unsharded_factors(model, job, tp=tp, ep=ep) is None]
             rows = combine_with_values(rows, 5, cuts, lambda r: r[:, 1] % r[:, 5] == 0)
-            rows = combine_with_values(
-                rows, 4, list_divisors(moe.experts), lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0
-            )
+            rows = combine_with_values(rows, 4, groups, lambda r: r[:, :3].prod(axis=1) // r[:, 5] % r[:, 4] == 0)
         if moe and self.stack.experts_as_mlp:
             rows = rows[rows[:, 5] == np.where(rows[:, 4] == 1, rows[:, 1], 1)]
         rows = combine_with_values(rows, 7, (0, 1), self._mask_context_parallel)

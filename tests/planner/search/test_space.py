@@ -132,6 +132,15 @@ def test_the_space_of_adapters_and_preferences_is_every_legal_layout_once(job: d
     assert mine < every
 
 
+@pytest.mark.parametrize("stack", ["fivefold", "nemo-automodel"])
+@pytest.mark.parametrize("targets", [("q_proj", "experts.gate_up_proj"), ("q_proj", "embed_tokens")], ids=str)
+def test_the_space_of_adapters_that_some_axes_do_not_shard_is_every_legal_layout_once(
+    targets: tuple[str, ...], stack: str
+) -> None:
+    job = Job.model_validate({**dict(JOB), "adapter": {"rank": 8, "targets": targets}, "stack": stack})
+    assert _check_space(MOE, job) < _space(MOE, JOB.replace(stack=job.stack))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", mark_share(8, range(24)))
 def test_the_space_of_a_drawn_job_is_every_legal_layout_once(seed: int) -> None:
