@@ -36,10 +36,13 @@ from tests.endure.files import folder
 from tests.endure.spellings import respell_layout
 
 SMALL = ("tiny", "nano", "llama3-8b", "qwen3-4b", "gpt-oss-20b", "deepseek-v2-lite", "gemma3-1b", "mixtral-8x7b")
-HYBRIDS = ("lfm2-350m", "jamba-v0.1", "kimi-linear-48b-a3b", "nemotron3-nano-30b-a3b", "qwen3.5-35b-a3b")
+HYBRIDS = (
+    "lfm2-350m", "jamba-v0.1", "kimi-linear-48b-a3b", "nemotron3-nano-30b-a3b", "nemotron3-super-120b-a12b",
+    "qwen3.5-35b-a3b", "deepseek-v4-flash",
+)  # fmt: skip
 MACHINES = ("h100", "h200", "a100", "gb200", "l40s", "h800", "mi300x", "v100-16", "gb300")
 INSTANCES = ("p3.8xlarge", "a3-highgpu-2g")  # nodes of fewer GPUs than their chips usually have
-PRECISIONS = ("bf16", "bf16", "bf16", "fp8", "bf16-grad16", "bf16-full")
+PRECISIONS = ("bf16", "bf16", "bf16", "fp8", "fp8-delayed", "fp8-param", "bf16-grad16", "bf16-full")
 STACKS = ("", "", "", "torchtitan", "megatron", "deepspeed", "fsdp2")
 SCHEDULES = ("1f1b", "interleaved", "zb1p", "zbv", "gpipe", "dualpipev")
 SETTINGS: tuple[tuple[str, ...], ...] = (  # of which a job has up to three that are legal with one another
@@ -49,16 +52,20 @@ SETTINGS: tuple[tuple[str, ...], ...] = (  # of which a job has up to three that
     ("adapter=lora:16", "adapter.targets=q_proj,v_proj,experts.gate_up_proj,experts.down_proj"),
     ("adapter=lora:4", "adapter.targets=all-linear,experts.down_proj", "adapter.rank_pattern=experts.down_proj:16"),
     ("adapter=qlora:16",),
+    ("adapter=lora:16", "adapter.base=fp4", "adapter.double_quantization=false"),
+    ("adapter=lora:16", "adapter.base=fp8"),
+    ("adapter=lora:8", "adapter.targets=q_proj,embed_tokens,lm_head"),
     ("adapter=dora:8", "adapter.dropout=0.1"),
     ("adapter=qdora:8",),
     ("adapter=lora:8", "adapter.modules_to_save=embed_tokens,lm_head"),
     ("freeze=embed_tokens,layers[:-2]",),
     ("freeze=layers[1:].mlp",),
     ("objective=dpo",),
+    ("objective=dpo", "adapter=lora:8"),
     ("objective=sft",),
     ("documents=separate",),
     ("offload=optimizer",),
-    ("offload=parameters",),
+    ("offload=optimizer,parameters",),
     ("offload=activations",),
     ("images=1",),
     ("images=1", "freeze_vision_tower=true"),
@@ -193,6 +200,8 @@ def run(number: int, *, seed: int) -> Ended:
         wrong = wrong or judge(code, err)
         if code == 0 and not wrong:
             wrong = next(find_faults(question, json.loads(out)), "")
+        if code == 2 and question.layout not in question.words and "layout '" in err:
+            wrong = f"a layout that was not asked for is not valid: {err}"
     return Ended(question, code, time.process_time() - begin, wrong)
 
 

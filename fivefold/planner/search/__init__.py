@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout, list_divisors
-from fivefold.layout.validity import validate_job
+from fivefold.layout.validity import list_reasons, validate_job
 from fivefold.layout.where import ANY, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -536,6 +536,14 @@ def _describe_no_layout(problem: SearchProblem, *, worlds: Sequence[int], **spac
         fix = f"gbs {near_batch} would allow it, or {binding}" if find_legal(where, larger) else str(binding)
         refused = f"meets {str(where)!r} with gbs {job.global_batch}"
         return f"no layout of {model.name} on {ranks} ranks of {machine.name} {refused}; {fix}"
+    if near_batch == job.global_batch:
+        zero = job.stack.runs.expressible_zero(pp=1)[-1] if ranks > 1 else 0
+        plain = Layout(dp=ranks, zero=zero, mbs=job.min_micro_batch)
+        if (reason := next(list_reasons(plain, model=model, job=job, machine=machine), None)) is not None:
+            return (
+                f"no layout of {model.name} on {ranks} ranks of {machine.name} is valid with {job.stack.name}; that of "
+                f"data parallelism alone, {str(plain)!r}: {reason}"
+            )
     return (
         f"no layout spreads {model.name} with global batch {job.global_batch} over all {ranks} ranks of "
         f"{machine.name}; try gbs {near_batch}, or fewer ranks"

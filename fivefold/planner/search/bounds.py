@@ -339,6 +339,8 @@ class Bounds:
         reductions[:, 0] = 0  # may overlap with the next forward
         copy_out = np.where(gathers, parallel[:, 3], 0.0)
         copy_in = np.where(reduces_often, parallel[:, 4], 0.0)
+        if self.planner.model.shares_table:  # of a pipeline with both ends on one rank, it is reduced once a step
+            copy_in[self.partials.pp[candidates.partial] > 1, 0] = 0
         return (
             np.stack([gather, gather * gathers_again + reductions]),
             np.stack([copy_out, copy_out * gathers_again + copy_in]),

@@ -334,7 +334,7 @@ class Estimates(Tables):
         reduces_often = self.counts.reduces_every_micro_batch(layout)
         is_reduced_at_once = reduces_often or stack.reduce_bucket > 0  # at once into a bucket
         gathers_by_weight = stack.zero3_gather == "weights"  # not all are gathered at the peak of a unit
-        prefetches = not gathers_by_weight and gathers_for_backward(layout, job)
+        prefetches = not (gathers_by_weight or keeps.runs_alone) and gathers_for_backward(layout, job)
         names = [self._pick_representative_unit(run.name) for run in self.runs]
         for name in dict.fromkeys(names):
             state, parts = self.counts.states_with_parts(layout, name)

@@ -700,3 +700,10 @@ def test_every_page_says_that_a_better_layout_may_exist(gap: float | None, line:
         assert ("The best layout is" in text) == bool(line)
         assert line in text
     assert line in result.line()
+
+
+def test_a_search_without_a_valid_layout_says_why_data_parallelism_alone_is_none() -> None:
+    """Not that another batch would help, which is divisible already."""
+    job = Job.model_validate({**dict(FEW), "stack": "fsdp2", "adapter": {"rank": 8, "base": "fp8"}})
+    with pytest.raises(UserError, match=r"'dp8 zero3 mbs1': .* sharded by ZeRO-3; use dp with zero0 to zero2"):
+        search(model=SMALL, machine=NODE, job=job)
