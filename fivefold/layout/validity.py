@@ -77,7 +77,8 @@ def list_reasons(layout: Layout, *, model: Model, job: Job, machine: Machine | N
     yield from _check_pipeline(layout, model=model, job=job)
     yield from _check_ramp(layout, model=model, job=job)
     yield from _check_frozen_layout(layout, model=model, job=job)
-    yield from _check_offload(layout, job)
+    if (offload := explain_unsupported_offload(layout.list_offloaded(job), zero=layout.zero, job=job)) is not None:
+        yield offload
     yield from _check_preferences(layout, model=model, job=job)
 
 
@@ -950,28 +951,23 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
     yield from filter(None, (factors, schedule, base, cut, cut_experts))
 
 
-def explain_unsharded_offload(offloaded: Iterable[Offloaded], *, zero: int, stack: Stack) -> str | None:
-    """Return why what is in host memory cannot be sharded like this, in one line; None if it can be."""
-    if "parameters" in offloaded and zero < 3:
-        return f"offload=parameters is not modelled with zero{zero}; use zero3, on one rank too, or offload=optimizer"
+def explain_unsupported_offload(offloaded: Iterable[Offloaded], *, zero: int, job: Job) -> str | None:
+    """Return why what is in host memory is not modelled with this ZeRO stage or job, in one line; None if it is."""
+    stack, recipe = job.stack, job.precision
+    if "parameters" in offloaded:
+        if zero < 3:
+            return (
+                f"offload=parameters is not modelled with zero{zero}; use zero3, on one rank too, or offload=optimizer"
+            )
+        if recipe.gathers == "fp8":
+            what = f"precision {recipe.name}, which gathers weights in fp8"
+            return f"offload=parameters is not modelled with {what}; use bf16"
+        if job.copies_reference:
+            return "offload=parameters is not modelled with objective=dpo without an adapter; use an adapter"
     if "optimizer" in offloaded and zero not in stack.runs.optimizer_offload_zero:
         fix = " or ".join(f"zero{stage}" for stage in stack.runs.optimizer_offload_zero)
         return f"{stack.name} does not run offload=optimizer with zero{zero}; use {fix}, on one rank too"
     return None
-
-
-def _check_offload(layout: Layout, job: Job) -> Iterator[str]:
-    """Yield the reasons why what is in host memory is not modelled with this layout or job."""
-    offloaded = layout.list_offloaded(job)
-    if (reason := explain_unsharded_offload(offloaded, zero=layout.zero, stack=job.stack)) is not None:
-        yield reason
-    if "parameters" not in offloaded:
-        return
-    yield from _list_present(
-        "offload=parameters is not modelled with",
-        (job.precision.gathers == "fp8", f"precision {job.precision.name}, which gathers weights in fp8", "bf16"),
-        (job.copies_reference, "objective=dpo without an adapter", "an adapter"),
-    )
 
 
 def _check_preferences(layout: Layout, *, model: Model, job: Job) -> Iterator[str]:

@@ -31,8 +31,8 @@ from fivefold.layout.validity import (
     count_max_stages,
     explain_unsharded_base,
     explain_unsharded_factors,
-    explain_unsharded_offload,
     explain_unsupported_2d,
+    explain_unsupported_offload,
     explain_unsupported_schedule,
     is_divisible_by_tp,
     list_unsharded,
@@ -338,7 +338,7 @@ class Space:
             if self.where.is_allowed("zero", zero)
             and self.where.is_allowed("shards", size)
             and explain_unsharded_base(self.job, tp=1, zero=zero, shards=size) is None
-            and explain_unsharded_offload(self.job.offload, zero=zero, stack=self.job.stack) is None
+            and explain_unsupported_offload(self.job.offload, zero=zero, job=self.job) is None
         ]
 
     def _encode_zeros(self, partials: PartialLayouts) -> Ints:

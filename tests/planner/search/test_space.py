@@ -158,6 +158,13 @@ def _draw_model_and_job(some: random.Random) -> tuple[Model, Job]:
             return model, job
 
 
+@pytest.mark.parametrize("other", [{"precision": "fp8-param"}, {"objective": "dpo"}], ids=str)
+def test_the_space_of_offloaded_weights_is_empty_if_they_are_gathered_in_fp8_or_copied(other: dict[str, str]) -> None:
+    job = {**dict(JOB), "offload": ("optimizer", "parameters")}
+    assert _space(DENSE, Job.model_validate(job))
+    assert not _space(DENSE, Job.model_validate(job | other))
+
+
 def test_the_space_of_a_batch_ramp_has_only_layouts_that_divide_every_batch() -> None:
     _check_space(DENSE, JOB.replace(ramp=Ramp(first=4, step=2, every=9)))
 
