@@ -318,6 +318,7 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
         for kind in rules.first_equal_stages
     ]
     totals = count_distinct(lambda held: _sum_states(rules, held))
+    gradient_bytes = [_count_gradients(rules, total) if reductions.is_persistent else 0 for total in totals]
     joined_numels = count_distinct(lambda held: max(_list_update_groups(rules, held)))
     staging_bytes = count_distinct(lambda held: _count_staging_bytes(rules, held))
     scratch = count_distinct(lambda held: count_scratch_bytes(counts, layout, chunks=held))
@@ -335,16 +336,9 @@ def _count_rank_bytes(rules: PassRules) -> RankBytes:
         stages=stages,
         states=totals,
         resident_bytes=[
-            _count_parameters(rules, total)
-            + total.moments
-            + inputs
-            + tables
-            + scales
-            + spare_gradients
-            + staging
-            + (_count_gradients(rules, total) if reductions.is_persistent else 0)
-            for total, tables, scales, spare_gradients, staging in zip(
-                totals, table_bytes, index_bytes, spare_bytes, staging_bytes, strict=True
+            _count_parameters(rules, total) + total.moments + inputs + sum(others)
+            for total, *others in zip(
+                totals, gradient_bytes, table_bytes, index_bytes, spare_bytes, staging_bytes, strict=True
             )
         ],
         recv_buffer_bytes=[_count_receive_buffers(rules, held) for held in stages],

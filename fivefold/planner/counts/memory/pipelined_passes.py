@@ -284,9 +284,9 @@ def _count(table: Table, options: PassOptions, passes: PassStreams) -> PassColum
     if options.has_recv_buffers:
         held_streams = np.zeros_like(held_streams)
         messages = _count_inputs_kept(table, passes, start)
-    leaves_reduction = (
-        ~forward & {"never": np.zeros_like(last), "last": last, "each": np.ones_like(last)}[options.pending_reductions]
-    )
+    pending = {"never": np.zeros_like(last), "last": last, "each": np.ones_like(last)}[options.pending_reductions]
+    leaves_reduction = ~forward & pending
+    activations, gradients = (between_f_and_b, between_b_and_w), (has_sums, has_w_sums, is_reduced_in_b, is_reduced)
     number = np.where(leaves_reduction, 1 + (kind * table.stages + stage) * 2 + last, 0)
     return PassColumns(
         rank,
@@ -296,19 +296,7 @@ def _count(table: Table, options: PassOptions, passes: PassStreams) -> PassColum
         last,
         np.where(start == np.arange(len(rank)), 0, np.append(0, number[:-1])),
         gathered[is_own_stage] & (~is_w if options.keeps_gathered else forward),
-        np.column_stack(
-            [
-                between_f_and_b,
-                between_b_and_w,
-                has_sums,
-                has_w_sums,
-                is_reduced_in_b,
-                is_reduced,
-                gathered_by_others,
-                held_streams,
-                messages,
-            ]
-        ).astype(np.int64),
+        np.column_stack([*activations, *gradients, gathered_by_others, held_streams, messages]).astype(np.int64),
     )
 
 

@@ -506,25 +506,29 @@ def _list_core(
         sums_keys = shape.tied_values and k == "k"  # values made from them have a gradient that is added to theirs
         if not sums_keys:
             core = core._replace(gradients={k: kv_bytes, v: 0} if frees_keys_last else {k: 0, v: kv_bytes})
-    if model.dynamic_mask is not None:  # the mask has a gradient, as large as it
-        mask = rows * job.sequence * heads * width
-        if local.facts.has_own_attention_kernels:  # scores in fp32, which the backward computes again
-            numel = rows * job.sequence * heads
-            core = core._replace(
-                backward_flops=2 * core.flops + core.flops * dims[0] // sum(dims),
-                forward_scratch=numel * (4 + (width if width < 4 else 0)),
-                backward_scratch=numel * 4,
-            )
-        core = core._replace(
-            reads=(*core.reads, "mask"),
-            keeps=(*core.keeps, "mask"),
-            moved_bytes=core.moved_bytes + mask,
-            moved_backward_bytes=core.moved_backward_bytes + 2 * mask,
-        )
+    if model.dynamic_mask is not None:
+        core = _add_mask(core, local, dims=dims)
     ops += _list_unfused(local, core, dims=dims) if job.stack.attention_facts.materializes_scores else [core]
     if out != "o":
         ops.append(swap_heads("attention", out, "o", size=rows * heads * dims[1] * width))
     return ops
+
+
+def _add_mask(core: Op, local: Local, *, dims: tuple[int, int]) -> Op:
+    """Return the attention with a mask of values, which has a gradient as large as it."""
+    numel, width = local.rows * local.job.sequence * core.batch, local.width
+    if local.facts.has_own_attention_kernels:  # scores in fp32, which the backward computes again
+        core = core._replace(
+            backward_flops=2 * core.flops + core.flops * dims[0] // sum(dims),
+            forward_scratch=numel * (4 + (width if width < 4 else 0)),
+            backward_scratch=numel * 4,
+        )
+    return core._replace(
+        reads=(*core.reads, "mask"),
+        keeps=(*core.keeps, "mask"),
+        moved_bytes=core.moved_bytes + numel * width,
+        moved_backward_bytes=core.moved_backward_bytes + 2 * numel * width,
+    )
 
 
 def _uses_dropout_kernel(local: Local) -> bool:
