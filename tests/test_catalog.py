@@ -1,9 +1,9 @@
 """Every model of the catalog through every command that answers questions of it, on a small and on a large machine.
 
-Models that together have every feature are searched on the large machine, where few layouts are tried, and planned,
-compared, reported and dry-run on the small one, with few layers and few of many experts; ``make endure`` takes the
-others. Those that together have most features are proposed a layout, too. ``python -m tests.endure.catalog`` has full
-models and all layouts.
+Models that together have nearly every feature are searched on the large machine, where few layouts are tried, and
+planned, compared, reported and dry-run on the small one, with few layers and few of many experts; ``make endure`` takes
+the others. Those that together have most features are proposed a layout, too. ``python -m tests.endure.catalog`` has
+full models and all layouts.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ JOB = Job(sequence=64, global_batch=8)
 
 
 PROPOSED = 10  # models that are proposed a layout
+FEWEST_NEW = 3  # features that a model adds to those before it: 22 models have 94 % of all, 42 would have all
 MANY_EXPERTS = 128
 
 
@@ -53,13 +54,15 @@ def list_features(record: Record, prefix: str = "") -> Iterator[str]:
 
 @cache
 def cover_features() -> tuple[str, ...]:
-    """Return models that together have every feature of the catalog, those with most new ones first."""
+    """Return models that together have nearly every feature of the catalog, those with most new ones first."""
     features = {name: set(list_features(build_model(name))) for name in CATALOG}
     missing, chosen = set[str]().union(*features.values()), list[str]()
-    while missing:
-        chosen.append(max(features, key=lambda name: len(features[name] & missing)))
-        missing -= features[chosen[-1]]
-    return tuple(chosen)
+    while True:
+        richest = max(features, key=lambda name: len(features[name] & missing))
+        if len(features[richest] & missing) < FEWEST_NEW:
+            return tuple(chosen)
+        chosen.append(richest)
+        missing -= features[richest]
 
 
 MODELS = [name if name in cover_features() else pytest.param(name, marks=pytest.mark.long) for name in CATALOG]

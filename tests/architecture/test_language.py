@@ -156,10 +156,10 @@ def test_a_class_name_is_used_for_one_class() -> None:
     assert shared == set(ALLOWED_CLASSES)
 
 
-def list_comments(text: str) -> Iterator[tuple[int, str]]:
+def list_comments(text: str, tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield the lines of comments and docstrings, without what they quote as code."""
     documented = set()
-    for node in ast.walk(ast.parse(text)):
+    for node in list_nodes(tree):
         is_documented = isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef)
         if is_documented and ast.get_docstring(node, clean=False) is not None:
             documented.update(range(node.body[0].lineno, (node.body[0].end_lineno or 0) + 1))
@@ -193,7 +193,7 @@ def test_comments_use_standard_terms() -> None:
         f"{file.relative_to(ROOT).as_posix()}:{number}: {match[0]}"
         for file in list_files()
         if PATTERN.search(read_text(file))
-        for number, comment in list_comments(read_text(file))
+        for number, comment in list_comments(read_text(file), parse_file(file))
         for match in PATTERN.finditer(comment)
         if match[0].lower() not in ALLOWED_WORDS
     ]
@@ -218,7 +218,8 @@ def test_a_planted_name_is_reported(source: str, fault: str) -> None:
 
 def test_a_planted_word_is_reported() -> None:
     text = 'def f():\n    """Return ``whole`` bytes beside it."""\n    return 1  # the whole sum\n'
-    assert [m[0] for _, line in list_comments(text) for m in PATTERN.finditer(line)] == ["beside", "whole"]
+    comments = [comment for _, comment in list_comments(text, ast.parse(text))]
+    assert [match[0] for comment in comments for match in PATTERN.finditer(comment)] == ["beside", "whole"]
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from fivefold.model.huggingface.read import from_config
 from fivefold.model.shape import DropoutRates
 from tests.model.judged import build_reference, silence_transformers
 from tests.model.mutations import FAMILIES
+from tests.selection import mark_share
 
 DRAWN = {"attention_dropout": 0.125, "hidden_dropout": 0.25, "embedding_dropout": 0.375}
 TOKENS = 5
@@ -39,7 +40,7 @@ def record_dropouts(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[floa
 
 
 @pytest.mark.parametrize("kind", sorted(FAMILIES.keys() - {"falcon"} - CHOOSES_KEYS - TAKES_INTEGERS))
-@pytest.mark.parametrize("given", ["attention_dropout", "all"])
+@pytest.mark.parametrize("given", mark_share(2, ["all", "attention_dropout"]))
 def test_rates_are_those_that_the_reference_applies(kind: str, given: str, monkeypatch: pytest.MonkeyPatch) -> None:
     fields = DRAWN if given == "all" else {given: DRAWN[given]}
     still = {key: 0.0 for key, field in REGISTRY[kind].keys.items() if field in DRAWN}

@@ -20,7 +20,7 @@ from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights
 from fivefold.trainer.engine import Engine
 from tests.selection import mark_share
-from tests.trainer.test_lora import LORA, batches, job_of, measure_distance, train
+from tests.trainer.test_lora import LORA, STEPS, batches, job_of, measure_distance, train
 from tests.trainer.test_parity import PLAIN, TIED, reference
 
 LAST = ("embed_tokens", "layers[:-1]", "norm", "lm_head")
@@ -49,7 +49,7 @@ def train_reference(model: Model, job: Job) -> tuple[list[float], list[dict[str,
     ]
     optimizer = torch.optim.AdamW(groups, lr=1e-3, betas=job.optimizer.betas, eps=job.optimizer.epsilon)
     losses, gradients = [], []
-    for tokens in batches():
+    for tokens in batches()[:STEPS]:
         loss = reference(model, drawn, tokens)
         loss.backward()
         torch.nn.utils.clip_grad_norm_([drawn[name] for name in trained], job.optimizer.clip)
@@ -156,9 +156,8 @@ def resume(folder: Path, before: str, after: str, job: Job) -> tuple[float, dict
             return loss
 
         if is_first:
-            for tokens in batches()[:2]:
-                step(tokens)
-            progress = checkpoint.RunProgress(step=2, samples=16, tokens=16 * job.sequence)
+            step(batches()[0])
+            progress = checkpoint.RunProgress(step=1, samples=8, tokens=8 * job.sequence)
             path = checkpoint.save(directory, built=built, progress=progress, model=PLAIN, layout=layout, job=job)
             continue
         with torch.no_grad():
@@ -166,7 +165,7 @@ def resume(folder: Path, before: str, after: str, job: Job) -> tuple[float, dict
                 shard.weight.zero_()  # what is not restored is seen
         checkpoint.load(path, built=built, model=PLAIN, job=job)
         full = gather_full_weights(built, model=PLAIN)
-        return step(batches()[2]), full
+        return step(batches()[1]), full
     raise AssertionError
 
 
@@ -174,7 +173,7 @@ def test_a_checkpoint_holds_frozen_weights_and_resumes_under_another_layout(fork
     job = freeze_job(*LAST)
     losses, *_ = train_reference(PLAIN, job)
     (loss, full), _ = forked(2, resume, tmp_path, "dp2 zero3 mbs2 ac=full", "tp2 mbs4", job)
-    assert loss == pytest.approx(losses[2], rel=1e-6)
+    assert loss == pytest.approx(losses[1], rel=1e-6)
     frozen = {weight.name: weight for weight in list_weights(PLAIN) if weight.name not in list_trained(PLAIN, job)}
     assert all(
         torch.equal(full[name], draw_initial_weight(weight, model=PLAIN, seed=job.seed))

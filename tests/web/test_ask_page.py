@@ -24,6 +24,7 @@ from fivefold.web.pages.stream import FAILED, Stream, format_event
 from fivefold.web.question import AskQuestion
 from fivefold.web.site import WebServer
 from tests.event_loop import run_in_thread
+from tests.selection import mark_share
 from tests.web.test_copies import run_command
 
 SMALL: dict[str, Any] = {"model": "nano", "machine": "h100:2", "gbs": 8, "seq": 512}
@@ -43,7 +44,7 @@ def test_the_page_has_every_question() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default::fivefold.record.UsageWarning")
-@pytest.mark.parametrize("question", QUESTIONS)
+@pytest.mark.parametrize("question", mark_share(3, QUESTIONS))
 def test_answers_are_those_of_the_copied_command(client: TestClient, folder: Path, question: str) -> None:
     more = MORE | {"layout": "dp2 zero1 mbs1"} | ({"deadline": "30d"} if question == "tokens" else {})
     asked = AskPage(**SMALL | more | {"question": question})

@@ -84,7 +84,7 @@ def test_a_published_config_fills_in_what_read_says(config: dict[str, Any]) -> N
     check_filled(result, expected, path.parent)
 
 
-@pytest.mark.parametrize(("to", "stack"), STACKS.items())
+@pytest.mark.parametrize(("to", "stack"), mark_share(3, STACKS.items()))
 def test_a_written_plan_is_filled_in(tmp_path: Path, to: str, stack: str) -> None:
     drawn = [plan for among in RANGES for plan in list_written_plans(stack, to=to, count=3, among=among)]
     if to == "fivefold":  # a run file names its machine too

@@ -13,22 +13,26 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.units import MIB
+from tests.selection import mark_share
 
 SCALARS_BYTES = 16  # losses, their sums, and the gradients that backward begins with
 
 
 @pytest.mark.parametrize(
     ("name", "text", "sequence"),
-    [
-        ("gemma3-4b", "mbs1", 2048),  # a tied table, and rotary tables of sliding layers
-        ("gemma3-4b", "mbs1 ac=full", 32_768),
-        ("gemma3-4b", "dp4 zero1 mbs2", 2048),
-        ("llama3-8b", "dp2 zero2 mbs1 ac=selective", 4096),
-        ("qwen3-4b", "tp2 mbs1", 4096),
-        ("llama3-8b", "zero3 mbs1 ac=full offload=optimizer", 2048),
-        ("llama3-8b", "dp2 zero1 mbs1 ac=full offload=optimizer", 2048),
-        ("llama3-8b", "dp4 zero3 mbs1 ac=full offload=optimizer", 2048),
-    ],
+    mark_share(
+        2,
+        [
+            ("gemma3-4b", "mbs1", 2048),  # a tied table, and rotary tables of sliding layers
+            ("gemma3-4b", "mbs1 ac=full", 32_768),
+            ("llama3-8b", "dp2 zero2 mbs1 ac=selective", 4096),
+            ("gemma3-4b", "dp4 zero1 mbs2", 2048),
+            ("qwen3-4b", "tp2 mbs1", 4096),
+            ("llama3-8b", "zero3 mbs1 ac=full offload=optimizer", 2048),
+            ("llama3-8b", "dp4 zero3 mbs1 ac=full offload=optimizer", 2048),
+            ("llama3-8b", "dp2 zero1 mbs1 ac=full offload=optimizer", 2048),
+        ],
+    ),
 )
 def test_planned_peak_is_that_of_the_dry_run_to_the_byte(name: str, text: str, sequence: int) -> None:
     model, layout = build_model(name).replace(layers=6), Layout.parse(text)

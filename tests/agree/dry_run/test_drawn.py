@@ -1,4 +1,4 @@
-"""Ranks meet under random layouts: a draw of ``pictures.py``, and layouts that once hung."""
+"""Ranks meet under random layouts and are counted: draws of ``drawn.py``, and cases that once were wrong."""
 
 from __future__ import annotations
 
@@ -29,7 +29,6 @@ from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
 
-FEW = (2, 2, 3, 4)  # ranks, each of which is dry-run
 SHARE_OF_PAIRS = 0.25  # that 240 draws hold of the pairs of a feature, at least
 MIXTURE = Model(
     name="mixture",
@@ -51,16 +50,10 @@ def test_counts_of_expert_groups_within_a_stage_equal_the_dry_run(text: str) -> 
     assert find_unmet(Drawn(0, MIXTURE, Layout.parse(text), JOB)) == []
 
 
-@pytest.mark.parametrize(
-    "case", mark_share(2, [*itertools.islice(draw_cases(3, worlds=FEW), 2)]), ids=lambda case: f"{case.layout}"
-)
-def test_random_plans_do_not_deadlock(case: Drawn) -> None:
-    assert find_unmet(case) == [], str(case)
-
-
-def test_planned_counts_of_random_jobs_equal_the_dry_run() -> None:
-    case = next(draw_cases(5, worlds=(1, 2)))
-    assert list_miscounts(case) == [], str(case)
+@pytest.mark.parametrize("seed", [12, 13, 17])  # of 25, those that hold the most pairs of features for their time
+def test_random_jobs_do_not_deadlock_and_are_counted(seed: int) -> None:
+    case = next(draw_cases(seed, worlds=(2,)))
+    assert [*find_unmet(case), *list_miscounts(case)] == [], str(case)
 
 
 ENDS = MIXTURE.replace(name="ends", moe=None, first_norm=False, last_out_bias=True, head_transform="gelu")
@@ -103,7 +96,8 @@ LENT = MIXTURE.replace(
 )
 CHOSEN = MIXTURE.replace(
     name="chosen keys",
-    layers=7,
+    layers=5,
+    moe=None,
     mla=MLA(q_rank=12, kv_rank=20, nope_dim=8, rope_dim=4, v_dim=6).replace(
         indexer=Indexer(heads=2, head_dim=6, topk=3, pattern=(True, True, False))
     ),
@@ -128,7 +122,7 @@ ALTUP = INPUTS.replace(
             Drawn(1, LENT, Layout.parse("dp1 cp2 mbs2 cp=ulysses ac=full"), JOB),
             Drawn(0, LENT, Layout.parse("pp2 zb1p mbs1 ac=norm"), JOB),
             Drawn(1, LENT, Layout.parse("dp2 pp2 zero2 mbs1 ac=full"), JOB.replace(global_batch=8)),
-            Drawn(0, CHOSEN, Layout.parse("pp2 v2 zbv mbs1"), JOB.replace(global_batch=8)),
+            Drawn(0, CHOSEN, Layout.parse("pp2 v2 zbv mbs1"), JOB.replace(global_batch=4)),
             Drawn(1, CHOSEN, Layout.parse("pp3 mbs1 ac=full"), JOB.replace(global_batch=8)),
         ],
     ),
@@ -143,7 +137,7 @@ def test_tensors_passed_from_layer_to_layer_are_counted(case: Drawn) -> None:
     mark_share(4, ["pp3 zero1 zb2p mbs2 stages=2-1-0", "pp2 v2 zero0 zbv mbs1 ac=full stages=0-1-2-0",
                    "dp2 pp2 v2 zero2 interleaved mbs1", "dp2 pp4 zero1 dualpipe mbs1 stages=0-2-1-0"]),
 )  # fmt: skip
-@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("tied", mark_share(2, [True, False]))
 def test_stages_of_the_embedding_or_the_head_alone_are_counted(text: str, tied: bool) -> None:
     job = Job(sequence=8, global_batch=32, precision=get_recipe("fp32"))
     case = Drawn(0, MIXTURE.replace(layers=3, tied_embeddings=tied), Layout.parse(text), job)
@@ -226,7 +220,7 @@ LOWEST = ("embed_tokens", "layers[0].attention", "layers[0].norms")
         (ON_GPUS, UNNORMED, "dp2 zero2 mbs1", ("layers[0].attention", "norm")),  # the first layer frees its input
         (ON_GPUS, MIXTURE, "dp2 ep2 zero3 mbs1 ac=full", ("embed_tokens", "layers[:-1]", "norm", "lm_head")),
         *mark_share(
-            4,
+            9,
             [
                 (ON_GPUS, DENSE, "tp2 mbs2 ac=full", ("layers[1:].q_proj", "layers[0].down_proj")),
                 (ON_CPUS, DENSE, "tp2 nosp mbs1 ac=selective", LOWEST),
@@ -306,7 +300,7 @@ def test_counts_of_dora_equal_the_dry_run(number: int, base: Base | None, text: 
 @pytest.mark.parametrize(
     ("text", "base"),
     mark_share(
-        4,
+        7,  # three layouts, each with another base
         [
             (text, base)
             for text in ("dp1 mbs2", "dp2 zero1 mbs1", "dp2 zero2 mbs2 ac=full", "dp2 zero3 mbs1", "dp2 pp2 zero3 mbs1")
@@ -407,7 +401,7 @@ MIXTURES = {
 @pytest.mark.parametrize(
     ("mixture", "text", "adapter"),
     mark_share(
-        2,
+        4,
         [
             ("latent", "dp2 ep2 zero3 mbs2", Adapter(rank=3, base="nf4")),
             ("latent", "dp2 ep2 zero3 mbs2", Adapter(rank=3, base="int8")),
@@ -511,7 +505,7 @@ COMPRESSED_KEYS = DENSE.replace(
 @pytest.mark.parametrize(
     ("text", "precision"),
     mark_share(
-        3,
+        5,
         [
             ("dp2 zero3 mbs1 ac=full", "bf16"),
             ("pp2 zb1p mbs1", "fp32"),
@@ -542,7 +536,7 @@ COMPRESSED_AND_HASHED = COMPRESSED_KEYS.replace(
 @pytest.mark.parametrize(
     ("model", "text"),
     mark_share(
-        4,
+        5,
         [
             (COMPRESSED_AND_HASHED, "pp2 zb1p mbs1"),  # each rank has the tables of its own layers
             (HASHED, "tp2 mbs2"),
@@ -569,7 +563,7 @@ INDEPENDENT = CHOSEN_BY_EXPERTS.replace(
 @pytest.mark.parametrize(
     ("model", "text"),
     mark_share(
-        4,
+        8,
         [
             (INDEPENDENT, "tp2 mbs2"),  # the indices of experts and of keys are two tensors
             (STREAMS, "dp2 zero3 mbs1 ac=full"),
@@ -586,7 +580,7 @@ def test_counts_of_hyper_connections_equal_the_dry_run(number: int, model: Model
     assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32)) == []
 
 
-@pytest.mark.parametrize("number", [ON_CPUS, ON_GPUS])
+@pytest.mark.parametrize("number", mark_share(2, [ON_CPUS, ON_GPUS]))
 @pytest.mark.parametrize(("precision", "ac"), mark_share(2, [("bf16", "none"), ("fp32", "none"), ("bf16", "full")]))
 def test_the_peak_of_hyper_connections_has_their_copies_in_fp32_and_the_iterations_of_sinkhorn(
     number: int, precision: str, ac: str
@@ -652,7 +646,7 @@ LATENT_SHORTCUT = SHORTCUT.replace(
             (LATENT_EXPERTS, "dp2 pp2 ep2 zb1p zero2 mbs1 ac=full"),
         ],
     ),
-    ids=str,
+    ids=lambda value: getattr(value, "name", value),
 )
 def test_gradients_of_shortcuts_and_of_latent_experts_are_counted_once(number: int, model: Model, text: str) -> None:
     """The MLP of a pair's second layer and the experts of the first defer products with one and the same gradient."""

@@ -26,7 +26,7 @@ def test_a_dry_run_equals_the_real_run(case: Case) -> None:
     assert verdict.events > 1000
 
 
-@pytest.mark.parametrize("base", mark_share(3, QUANTIZED_BASES[:4]))
+@pytest.mark.parametrize("base", mark_share(4, QUANTIZED_BASES[:4]))
 def test_a_dry_run_with_base_weights_in_few_bits_equals_the_real_run(base: Base) -> None:
     assert list_differences_over_base(base, Case("dense", "dp2 zero3 mbs1 ac=full")) == []
 

@@ -13,11 +13,12 @@ from fivefold.model.rope import RopeScaling
 from fivefold.model.shape import MoE
 from fivefold.record import UserError
 from tests.model.mutations import FAMILIES as SMALL
+from tests.selection import mark_share
 
 DROPOUT = ("dropout", "attention_dropout", "embedding_dropout")
 
 
-@pytest.mark.parametrize("name", list_names())
+@pytest.mark.parametrize("name", mark_share(4, list_names()))
 def test_a_config_reads_back_as_the_model(name: str) -> None:
     model = build_model(name)
     config = to_config(model)

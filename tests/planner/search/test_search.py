@@ -115,13 +115,13 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int, only: dict[
 @pytest.mark.parametrize(
     "narrowed",
     mark_share(
-        2,
+        3,
         [
+            {"adapter": "qlora:16", "objective": "dpo"},
             {"adapter": "lora:16"},
             {"objective": "dpo"},
-            {"adapter": "qlora:16", "objective": "dpo"},
-            {"adapter": {"rank": 16, "dropout": 0.1}, "stack": "megatron-bridge"},
             {"freeze": ["embed_tokens", "layers[:2]"]},
+            {"adapter": {"rank": 16, "dropout": 0.1}, "stack": "megatron-bridge"},
         ],
     ),
     ids=str,

@@ -106,24 +106,19 @@ def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[st
 @pytest.mark.parametrize(
     ("family", "text", "adapter"),
     [
+        ("ernie4_5", "tp2 dp2 zero3 mbs1", ADAPTER.replace(kind="dora")),
+        ("phi", "pp3 mbs1", Adapter(rank=3, targets=("all-linear", *END_TARGETS))),
         *mark_share(
-            3,
+            7,
             [
+                ("phi", "dp2 zero3 mbs1", ADAPTER.replace(rank_pattern={"v_proj": 5}, alpha_pattern={"down_proj": 2})),
+                ("phi", "tp2 mbs2", ADAPTER.replace(modules_to_save=("lm_head",))),
                 ("phi", "dp2 zero2 mbs2", ADAPTER),
+                ("llama", "dp2 zero3 mbs1", ADAPTER.replace(modules_to_save=("embed_tokens", "lm_head"))),
                 ("llama", "dp2 pp3 zero3 mbs1", ADAPTER),
+                ("llama", "dp2 pp3 zero1 mbs1", ADAPTER.replace(modules_to_save=("embed_tokens", "lm_head"))),
                 ("ernie4_5", "tp2 dp2 zero1 mbs1", Adapter(rank=4)),
             ],
-        ),
-        ("ernie4_5", "tp2 dp2 zero3 mbs1", ADAPTER.replace(kind="dora")),
-        ("phi", "tp2 mbs2", ADAPTER.replace(modules_to_save=("lm_head",))),
-        ("phi", "dp2 zero3 mbs1", ADAPTER.replace(rank_pattern={"v_proj": 5}, alpha_pattern={"down_proj": 2})),
-        ("llama", "dp2 zero3 mbs1", ADAPTER.replace(modules_to_save=("embed_tokens", "lm_head"))),
-        ("phi", "pp3 mbs1", Adapter(rank=3, targets=("all-linear", *END_TARGETS))),
-        pytest.param(
-            "llama",
-            "dp2 pp3 zero1 mbs1",
-            ADAPTER.replace(modules_to_save=("embed_tokens", "lm_head")),
-            marks=pytest.mark.long,
         ),
     ],
 )
@@ -167,15 +162,17 @@ BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2
 
 @pytest.mark.parametrize(
     ("text", "other", "kind", "base", "sizes"),
-    [
-        ("dp2 zero3", "dp1", "lora", "nf4", {}),
-        ("tp2", "dp2 zero3", "lora", "nf4", BLOCKS),
-        ("dp2 zero3", "tp2", "dora", "int8", {}),
-        ("tp2 nosp mbs4", "dp1", "lora", "fp8", BLOCKS),
-        *mark_share(
-            99, [("dp2 zero3", "tp2", "dora", "fp8", BLOCKS), ("tp2", "dp1", "dora", "nf4", BLOCKS)],
-        ),
-    ],
+    mark_share(
+        2,
+        [
+            ("tp2", "dp2 zero3", "lora", "nf4", BLOCKS),
+            ("dp2 zero3", "dp1", "lora", "nf4", {}),
+            ("dp2 zero3", "tp2", "dora", "int8", {}),
+            ("dp2 zero3", "tp2", "dora", "fp8", BLOCKS),
+            ("tp2 nosp mbs4", "dp1", "lora", "fp8", BLOCKS),
+            ("tp2", "dp1", "dora", "nf4", BLOCKS),
+        ],
+    ),
 )  # fmt: skip
 def test_a_base_in_few_bits_is_merged_and_continued_as_it_was_trained(
     forked: Fork, tmp_path: Path, text: str, other: str, kind: str, base: Base, sizes: dict[str, int]

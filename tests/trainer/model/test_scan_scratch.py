@@ -22,6 +22,7 @@ from fivefold.planner.counts.operations.mixers import lightning as planned_light
 from fivefold.planner.counts.operations.mixers import mamba2 as planned_mamba2
 from fivefold.trainer.model.mixers import gated_delta_net, kimi_delta, lightning, mamba2
 from fivefold.trainer.model.mixers.chunks import GroupFunction, scan_backward, scan_forward
+from tests.selection import mark_share
 
 KIMI = KimiDelta(heads=3, dim=20)
 GATED = GatedDeltaNet(key_heads=2, value_heads=4, key_dim=12, value_dim=20)
@@ -100,8 +101,10 @@ def measure(scan: Scan, *, sequences: int, groups: list[int], dtype: torch.dtype
     return forward.peak - out_grad.nbytes, backward.peak - factor_grads
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("sequences", [1, 3])
+@pytest.mark.parametrize(
+    ("sequences", "dtype"),
+    mark_share(2, [(3, torch.bfloat16), (1, torch.bfloat16), (1, torch.float32), (3, torch.float32)]),
+)
 @pytest.mark.parametrize("name", SCANS)
 def test_temporaries_of_scans_are_planned_to_the_byte(name: str, sequences: int, dtype: torch.dtype) -> None:
     scan = SCANS[name]

@@ -147,7 +147,7 @@ def test_published_flops_per_token_of_experts_and_latent_attention(name: str, pe
     assert done.model_flops_causal / job.tokens_per_step == pytest.approx(per_token, rel=0.01)
 
 
-@pytest.mark.parametrize("name", list_names())
+@pytest.mark.parametrize("name", mark_share(4, list_names()))
 def test_matmul_flops_are_twice_the_active_matmul_parameters(name: str) -> None:
     model, tokens = build_model(name), 8
     job = Job(sequence=tokens, global_batch=1)
