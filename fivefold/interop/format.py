@@ -139,7 +139,7 @@ LENGTH_MISSING = (
 )
 NAME_MODEL = "name it before --from, or with `read` and `write` by --model NAME"
 NO_MODEL = f"the model: {NAME_MODEL}"
-RANKS_MISSING = "on how many GPUs it runs: say --gpus h100:64"
+RANKS_MISSING = "on how many GPUs it runs: add the number to the machine, as in --gpus h100:64"
 
 
 def build_reading(
