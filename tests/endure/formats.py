@@ -16,6 +16,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from fivefold.interop.format import Overrides
@@ -83,13 +84,11 @@ def unsaid(name: str, count: int, seed: int) -> Iterator[str]:
 def check_broken_files(name: str, stack: str, count: int, seed: int) -> Iterator[str]:
     """What a broken file raises that is no ``UserError`` of one line."""
     some = random.Random(seed)
-    sources = list(plans(stack, count=40, seed=seed, among=AMONG.get(name, Range())))
-    written = []
-    for plan in sources:
-        try:
-            written.append(write(plan._replace(machine="h100:8"), to=name).files)
-        except UserError:
-            continue
+    written: list[dict[str, str]] = []
+    while not written:  # of some software few drawn plans can be written
+        for plan in plans(stack, count=40, seed=some.getrandbits(32), among=AMONG.get(name, Range())):
+            with suppress(UserError):
+                written.append(write(plan._replace(machine="h100:8"), to=name).files)
     for number in range(count):
         files = dict(some.choice(written))
         victim = some.choice([file for file in files if file != "train.py"])
