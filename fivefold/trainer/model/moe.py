@@ -395,7 +395,10 @@ class _ScaleExperts(torch.autograd.Function):
 
 
 class _Copy(torch.autograd.Function):
-    """Copy rows [R, D] to [n, D] in order of expert. ``_SumRows`` is the reverse; each is the other's backward."""
+    """Copy rows [R, D] to [n, D] in order of expert. ``_SumRows`` is the reverse; each is the other's backward.
+
+    The backward frees the permutation, which would otherwise last as long as the graph.
+    """
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
@@ -404,7 +407,8 @@ class _Copy(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.kernels.sum_copies(gradient, ctx.permutation.places, ctx.permutation.starts), None, None
+        permutation, ctx.permutation = ctx.permutation, None
+        return ctx.kernels.sum_copies(gradient, permutation.places, permutation.starts), None, None
 
 
 class _SumRows(torch.autograd.Function):
@@ -415,7 +419,8 @@ class _SumRows(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None]:
-        return ctx.kernels.gather_rows(gradient, ctx.permutation.tokens), None, None
+        permutation, ctx.permutation = ctx.permutation, None
+        return ctx.kernels.gather_rows(gradient, permutation.tokens), None, None
 
 
 @exclude_from_graphs

@@ -19,7 +19,7 @@ from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.per_layer_inputs import PerLayerInputs
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.update import Optimizer
 from tests.agree.drawn import AXES, FEATURES, Drawn, draw_cases, pairs_of
@@ -651,6 +651,27 @@ LATENT_SHORTCUT = SHORTCUT.replace(
 def test_gradients_of_shortcuts_and_of_latent_experts_are_counted_once(number: int, model: Model, text: str) -> None:
     """The MLP of a pair's second layer and the experts of the first defer products with one and the same gradient."""
     assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32)) == []
+
+
+@pytest.mark.parametrize("joins_mlp", mark_share(2, [True, False]))
+@pytest.mark.parametrize("schedule", mark_share(2, ["zb1p", "1f1b"]))
+def test_the_peak_has_no_sums_of_experts_before_their_first_w_and_no_order_of_rows_after_their_backward(
+    schedule: str, joins_mlp: bool
+) -> None:
+    """The sums count in W, not in B too; the order of rows is freed with the copies, not with the graph."""
+    moe = MoE(experts=4, topk=2, ffn=8, joins_mlp=joins_mlp, pattern=(True, False) if joins_mlp else ())
+    case = Drawn(ON_CPUS, MIXTURE.replace(layers=4, moe=moe), Layout.parse(f"pp2 {schedule} mbs2"), FP32)
+    verdict = run(Counted.from_case(case))
+    assert verdict.unequal == ()
+    assert max(abs(stage.error) for stage in verdict.stages) < 0.0035, verdict.stages
+
+
+@pytest.mark.parametrize("text", mark_share(2, ["dp2 pp2 zb1p zero3 mbs2", "dp2 pp2 v2 zbv zero2 mbs2"]))
+def test_gradients_of_a_biased_head_wait_for_w_next_to_those_of_its_weight(text: str) -> None:
+    """A chunked loss makes both in B, where the head has modules of multi-token prediction that defer theirs."""
+    model = DENSE.replace(layers=4, head_bias=True, mtp=MTP(depth=2))
+    case = Drawn(ON_CPUS, model, Layout.parse(text), FP32.replace(global_batch=16, loss="chunked"))
+    assert list_miscounts(case) == []
 
 
 LATENT_KINDS = ("latent", "latent, odd", "indexer", "gated queries", "normed rotary key", "scaled latents",

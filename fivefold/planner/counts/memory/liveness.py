@@ -439,8 +439,9 @@ class BackwardSimulation:
 
     def _keep_weights(self, index: int, op: Op, weights: int) -> None:
         """Handle the gradients of an operation's weights, of which ``weights`` bytes are allocated at once."""
+        all_weights = sum(op.wgrad_numels) * self.wgrad_element_bytes
         if self.defers_other_gradients and op.kind != "embedding":  # a table is a separate unit
-            self._keep_until_w(index, weights)
+            self._keep_until_w(index, all_weights)
         elif not op.accumulates_wgrads:
             self._allocate_sums(op)
             self._update_peak(self.live + weights, op.name)
@@ -448,7 +449,6 @@ class BackwardSimulation:
         if (
             self.keeps_gradients and table not in self.kept_tables
         ):  # else autograd adds it to the gradient of an earlier use
-            all_weights = sum(op.wgrad_numels) * self.wgrad_element_bytes
             self.live += all_weights
             self.sums += all_weights
             self.kept_tables |= {table} - {""}

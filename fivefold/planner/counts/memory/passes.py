@@ -722,7 +722,9 @@ def _count_change(
         bias_sums = first * sums.count_bias_sum_bytes(unit)
         return GradientChange(bias_sums, bias_sums, 0)
     made_later = _split_profile(rules, unit).wgrad_bytes if deferred and sums.destination == "late" else 0
-    return sums.count_gradient_change(unit, first=first, reduces=reduces, made_later=made_later)
+    change = sums.count_gradient_change(unit, first=first, reduces=reduces, made_later=made_later)
+    by_w = first * sums.count_expert_sums_by_w(unit) if deferred else 0
+    return GradientChange(change.during_reduction - by_w, change.after_backward - by_w, change.tied_table)
 
 
 def _backward_prefetch_bytes(rules: PassRules, unit: UnitGroupMemory, next_unit: UnitGroupMemory | None) -> int:
@@ -841,7 +843,7 @@ def _count_change_by_w(rules: PassRules, unit: UnitGroupMemory, *, first: bool, 
         change = sums.count_gradient_change(unit, first=first, reduces=reduces)
         bias_sums = first * sums.count_bias_sum_bytes(unit)
         return GradientChange(change.during_reduction - bias_sums, change.after_backward - bias_sums, change.tied_table)
-    experts = first * (unit.first_sums.experts - sums.count_bias_sum_bytes(unit))
+    experts = first * sums.count_expert_sums_by_w(unit)
     made_by_w = _split_profile(rules, unit).wgrad_bytes if sums.destination == "late" else 0
     after_backward = unit.states.reduced - unit.states.sums if reduces else made_by_w
     return GradientChange(experts + sums.count_new_shards(unit, first=first), experts + after_backward, 0)

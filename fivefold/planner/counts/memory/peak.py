@@ -438,7 +438,9 @@ def _count_bytes_per_count(
         with_head = [chunk.groups[-1].group.name == "head" for chunk in chunks]
         sums = [size + reductions.bucket_bytes * head for size, head in zip(sums, with_head, strict=True)]
     made_by_w = [
-        0 if reductions.is_persistent or reductions.is_bucketed else reductions.experts_by_w(chunk.groups)
+        0
+        if reductions.is_persistent
+        else sum(unit.group.times * reductions.count_expert_sums_by_w(unit) for unit in chunk.groups)
         for chunk in chunks
     ]
     if reductions.every_micro_batch and not reductions.is_bucketed:

@@ -9,7 +9,6 @@ FSDP2 copies a unit's gradients when all are made, and frees the copy when the n
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Literal, NamedTuple
 
 from fivefold.layout.sharding import get_policy
@@ -143,9 +142,9 @@ class Reductions(NamedTuple):
             unit.first_sums.experts if self.has_separate_biases and not self.get_waiting(unit).expert_biases_wait else 0
         )
 
-    def experts_by_w(self, units: Iterable[UnitGroupMemory]) -> int:
-        """Return the bytes of experts' sums that W of a stage allocates."""
-        return sum(unit.group.times * (unit.first_sums.experts - self.count_bias_sum_bytes(unit)) for unit in units)
+    def count_expert_sums_by_w(self, unit: UnitGroupMemory) -> int:
+        """Return the bytes of experts' sums that W of ``unit`` allocates."""
+        return 0 if self.is_bucketed else unit.first_sums.experts - self.count_bias_sum_bytes(unit)
 
     def is_reduced_in_b(self, unit: UnitGroupMemory, *, last: bool) -> bool:
         """Return True if a table of ``unit`` is reduced before W: it is used for lookups and not in a matmul."""
