@@ -227,6 +227,7 @@ print(len(set(sys.modules) - before))
 """
 
 
+@pytest.mark.long  # depends on the release of torch alone
 def test_a_worker_imports_all_of_torch_before_its_rounds() -> None:
     """What a first gradient or optimizer would import takes a second, in which the other workers wait."""
     printed = subprocess.run([sys.executable, "-c", LATE_IMPORTS], capture_output=True, text=True, check=True).stdout

@@ -103,6 +103,7 @@ def test_the_memory_part_runs_with_a_small_job(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "state.json").read_text())["memory"]["ended"] == "done"
 
 
+@pytest.mark.long  # the checks of `make gpu` import it, and their table names it
 def test_a_step_of_the_gpu_checks_is_traced(forked: Callable[..., list[Any]], tmp_path: Path) -> None:
     (row,) = forked(1, partial(traces.measure, TINY[0], folder=tmp_path, device=torch.device("cpu")))
     assert 0 < row["busy"] <= 1

@@ -196,7 +196,7 @@ def test_a_pair_of_features_equals_one_process(model: Model, text: str) -> None:
             (INDEPENDENT, "dp2 ep2 zero3 mbs1"),
             (STREAMS, "dp2 cp2 zero3 mbs1"),
             (INDEPENDENT, "tp2 mbs1 ac=norm+act"),
-            (COMPRESSED_AND_HASHED, "dp2 pp2 ep2 zero1 mbs1"),
+            (COMPRESSED_AND_HASHED, "dp2 ep2 zero1 mbs1"),
         ],
     ),
     ids=str,
