@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from fivefold.machine import kernel_efficiency, spec
-from fivefold.machine.catalog import NIC_200, NVLINK3, PCIE4
+from fivefold.machine.catalog import GRACE_LAUNCH_SECONDS, NIC_200, NVLINK3, PCIE4
 from fivefold.machine.spec import WIDENING, Chip, Machine
 from fivefold.planner.counts.memory.allocator import AllocatorConstants
 from fivefold.planner.time.constants import ALL, PUBLISHED, Constants, describe_constant
@@ -20,6 +20,7 @@ from fivefold.units import MIB
 
 Change = Callable[[Machine, float], Machine]
 AMPERE, HOPPER, BLACKWELL = ("a100",), ("h100", "h200", "h800", "gh200"), ("b200", "b300", "gb200", "gb300")
+GRACE = ("gh200", "gb200", "gb300")
 CDNA3, CDNA4 = ("mi300x", "mi325x"), ("mi350x", "mi355x")
 BRIDGE, SIMUMAX = ("megatron_bridge_perf",), ("simumax_b200",)
 
@@ -171,6 +172,7 @@ A100, H100, B200, B300 = (
 
 CONSTANTS: tuple[Constant, ...] = (
     _make_chip_constant("launch_seconds", (7e-6, 80e-6), set_on=("vtrain",)),
+    Constant("GRACE_LAUNCH_SECONDS", GRACE_LAUNCH_SECONDS, (90e-6, 100e-6), _chip("launch_seconds", chips=GRACE)),
     _make_time_constant("compiled_launch_share"),
     _make_time_constant("host_device_exponent"),
     _make_time_constant("hidden_message_slowdown"),

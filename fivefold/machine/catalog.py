@@ -16,7 +16,7 @@ from fivefold.machine import kernel_efficiency as measured
 from fivefold.machine import toml
 from fivefold.machine.kernel_efficiency import KernelEfficiency, build_chip_fields
 from fivefold.machine.overrides import apply_overrides
-from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.machine.spec import LAUNCH_SECONDS, Chip, Link, Machine
 from fivefold.record import UserError, locate, make_unknown_name_error, read_file
 from fivefold.units import GIB, MIB, Dtype
 
@@ -86,6 +86,12 @@ def _build_nic(gigabits: float, source: str) -> Fabric:
     return Fabric("NIC", gigabits * 1e9 / 8, 0.95, None, 4e-6, f"{gigabits:g} Gbit/s: {source}; {share}")
 
 
+# A linear layer of Transformer Engine takes the host of a GH200 90.5 us and of a GB200 99.7 us, the geometric mean of
+# which is used; PyTorch's takes 2.5 and 2.8 times as long as on the Xeon 8480C of a DGX H100
+# (NVIDIA/TransformerEngine issue 2053).
+GRACE_LAUNCH_SECONDS = 95e-6
+
+
 class ChipRow(NamedTuple):
     """A chip and its node: TFLOP/s, TB/s and watts as in the data sheets, memory and kernel efficiency.
 
@@ -103,6 +109,7 @@ class ChipRow(NamedTuple):
     source: str
     block_scales: bool = False
     ranks_per_node: int = 8
+    launch_seconds: float = LAUNCH_SECONDS
 
     @property
     def default_ranks(self) -> int:
@@ -241,20 +248,23 @@ ROWS: dict[str, ChipRow] = {
         TotalMemory(from_nvidia_smi(97871), "memory: 0.4 % less than nvidia-smi shows, as on H200"),
         "H20 96 GB: willitrunai.com/gpus/h20-96gb, fp32 and tf32: zangshuxian.com/new/674733024499207168"),
     "gh200": ChipRow("hopper", measured.GH200, HOPPER, 4.0, NVLINK4_DIRECT, NIC_200_GH200, 660,
-        TotalMemory(96768 * MIB, f"{POSTED}: 94.50 GiB of a 96 GB part"), GH200, ranks_per_node=4),
+        TotalMemory(96768 * MIB, f"{POSTED}: 94.50 GiB of a 96 GB part"), GH200, ranks_per_node=4,
+        launch_seconds=GRACE_LAUNCH_SECONDS),
     "b200": ChipRow("blackwell", measured.B200, B200, 8.0, NVLINK5, NIC_400_B200, 1000,
         TotalMemory(182631 * MIB,
             f"{POSTED}: total_memory=182631MB; 178.35 GiB in stas00/ml-engineering@744d01e:debug"),
         f"B200 SXM: {SHEET}", block_scales=True),
     "gb200": ChipRow("blackwell", measured.GB200, GB200, 8.0, NVLINK5, NIC_400_GB200, 1200,
         TotalMemory(from_nvidia_smi(189471), "memory: 0.4 % less than nvidia-smi shows, as on B200"),
-        f"GB200 NVL72: {SHEET}", block_scales=True, ranks_per_node=72),
+        f"GB200 NVL72: {SHEET}", block_scales=True, ranks_per_node=72,
+        launch_seconds=GRACE_LAUNCH_SECONDS),
     "b300": ChipRow("blackwell", measured.B300, B300, 8.0, NVLINK5, NIC_800_B300, 1100,
         TotalMemory(from_nvidia_smi(275040), "memory: 0.4 % less than nvidia-smi shows, as on B200"),
         f"B300 SXM: {SHEET}; watts: {B300_WATTS}", block_scales=True),
     "gb300": ChipRow("blackwell", measured.GB300, GB300, 8.0, NVLINK5, NIC_800_GB300, 1400,
         TotalMemory(from_nvidia_smi(284208), "memory: 0.4 % less than nvidia-smi shows, as on B200"),
-        f"GB300 NVL72, {GB300_SOURCE}", block_scales=True, ranks_per_node=72),
+        f"GB300 NVL72, {GB300_SOURCE}", block_scales=True, ranks_per_node=72,
+        launch_seconds=GRACE_LAUNCH_SECONDS),
     "mi250x": ChipRow("cdna", measured.MI250X, CDNA2_DIE, 1.64, XGMI_MI250, NIC_100_MI250, 280,
         TotalMemory(68_702_699_520, "memory as rocm-smi shows it, which is torch's figure on MI300X"),
         f"MI250X, {DIE}"),
@@ -628,6 +638,7 @@ def _build(name: str, row: ChipRow, count: int | None) -> Machine:
         power_watts=row.watts,
         generation=row.generation,
         block_scales=row.block_scales,
+        launch_seconds=row.launch_seconds,
         fp8_in_any_layout=row.generation in FP8_IN_ANY_LAYOUT,
         source=f"{row.source}; {row.memory.source}",
         **build_chip_fields(row.efficiency, tflops=row.tflops),

@@ -14,6 +14,7 @@ from fivefold.units import Dtype
 
 WIDENING: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp64")
 MATMUL_SHARE = 0.75  # share of the peak, for a chip without measurements: between B200 (0.72) and A100 (0.81)
+LAUNCH_SECONDS = 67e-6  # ``Chip.launch_seconds`` of an x86 host
 NCCL_STEP_SECONDS = 4e-6  # between nodes over InfiniBand (NVIDIA/nccl issue 652: ``catalog._build_nic``)
 OWN = "not stated"  # default source of a figure of a user's machine
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p", "broadcast"]
@@ -44,7 +45,7 @@ class Chip(Record):
     # Host time of one operation or message of eager PyTorch, including views, casts and hooks: small layers of vTrain's
     # 830 single-node runs take 3.3 ms per layer and micro-batch at any width (EPYC 7742).
     # Fitted to those runs at the minimum of their error: docs/explanation/how-a-step-costs/constants.md.
-    launch_seconds: Seconds = 67e-6
+    launch_seconds: Seconds = LAUNCH_SECONDS
     source: str = OWN  # source of the data-sheet figures
     share_source: str = "what kernels reach is the default"  # source of the sustained shares
 

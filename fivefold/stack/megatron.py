@@ -54,8 +54,8 @@ MEGATRON_LM = StackEntry(
     | {
         "async_tp": Fact(
             True,
-            f"{SP} §4.2.2: the gather of a layer's input during a product of its backward; {LAYERS}, "
-            "allreduce_dgrad: without sequence parallelism the all-reduce of dx during that of dW",
+            f"{SP} §4.2.2: the gather of a layer's input during a product of its backward; {LAYERS}: the "
+            "reduce-scatter of dx, or without sequence parallelism its all-reduce, during that of dW",
         ),
         "wgrad_accumulation": Fact(
             "fused",
@@ -187,7 +187,11 @@ MEGATRON_CORE = StackEntry(
         "overlap": Fact(
             ("dp", "cp", "pp"), f"{CORE_CONFIG}: tp_comm_overlap and overlap_moe_expert_parallel_comm are off"
         ),
-        "async_tp": Fact(True, f"{SP} §4.2.2; {LAYERS}, LinearWithGradAccumulationAndAsyncCommunication"),
+        "async_tp": Fact(
+            True,
+            f"{SP} §4.2.2; {LAYERS}, LinearWithGradAccumulationAndAsyncCommunication; "
+            "NVIDIA/TransformerEngine@d0067d0:transformer_engine/pytorch/module/linear.py, dgrad_work",
+        ),
         "ddp_bucket_size": Fact(
             (40_000_000, 1_000_000),
             "NVIDIA/Megatron-LM@d98e8a6:megatron/core/distributed/distributed_data_parallel.py, bucket_size",

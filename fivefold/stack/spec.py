@@ -263,8 +263,8 @@ class Stack(Record):
     # needs them; before_forward: all; broadcast: before the forward, full tensors by each owner in turn (InternEvo)
     param_all_gather: Literal["overlapped", "before_forward", "broadcast"] = "overlapped"
     # overlaps the second gather of a column-parallel layer's input, for its weight gradient, with the product of the
-    # input gradient (sequence parallelism in Megatron-LM, arXiv:2205.05198 §4.2.2); without sequence parallelism, the
-    # all-reduce of the input gradient with the product of the weight gradient
+    # input gradient (sequence parallelism in Megatron-LM, arXiv:2205.05198 §4.2.2), and the reduce-scatter of the input
+    # gradient, or without sequence parallelism its all-reduce, with the product of the weight gradient
     async_tp: bool = False
     # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), which adds its time to theirs
     launch_blocking: bool = False

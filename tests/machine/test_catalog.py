@@ -20,7 +20,7 @@ from fivefold.machine.catalog import (
     spell_machine,
     with_ranks,
 )
-from fivefold.machine.spec import Calibration
+from fivefold.machine.spec import LAUNCH_SECONDS, Calibration
 from fivefold.record import UserError
 
 NOWHERE = Path("no/such/local.toml")
@@ -104,6 +104,13 @@ def test_a_superchip_is_capped_by_the_power_of_its_module():
     gh200, h100 = (resolve(f"{name}:1", local=Path()).chip for name in ("gh200", "h100"))
     assert gh200.power_watts == 660
     assert gh200.sustained_flops("bf16") == pytest.approx(660 / 700 * h100.sustained_flops("bf16"))
+
+
+def test_a_grace_cpu_takes_as_long_for_an_operation_as_was_measured():
+    """A linear layer of Transformer Engine: 90.5 us on GH200, 99.7 on GB200 (NVIDIA/TransformerEngine issue 2053)."""
+    slower = {name for name in list_names() if machine(name).chip.launch_seconds != LAUNCH_SECONDS}
+    assert slower == {"gh200", "gb200", "gb300"}
+    assert all(90.5e-6 < machine(name).chip.launch_seconds < 99.7e-6 for name in slower)
 
 
 def test_a_machine_name_is_one_node_and_a_count_that_many_ranks():

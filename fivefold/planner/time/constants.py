@@ -248,14 +248,14 @@ class Constants(Record):
         ("simumax_b200",),
     )
     # On GB200, Transformer Engine's two layers of 64 experts take the host 1.2 ms forward and 2.1 ms backward, where
-    # their kernels are small. At 67 us for an operation that is one for each product of a layer, and one for every 8 or
-    # 9 experts.
+    # their kernels are small. At 95 us for an operation (``catalog.GRACE_LAUNCH_SECONDS``) that is one for each product
+    # of a layer, and one for every 12 or 14 experts.
     experts_per_launch: int = make_constant(
-        8,
+        12,
         "experts",
         "launched for one operation's host time",
-        "NVIDIA/TransformerEngine issue 2897: 8 forward, 9.4 backward",
-        (6.0, 12.0),
+        "NVIDIA/TransformerEngine issue 2897: 12 forward, 14.1 backward",
+        (9.0, 18.0),
     )
 
     # Messages

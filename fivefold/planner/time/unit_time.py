@@ -178,14 +178,17 @@ class UnitTimer:
             gather, reduce = self._overlap_products(index, resent, backward)
             can_overlap = "tp" not in self.job.stack.overlap or self.job.stack.kernel_facts.fuses_linears
             resent_alone = resent_alone._replace(seconds=resent_alone.seconds - (gather if can_overlap else 0.0))
-            backward_alone -= self._overlap_wgrad(index, backward)
+            backward_alone -= self._overlap_wgrad(index, backward) if can_overlap else 0.0
             resent = resent._replace(seconds=resent.seconds - gather)
             backward_exposed -= reduce
             self.overlapped[1] += gather + reduce
-        elif axis == "tp" and not message.forward and self.job.stack.async_tp and self.can_overlap:
-            reduce = min(backward_exposed, sum(self.times[at].weight for at in self._list_readers(index)))
-            backward_exposed -= reduce
-            self.overlapped[1] += reduce
+        elif axis == "tp" and self.job.stack.async_tp and self.can_overlap:
+            sends_in_parts = "tp" in self.job.stack.overlap
+            if not message.forward or (message.regather and not sends_in_parts):  # the input of a column-parallel layer
+                reduce = min(backward_exposed, sum(self.times[at].weight for at in self._list_readers(index)))
+                backward_exposed -= reduce
+                backward_alone -= 0.0 if sends_in_parts else reduce
+                self.overlapped[1] += reduce
         resent_exposed = self._estimate_exposed_seconds(
             index, resent, side=1, compute_seconds=overlapped_compute.forward
         )
@@ -229,23 +232,20 @@ class UnitTimer:
     def _overlap_products(self, index: int, gather: MessageTime, reduce: MessageTime) -> tuple[float, float]:
         """Return the overlapped seconds of tensor parallelism's messages in the backward.
 
-        They are the gather of a column-parallel layer's input for dW, and the reduction of its dx.
-
-        The gather overlaps dx; the reduction overlaps dW in our engine, which treats all linear layers on one input as
-        one.
+        The gather of a column-parallel layer's input for dW overlaps dx, and the reduction of its dx overlaps dW; in
+        our engine, which treats all linear layers on one input as one, and in software with ``async_tp``.
         """
         stack = self.job.stack
-        if not stack.kernel_facts.fuses_linears:
-            return min(
-                gather.overlappable_seconds, self._find_overlapped_compute(index).backward
-            ) if stack.async_tp else 0.0, 0.0
-        gather_overlapped = min(
-            gather.overlappable_seconds, sum(self.times[at].backward for at in self._list_readers(index))
+        if stack.kernel_facts.fuses_linears:
+            dgrad = sum(self.times[at].backward for at in self._list_readers(index))
+        else:
+            dgrad = self._find_overlapped_compute(index).backward if stack.async_tp else 0.0
+        return min(gather.overlappable_seconds, dgrad), (
+            self._overlap_wgrad(index, reduce) if "tp" not in stack.overlap else 0.0
         )
-        return gather_overlapped, self._overlap_wgrad(index, reduce) if "tp" not in stack.overlap else 0.0
 
     def _overlap_wgrad(self, index: int, reduce: MessageTime) -> float:
-        if not self.job.stack.kernel_facts.fuses_linears:
+        if not (self.job.stack.kernel_facts.fuses_linears or self.job.stack.async_tp):
             return 0.0
         return min(reduce.overlappable_seconds, sum(self.times[at].weight for at in self._list_readers(index)))
 

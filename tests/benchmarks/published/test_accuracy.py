@@ -30,12 +30,12 @@ FREEZE = os.environ.get("FIVEFOLD_FREEZE") == "1"
 
 # Mean absolute error that each may have, in percent: a little over what it has today.
 BOUNDS = {
-    ("korthikanti2022", "time"): 10.5,
+    ("korthikanti2022", "time"): 9.5,
     ("korthikanti2022", "states"): 0.5,
     ("korthikanti2022", "activations"): 1.0,
     ("vtrain", "time"): 10.5,  # of those that ran
     ("vtrain", "composed"): 11.0,  # its profile of one micro-batch has no sums of gradients
-    ("simumax_b200", "time"): 3.5,
+    ("simumax_b200", "time"): 4.0,  # 3.5 while an expert took 8 us to launch on any host: decision 060
     ("simumax_b200", "peak"): 0.5,
     ("simumax_b200", "reserved"): 1.5,
     ("zero_bubble", "time"): 3.5,
@@ -46,12 +46,12 @@ BOUNDS = {
     ("dgxc_benchmarking", "time"): 5.0,
     ("dgxc_benchmarking", "time, held out"): 3.1,
     ("megatron2021", "time"): 12.0,  # 10.2 while sums of gradients cost half of their bytes (decision 058)
-    ("megatron_bridge_perf", "time"): 9.5,
+    ("megatron_bridge_perf", "time"): 9.0,
     ("megatron_bridge_perf", "time, held out"): 15.5,  # Nemotron 3 Nano and Super, up to -28 %
-    ("megatron_bridge_memory", "time"): 8.5,
+    ("megatron_bridge_memory", "time"): 9.5,  # 8.4 likewise
     ("megatron_bridge_memory", "peak"): 5.5,
     ("megatron_bridge_memory", "peak, held out"): 4.0,
-    ("ultrascale_playbook", "time"): 13.0,  # one row of 15 at -62 %
+    ("ultrascale_playbook", "time"): 13.5,  # one row of 15 at -60 %
     ("ultrascale_playbook", "peak"): 8.5,
     ("kempnerforge", "time"): 10.5,
     ("kempnerforge", "peak"): 1.5,
@@ -72,24 +72,24 @@ BOUNDS = {
     ("paddlenlp", "time, held out"): 9.0,
     ("paddlenlp", "peak"): 6.5,
     ("paddlenlp", "peak, held out"): 7.5,
-    ("flagperf", "time"): 5.5,
+    ("flagperf", "time"): 6.0,  # 5.0 while the reductions of tp's dx were exposed: decision 047
     ("flagperf", "time, held out"): 9.5,
     ("xtuner", "time"): 17.0,
     # 13.5 while the H800 had no power limit: Qwen3 235B is 20 % too slow in 32 stages now, but not 20 % too fast in 8
     ("xtuner", "time, held out"): 17.0,
-    ("megatron_moe_zoo", "time"): 8.0,
-    ("megatron_moe_zoo", "time, held out"): 16.0,
+    ("megatron_moe_zoo", "time"): 6.5,
+    ("megatron_moe_zoo", "time, held out"): 5.5,
     ("nemo_automodel", "time, held out"): 8.5,
     ("nanotron_bench", "time"): 13.0,
     ("nanotron_bench", "time, held out"): 33.0,  # seven of ten over several nodes, up to -75 %
-    ("megascale", "time, held out"): 8.0,
+    ("megascale", "time, held out"): 7.5,
     ("llama3_table4", "time, held out"): 5.5,
     ("deepseek_v3", "time, held out"): 6.5,  # 6.0 likewise
     ("mosaicgpt", "time, held out"): 10.0,
     ("aleph_alpha", "time, held out"): 8.0,
     ("mlperf", "time, held out"): 7.6,
-    ("gipfelsturm", "time, held out"): 4.5,  # 21.2 before the module's power capped GH200
-    ("qwen3_layouts", "time, held out"): 8.5,  # tp8 at -27 %, experts over two nodes at -63 %
+    ("gipfelsturm", "time, held out"): 4.0,  # 21.2 before the module's power capped GH200
+    ("qwen3_layouts", "time, held out"): 9.0,  # tp8 at -27 %, experts over two nodes at -63 %
     ("qwen3_layouts", "peak, held out"): 6.0,
     ("vectorlm", "time, held out"): 6.0,
     ("lumen", "time, held out"): 23.5,
@@ -141,7 +141,7 @@ def test_the_error_of_left_out_sources_is_within_its_bound(report: Report) -> No
     """By constants set without the source, all of its runs together; the mean over sources."""
     means, biases = summarize_left_out(report.scores)
     assert fmean(means.values()) <= 0.086
-    assert abs(fmean(biases.values())) <= 0.028
+    assert abs(fmean(biases.values())) <= 0.029
     assert means["simumax_b200"] <= 0.06  # whose fit was one of two before it had a prior: 6 or 16 %
 
 

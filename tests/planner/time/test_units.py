@@ -32,18 +32,25 @@ def layer(text: str, job: Job = JOB, model=GPT_22B) -> tuple[float, float]:
 # Table 4 of arXiv:2205.05198: 22B, 8 A100, four sequences of 2048.
 @pytest.mark.parametrize(
     ("layout", "forward", "backward"),
-    [("tp8 mbs4 nosp", 7.7, 11.9), ("tp8 mbs4", 7.2, 11.8), ("tp8 mbs4 nosp ac=selective", 7.7, 13.2)],
+    [
+        ("tp8 mbs4 nosp", 7.7, 11.9),
+        ("tp8 mbs4", 7.2, 11.8),  # 12.7 backward if the reduce-scatter of dx did not overlap dW
+        ("tp8 mbs4 nosp ac=selective", 7.7, 13.2),
+    ],
 )
 def test_a_layer_of_the_22b_model_takes_the_published_time(layout, forward, backward):
     # of eight average cards; Ampere's power is between this layer and slower loops of matmuls
-    assert layer(layout) == pytest.approx((forward, backward), rel=0.08)
+    assert layer(layout) == pytest.approx((forward, backward), rel=0.03)
 
 
-def test_a_repeated_gather_overlaps_the_gradient_of_the_input():
-    waits, overlapped = layer("tp8 mbs4", JOB.replace(async_tp=False))[1], layer("tp8 mbs4")[1]
-    # two of 101 MB in a ring of NVLink 3: start, seven steps, bytes
-    gather = 2 * (0.020 + 7 * 0.008 + 4 * 2048 * 6144 * 2 * 7 / 8 / 235e9 * 1e3)
-    assert waits - overlapped == pytest.approx((1 - PUBLISHED.hidden_message_slowdown) * gather, rel=0.01)
+@pytest.mark.parametrize(("recomputed", "messages"), [("", 4), (" ac=full", 2)])
+def test_a_repeated_gather_overlaps_dx_and_a_reduce_scatter_of_dx_overlaps_dw(recomputed, messages):
+    """Of the two column-parallel layers; if they are recomputed, their gather is that of the forward."""
+    text = f"tp8 mbs4{recomputed}"
+    waits, overlapped = layer(text, JOB.replace(async_tp=False))[1], layer(text)[1]
+    # each of 101 MB in a ring of NVLink 3: start, seven steps, bytes
+    seconds = messages * (0.020 + 7 * 0.008 + 4 * 2048 * 6144 * 2 * 7 / 8 / 235e9 * 1e3)
+    assert waits - overlapped == pytest.approx((1 - PUBLISHED.hidden_message_slowdown) * seconds, rel=0.01)
 
 
 def test_an_all_reduce_of_dx_overlaps_the_gradient_of_the_weight():
