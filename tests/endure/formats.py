@@ -148,8 +148,9 @@ def main() -> int:
     wrong: list[str] = []
     with show_progress("formats") as progress:
         for number, form in enumerate(forms):
-            wrong += check_round_trips(form.name, form.stack, asked.count, asked.seed)
-            wrong += check_broken_files(form.name, form.stack, asked.broken, asked.seed)
+            stack = form.stack or "fsdp2"  # of a config that names its software
+            wrong += check_round_trips(form.name, stack, asked.count, asked.seed)
+            wrong += check_broken_files(form.name, stack, asked.broken, asked.seed)
             progress("formats", number + 1, len(forms))
     for name in SOFTWARE:
         wrong += unsaid(name, asked.keys, asked.seed)
