@@ -509,8 +509,19 @@ class ModelShape(Record):
         for field in ("mla", "value_dim", "output_gate", "attention_sinks", "sliding", "differential", "qkv_clip"):
             if getattr(self, field):
                 raise ValueError(f"{field} is not supported with attention_experts or dynamic_mask: leave one out")
-        if self.attention_experts and (self.qk_norm != "none" or self.qkv_bias or self.dynamic_mask is not None):
-            raise ValueError("attention_experts has no qk_norm, qkv_bias or dynamic_mask: leave them out")
+        if not self.attention_experts or self.moe is None:
+            return
+        if self.qk_norm != "none" or self.value_scale != 1:
+            raise ValueError("attention_experts has no qk_norm or value_scale: leave them out")
+        for field in ("qkv_bias", "dynamic_mask", "tied_values", "value_norm", "sub_norm", "shared_kv_layers",
+                      "temperature", "multipliers", "last_out_bias"):  # fmt: skip
+            if getattr(self, field):
+                raise ValueError(f"{field} is not supported with attention_experts: leave one out")
+        for field in ("capacity", "identity_experts", "hashed_layers", "router_bias", "joined_norms"):
+            if getattr(self.moe, field):
+                raise ValueError(f"moe.{field} is not supported with attention_experts: leave one out")
+        if self.moe.score == "sparsemixer" or self.moe.balance == "free":
+            raise ValueError("attention_experts has no score='sparsemixer' or balance='free': change them")
 
     def _check_factors(self) -> None:
         """Raise ``ValueError`` for factors on sums or tensors that the model does not have."""

@@ -409,13 +409,13 @@ def _list_attention(model: ModelShape, layer: int) -> Iterator[Weight]:
     shape = model.attention(layer)
     if model.attention_experts and model.moe is not None:
         experts, size = model.moe.experts, shape.kv_heads * shape.head_dim
-        yield Weight("attention.router.weight", (experts, model.width), "router")
+        yield Weight("attention.routing.router.weight", (experts, model.width), "router")
         yield Weight("attention.experts.q", (experts, size, model.width), "router")
         yield Weight("attention.experts.out", (experts, model.width, size), "router")
         for name in "kv":
             yield from _list_linear(f"attention.{name}", size, model.width, "column", bias=False)
         if model.out_bias:
-            yield Weight("attention.out.bias", (model.width,), "bias")
+            yield Weight("attention.bias_out", (model.width,), "bias")
         return
     dims, shares_kv = {"q": shape.query_dims}, model.shares_kv(layer)
     if not shares_kv:

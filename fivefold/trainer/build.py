@@ -32,6 +32,7 @@ from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.kernels.choice import resolve_kernels
 from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.moe import Moe
+from fivefold.trainer.model.router import ExpertRouting
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.optimizers.loss_scaling import LossScaler
@@ -103,9 +104,17 @@ class Built:
     def moe_layers(self) -> dict[int, Moe]:
         """Return layer → MoE layer, for this rank's stages; modules of multi-token prediction have the last numbers."""
         model = self.module.model
-        layers = {get_layer(model, shard.name) for shard in self.base_shards if ".experts." in shard.name}
+        layers = {get_layer(model, shard.name) for shard in self.base_shards if ".moe.experts." in shard.name}
         modules = {layer: self.module.get_submodule(f"{name_block(model, layer)}.moe") for layer in sorted(layers)}
         return {layer: moe for layer, moe in modules.items() if isinstance(moe, Moe)}
+
+    @property
+    def routings(self) -> list[ExpertRouting]:
+        """Return what chooses experts in this rank's stages: of an MLP, and of attention."""
+        model = self.module.model
+        layers = {get_layer(model, shard.name) for shard in self.base_shards if ".experts." in shard.name}
+        blocks = (self.module.get_submodule(name_block(model, layer)) for layer in sorted(layers))
+        return [part for block in blocks for part in block.modules() if isinstance(part, ExpertRouting)]
 
     @property
     def router_tensors(self) -> dict[str, Tensor]:

@@ -99,7 +99,7 @@ class Engine:
         self.meter: StepObserver | None = None
         self.noise: NoiseScale | None = None
         self.kept_bytes, self._baseline = 0, -1  # ``_baseline``: live bytes before the first forward; -1: unknown yet
-        self.moe_layers = built.moe_layers
+        self.moe_layers, self.routings = built.moe_layers, built.routings
         self._scale_losses(1.0)
         is_frozen = job.freezes_text  # biases of routers stay as they are
         self.balances_without_loss = model.moe is not None and model.moe.balance == "free" and not is_frozen
@@ -224,8 +224,8 @@ class Engine:
         tokens = self.sequences * self.job.sequence
         n_terms = self.sequences // 2 if self.job.objective == "dpo" else tokens
         self.scale = scale / (n_terms if self.n_targets is None else max(1, self.n_targets))
-        for moe in self.moe_layers.values():
-            moe.scale = scale / tokens
+        for expert_routing in self.routings:
+            expert_routing.scale = scale / tokens
 
     def backward(self, tokens: Tensor) -> Tensor:
         """Run forward and backward of all micro-batches, and reductions: every shard has its gradient afterwards.

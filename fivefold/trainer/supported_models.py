@@ -24,7 +24,7 @@ FREE_FIELDS = frozenset({
     "hyper_connections", "mlp_clamp", "shared_key_attention", "heavily_compressed_attention",
     "compressed_sparse_attention", "residual_by_depth", "gate_bias", "sliding_mla", "unquantized",
     "double_quantization",
-    "norm_gate_rank", "rwkv",
+    "norm_gate_rank", "rwkv", "attention_experts",
 })  # fmt: skip
 
 
@@ -69,8 +69,6 @@ def list_unsupported(model: Model) -> Iterator[tuple[str, str]]:
     if moe is None:
         return
     kind = f"{model.mlp} {model.activation}"
-    if moe.output_bias:
-        yield "moe.output_bias yet", estimated
     if moe.hashed_layers and moe.balance == "aux" and moe.aux_coefficient:
         yield "moe.hashed_layers with an auxiliary loss, which cannot balance them", "use balance 'free' or 'none'"
     if moe.hashed_layers and moe.score == "sparsemixer":

@@ -310,6 +310,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
     if not frame.adapted:  # adapters are not modelled with them, and they are drawn by the number of a case alone
         model = _add_latent_experts(random.Random(f"{number} latent experts"), model, layout=layout, job=job)
         model = _add_parts_of_latents(random.Random(f"{number} parts of latents"), model, layout=layout, job=job)
+        model = _add_attention_experts(random.Random(f"{number} attention experts"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
 
@@ -397,6 +398,32 @@ def _add_latent_experts(chance: random.Random, model: Model, *, layout: Layout, 
         return model
     moe = _replace_if_valid(model.moe, {"latent_width": chance.choice((7, 20, 36))})
     return model if moe is None else _replace_if_legal(model, {"moe": moe}, layout=layout, job=job) or model
+
+
+def _add_attention_experts(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
+    """Return some of the mixtures with a bias on what experts add, and with experts of attention, where legal."""
+    if model.moe is None or chance.random() > 0.3:
+        return model
+    moe = _replace_if_valid(model.moe, {"output_bias": True}) or model.moe
+    model = _replace_if_legal(model, {"moe": moe}, layout=layout, job=job) or model
+    routed = {"capacity": None, "identity_experts": 0, "router_bias": False, "hashed_layers": 0}
+    plain = _replace_if_valid(moe, routed | ({"balance": "aux"} if moe.balance == "free" else {}))
+    if plain is None:
+        return model
+    fields: dict[str, Any] = {
+        "attention_experts": True,
+        "moe": plain,
+        "heads": model.kv_heads * plain.topk,
+        **dict.fromkeys(("output_gate", "gate_per_head", "attention_sinks", "qkv_bias", "differential"), False),
+        **dict.fromkeys(("tied_values", "value_norm", "sub_norm", "last_out_bias"), False),
+        **dict.fromkeys(("value_dim", "sliding", "qkv_clip", "multipliers", "temperature", "dynamic_mask"), None),
+        "shared_kv_layers": 0,
+        "shared_kv_ffn": None,
+        "qk_norm": "none",
+        "value_scale": 1.0,
+        "gate_activation": "sigmoid",
+    }
+    return _replace_if_legal(model, fields, layout=layout, job=job) or model
 
 
 def _add_shortcut(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> tuple[Model, Layout]:

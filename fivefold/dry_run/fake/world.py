@@ -28,6 +28,7 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.attention import get_window
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
+from fivefold.trainer.model.experts import GroupedLinear
 from fivefold.trainer.model.flash_attention import Flash
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.parallel.expert import AllToAllDispatcher, DispatchPlan
@@ -111,8 +112,11 @@ def count_represented_ranks(dry_run_ranks: Sequence[int], *, layout: Layout) -> 
 
 def route_evenly(module: nn.Module) -> None:
     """Modify every MoE layer of ``module`` to route the same number of rows to each expert."""
-    for layer in (submodule for submodule in module.modules() if isinstance(submodule, Moe)):
-        layer.experts.ends = compute_even_ends
+    for layer in module.modules():
+        if isinstance(layer, GroupedLinear):
+            layer.ends = compute_even_ends
+        if not isinstance(layer, Moe):
+            continue
         layer.count_copies = partial(count_even_copies, per_row=layer.moe.computed_per_token)
         if isinstance(layer.dispatcher, AllToAllDispatcher):
             layer.dispatcher = dispatcher = EvenDispatcher(

@@ -14,7 +14,7 @@ from fivefold.trainer.build import Built
 from fivefold.trainer.model.experts import Experts
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.lora import merge_adapter
-from fivefold.trainer.model.moe import Moe
+from fivefold.trainer.model.router import ExpertRouting
 from fivefold.trainer.model.transformer import Transformer
 from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.shard import WeightShard
@@ -91,7 +91,7 @@ def build_decoder(trained: dict[str, Tensor], *, model: Model) -> Transformer:
     """Build a single-process ``Transformer`` on CPU with ``trained`` weights by name, without gradients."""
     with torch.device("meta"):
         module = Transformer(model)
-    for moe in (part for part in module.modules() if isinstance(part, Moe)):
-        moe.load = torch.zeros_like(moe.load, device="cpu")
+    for part in (part for part in module.modules() if isinstance(part, ExpertRouting)):
+        part.load = torch.zeros_like(part.load, device="cpu")
     module.load_state_dict(trained, assign=True)
     return module.requires_grad_(False)

@@ -234,10 +234,11 @@ def attach(block: Block, *, tokens: int) -> KVCache:
     """Replace the core of the block's attention by one that reads a KV cache of ``tokens``; return the cache."""
     attention = block.attention
     assert attention is not None
-    is_latent = isinstance(attention, LatentAttention)
-    cache = LatentKVCache(tokens, attention=attention) if isinstance(attention, LatentAttention) else KVCache(tokens)
-    if is_latent:
+    if isinstance(attention, LatentAttention):
         attention.bare = True
+        cache: KVCache = LatentKVCache(tokens, attention=attention)
+    else:
+        cache = KVCache(tokens)
     attention.hooks, attention.core = cache, partial(_compute_cached_core, attention.rule)
     return cache
 

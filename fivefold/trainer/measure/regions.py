@@ -23,7 +23,7 @@ from fivefold.results.spans import SpanKind
 from fivefold.trainer.data.prefetch import Prefetcher
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.recorder import SpanRecorder
-from fivefold.trainer.model.experts import Experts
+from fivefold.trainer.model.experts import GroupedLinear
 from fivefold.trainer.model.linear import Linear, Work, fused_linears, is_recomputing
 from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.operation import Run
@@ -95,10 +95,8 @@ class Regions:
             if linear.quantized is not None:
                 self._wrap(linear, "dense_matrix", Dequantization(self.recorder, linear.dense_matrix, name, names))
         for path, part in built.module.named_modules():
-            if isinstance(part, Experts):
-                weight_names = {
-                    id(part.get_parameter(name)): f"{_name(path)}.{name}" for name in (*part.entries, "down")
-                }
+            if isinstance(part, GroupedLinear):
+                weight_names = {id(part.get_parameter(name)): f"{_name(path)}.{name}" for name in part.names}
                 self._wrap(part, "gemms", GroupedGemmRegions(self.recorder, part.gemms, weight_names))
                 if part.quantized:
                     self._wrap(part, "dense_weights", ExpertDequantization(self.recorder, part, weight_names))
@@ -308,7 +306,7 @@ class Dequantization:
 class ExpertDequantization:
     """The dequantization of the weights of experts, each in the region of the GEMM that reads the result."""
 
-    def __init__(self, recorder: SpanRecorder, experts: Experts, names: dict[int, str]) -> None:
+    def __init__(self, recorder: SpanRecorder, experts: GroupedLinear, names: dict[int, str]) -> None:
         self.inner = experts.dense_weights
         paths = {path.rpartition(".")[2]: path for path in names.values()}
         self.weights = {

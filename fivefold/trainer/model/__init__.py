@@ -4,11 +4,12 @@ transformer      the model: embedding, blocks, head with loss
 embed · block    token ids to hidden states; a decoder layer
 rotary           rotary position tables
 attention · flash_attention · sliding_window_attention · unfused_attention · chunked_attention   attention, its kernels
+expert_attention                  attention whose queries and output experts make
 indexed_attention · indexer · sparse_attention   latent attention to chosen keys, their choice, its kernels
 attention_mask   score scaling and the keys that a query sees     dropout         dropout masks equal in every layout
 differential · dynamic_mask   pairs of heads whose outputs are subtracted; masks that values make
 mixers/          token mixers other than attention, one module each
-mlp · moe · routing · experts · norm · norm_gate · mtp   the other layers
+mlp · moe · router · routing · experts · norm · norm_gate · mtp   the other layers
 sparse_mixer                      experts that training draws
 receptance_mlp · token_shift      the feed-forward of RWKV-4; means of a token and the one before it
 per_layer_inputs · altup · hyper_connections   what ids add to each layer; streams of several parts

@@ -50,8 +50,8 @@ class AttentionHooks(Protocol):
         """Exchange the output of the core for the output for this rank's queries [B, T, N, H]."""
 
 
-class _Attention(nn.Module):
-    """The common part of GQA and MLA: core and output projection. Subclasses make q, k and v in ``_heads``."""
+class SelfAttention(nn.Module):
+    """The common part of GQA and MLA: core and output projection. Subclasses make q, k and v in ``_compute_heads``."""
 
     out: Linear
 
@@ -125,7 +125,7 @@ class _Attention(nn.Module):
         raise NotImplementedError
 
 
-class GroupedAttention(_Attention):
+class GroupedAttention(SelfAttention):
     """GQA (arXiv:2305.13245). Under tp the weights are a rank's slice; head counts are read from their shapes."""
 
     def __init__(self, model: Model, *, layer: int = 0) -> None:
@@ -187,8 +187,8 @@ class GroupedAttention(_Attention):
             k = self.run("attention.scale.k", torch.mul, k, self.key_scale)
         if self.value_scale != 1:
             v = self.run("attention.scale.v", torch.mul, v, self.value_scale)
-        q, k = (_split_heads(x, rows.tokens, self.shape.head_dim) for x in (q, k))
-        v = _split_heads(v, rows.tokens, self.shape.value_dim)
+        q, k = (split_heads(x, rows.tokens, self.shape.head_dim) for x in (q, k))
+        v = split_heads(v, rows.tokens, self.shape.value_dim)
         if self.v_norm is not None:
             v = self.run("attention.v_norm", self.v_norm, v)
         if self.norms_heads and not self.norms_rotated:
@@ -219,7 +219,7 @@ class GroupedAttention(_Attention):
 
     def _make_queries(self, q: Tensor, rows: RowInputs) -> Tensor:
         """Return the queries [B, T, N, H] of a layer without keys and values of its own."""
-        q = _split_heads(q, rows.tokens, self.shape.head_dim)
+        q = split_heads(q, rows.tokens, self.shape.head_dim)
         if self.norms_heads:
             q = self.run("attention.q_norm", self.q_norm, q)
         if self.rotates:
@@ -232,7 +232,7 @@ class GroupedAttention(_Attention):
         return self.run("attention.q_norm", self.q_norm, q), self.run("attention.k_norm", self.k_norm, k)
 
 
-class LatentAttention(_Attention):
+class LatentAttention(SelfAttention):
     """MLA. A head's query and key have ``nope_dim`` dims without positions, then ``rope_dim`` rotated ones.
 
     ``share``: under tp, gathers the rows of the rotary key (sp) and sums its gradient. ``bare``: the core attends to
@@ -279,8 +279,8 @@ class LatentAttention(_Attention):
             return self._absorbed_heads(q, latent, key, rows), gate
         (kv,) = project(self.run, "attention.kv_up", latent, self.kv_up, keys_B=rows.keys)
         # v is a view into the output of kv_up, so all of that output stays allocated
-        k, v = _split_heads(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
-        q = _split_heads(q, tokens, mla.nope_dim + mla.rope_dim)
+        k, v = split_heads(kv, tokens, mla.nope_dim + mla.v_dim).split((mla.nope_dim, mla.v_dim), dim=-1)
+        q = split_heads(q, tokens, mla.nope_dim + mla.rope_dim)
         if tables is None:
             k = self.run("rope.k", _append_key, k, key)
         else:
@@ -293,7 +293,7 @@ class LatentAttention(_Attention):
     def _absorbed_heads(self, q: Tensor, latent: Tensor, key: Tensor, rows: RowInputs) -> Heads:
         """Compute ``_heads`` in absorbed form: one key head, latent | rotary key, and one value head, the latent."""
         mla, tokens = self.mla, rows.tokens
-        q = _split_heads(q, tokens, mla.nope_dim + mla.rope_dim)
+        q = split_heads(q, tokens, mla.nope_dim + mla.rope_dim)
         if self.rotates:
             tables = rows.rotary(sliding=self.has_sliding_rope)
             q = self.kernels.rotate_last(q, *tables)
@@ -385,6 +385,6 @@ def _add_head_bias(gate: Tensor, bias_N: Tensor) -> Tensor:
     return factors.flatten(1)
 
 
-def _split_heads(rows: Tensor, tokens: int, head_dim: int) -> Tensor:
+def split_heads(rows: Tensor, tokens: int, head_dim: int) -> Tensor:
     """View rows [B · T, N · H] as [B, T, N, H]."""
     return rows.view(-1, tokens, rows.shape[1] // head_dim, head_dim)

@@ -29,8 +29,9 @@ from torch import Tensor, nn
 from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 from fivefold.trainer.model.altup import AltUpLayer, Laurel, add_to_others
-from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
+from fivefold.trainer.model.attention import GroupedAttention, LatentAttention, SelfAttention
 from fivefold.trainer.model.dropout import ATTENTION, FEED_FORWARD, Dropout, place_in
+from fivefold.trainer.model.expert_attention import ExpertAttention
 from fivefold.trainer.model.hyper_connections import HyperConnection
 from fivefold.trainer.model.indexed_attention import IndexedAttention
 from fivefold.trainer.model.mixers import build_mixer
@@ -287,8 +288,10 @@ class Block(nn.Module):
         return sum_RD
 
 
-def build_attention(model: Model, *, layer: int) -> GroupedAttention | LatentAttention:
+def build_attention(model: Model, *, layer: int) -> SelfAttention:
     """Build the attention of a layer."""
+    if model.attention_experts:
+        return ExpertAttention(model, layer=layer)
     latent = model.get_latent(layer)
     if latent is None:
         return GroupedAttention(model, layer=layer)

@@ -8,7 +8,7 @@ multiplies the activation before ``down``, so that the output of the experts nee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -61,55 +61,67 @@ class GroupedGemms:
         return sum_by_group(gradient, columns, offsets, ends)
 
 
-class Experts(nn.Module):
-    """Experts of this rank: ``gate`` unless they are plain, ``up`` [E, F, D], ``down`` [E, D, F].
+class GroupedLinear(nn.Module):
+    """Linear layers by group of rows: a weight [E, out, in] for each name in ``sizes``, (out, in) each.
 
-    D is ``Model.expert_width``.
-
-    Parallelisms set ``wgrad_store`` and ``ends`` (reads offsets); ``adds_bias``: False if another etp rank adds the
-    bias of ``down``; ``copies``: number of ranks that send an expert the same token, by which weight gradients are
-    divided; ``backward_overlap_work``: a list to which the backward appends dW of ``gate`` and ``up``, to run during
-    the all_to_all of the rows' gradients; None: they run at once.
+    Parallelisms set ``wgrad_store`` and ``ends`` (reads offsets); ``copies``: number of ranks that send an expert the
+    same token, by which weight gradients are divided; ``backward_overlap_work``: a list to which the backward appends
+    dW of all layers but ``down``, to run during the all_to_all of the rows' gradients; None: they run at once.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, sizes: Mapping[str, tuple[int, int]], *, experts: int, bias: bool = False) -> None:
         super().__init__()
-        moe = model.moe
-        assert moe is not None
         self.wgrad_store, self.ends, self.gemms = WgradStore(), read_ends, GroupedGemms()
-        self.adds_bias, self.copies = True, 1
+        self.copies = 1
         self.backward_overlap_work: list[Work] | None = None
-        self.lora_scales: dict[str, float] = {}  # of adapters of gate_up and down (``expert_lora.py``)
         self.quantized: dict[str, QuantizedWeight] = {}  # the scales of weights that are stored in few bits
-        self.entries = ("gate", "up") if model.mlp == "gated" else ("up",)
-        width = model.expert_width
-        sizes = [(name, moe.ffn, width) for name in self.entries] + [("down", width, moe.ffn)]
-        for name, out_features, in_features in sizes:
-            self.register_parameter(name, nn.Parameter(torch.empty(moe.experts, out_features, in_features)))
-            if moe.expert_bias:
-                self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(moe.experts, out_features)))
+        self.names = tuple(sizes)
+        for name, (out_features, in_features) in sizes.items():
+            self.register_parameter(name, nn.Parameter(torch.empty(experts, out_features, in_features)))
+            if bias:
+                self.register_parameter(f"{name}_bias", nn.Parameter(torch.empty(experts, out_features)))
 
     @property
     def is_trained(self) -> bool:
         """Return whether the weights have gradients: they are frozen next to adapters."""
-        return self.get_parameter("down").requires_grad
+        return self.get_parameter(self.names[-1]).requires_grad
 
     def dense_weights(self, name: str) -> Tensor:
         """Return the weights ``name`` [E, out, in] as GEMMs read them: dequantized, if they are stored in few bits."""
         stored, weights = self.quantized.get(name), self.get_parameter(name)
         return weights if stored is None else stored.dequantize(weights)
 
+    def multiply(self, x: Tensor, offsets: Tensor, *names: str) -> tuple[Tensor, ...]:
+        """Multiply rows [n, in] in order of expert, whose groups end at ``offsets`` [E], by each of the weights."""
+        return _grouped_linears(x, offsets, self, names)
+
+
+class Experts(GroupedLinear):
+    """Experts of this rank: ``gate`` unless they are plain, ``up`` [E, F, D], ``down`` [E, D, F].
+
+    D is ``Model.expert_width``. ``adds_bias``: False if another etp rank adds the bias of ``down``.
+    """
+
+    def __init__(self, model: Model) -> None:
+        moe, width = model.moe, model.expert_width
+        assert moe is not None
+        entries = ("gate", "up") if model.mlp == "gated" else ("up",)
+        sizes = dict.fromkeys(entries, (moe.ffn, width)) | {"down": (width, moe.ffn)}
+        super().__init__(sizes, experts=moe.experts, bias=moe.expert_bias)
+        self.entries, self.adds_bias = entries, True
+        self.lora_scales: dict[str, float] = {}  # of adapters of gate_up and down (``expert_lora.py``)
+
     def gate_up(self, x: Tensor, offsets: Tensor) -> tuple[Tensor, ...]:
         """Compute gate and up, each [n, F], of rows [n, D] in order of expert, whose groups end at ``offsets`` [E].
 
         Plain experts have no gate.
         """
-        products = _grouped_linears(x, offsets, self, self.entries)
+        products = self.multiply(x, offsets, *self.entries)
         return tuple(self.apply_bias(y, name, offsets) for y, name in zip(products, self.entries, strict=True))
 
     def project_down(self, m: Tensor, share: Tensor, offsets: Tensor) -> Tensor:
         """Apply ``down`` to activations [n, F] → [n, D]; they already contain the routing weights ``share`` [n]."""
-        (y,) = _grouped_linears(m, offsets, self, ("down",))
+        (y,) = self.multiply(m, offsets, "down")
         return self.apply_bias(y, "down", offsets, share)
 
     def apply_bias(self, y: Tensor, name: str, offsets: Tensor, share: Tensor | None = None) -> Tensor:
@@ -126,7 +138,7 @@ class _GroupedLinears(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, _weight: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]
+        ctx: Any, x: Tensor, _weight: Tensor, offsets: Tensor, experts: GroupedLinear, names: tuple[str, ...]
     ) -> tuple[Tensor, ...]:
         ctx.experts, ctx.names = experts, names
         ctx.save_for_backward(*([x] if experts.is_trained else []), offsets)
@@ -136,7 +148,7 @@ class _GroupedLinears(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        experts: Experts = ctx.experts
+        experts: GroupedLinear = ctx.experts
         *rows, offsets = (saved.detach() for saved in ctx.saved_tensors)  # a deferred dW must not hold the graph
         outer = [gradient.contiguous() for gradient in gradients]  # grouped_mm does not support strides of 0
         total: Tensor | None = None
@@ -152,7 +164,7 @@ class _GroupedLinears(torch.autograd.Function):
         return total, None, None, None, None
 
 
-def _accumulate_wgrad(experts: Experts, name: str, x: Tensor, gradient: Tensor, offsets: Tensor) -> None:
+def _accumulate_wgrad(experts: GroupedLinear, name: str, x: Tensor, gradient: Tensor, offsets: Tensor) -> None:
     """Compute dW [E, out, in] of the weight ``name`` and accumulate it."""
     gemms = experts.gemms
     wgrad = gemms.wgrad(gradient, gemms.columns(x, offsets), offsets, experts.ends)
@@ -263,7 +275,7 @@ def _list_slices(ends: list[int]) -> list[slice]:
 
 
 @exclude_from_graphs
-def _grouped_linears(x: Tensor, offsets: Tensor, experts: Experts, names: tuple[str, ...]) -> tuple[Tensor, ...]:
+def _grouped_linears(x: Tensor, offsets: Tensor, experts: GroupedLinear, names: tuple[str, ...]) -> tuple[Tensor, ...]:
     weight = experts.get_parameter(names[0])
     products: tuple[Tensor, ...] = _GroupedLinears.apply(x, weight, offsets, experts, names)  # type: ignore[no-untyped-call]
     return products

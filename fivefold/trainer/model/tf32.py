@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.job import Job
-from fivefold.trainer.model.experts import Ends, Experts, GroupedGemms
+from fivefold.trainer.model.experts import Ends, GroupedGemms, GroupedLinear
 from fivefold.trainer.model.float8.cast import Cast
 from fivefold.trainer.model.linear import Linear, LinearGemms
 
@@ -30,7 +30,7 @@ def attach(module: nn.Module, job: Job, *, device: torch.device) -> None:
     for submodule in module.modules():
         if isinstance(submodule, Linear):
             submodule.gemms = dense
-        elif isinstance(submodule, Experts):
+        elif isinstance(submodule, GroupedLinear):
             submodule.gemms = grouped
 
 

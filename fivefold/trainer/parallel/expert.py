@@ -21,6 +21,7 @@ from fivefold.trainer.model.float8.matmul import Caster
 from fivefold.trainer.model.linear import Work
 from fivefold.trainer.model.moe import Moe, TokenDispatcher
 from fivefold.trainer.model.operation import exclude_from_graphs
+from fivefold.trainer.model.router import ExpertRouting
 from fivefold.trainer.model.routing import Sequences
 from fivefold.trainer.parallel.collectives import Pending, all_gather, all_reduce, all_to_all, reduce_scatter
 from fivefold.trainer.parallel.mesh import AxisGroup, Ranks
@@ -35,24 +36,28 @@ def attach(
     zigzag: bool = True,
     fp8_cast: Caster | None = None,
 ) -> None:
-    """Set the dispatcher and sequences of every ``Moe`` in ``module``.
+    """Set the sequences of every routing of experts in ``module``, and the dispatcher of those of an MLP.
 
     ``sp``: rows of the stream are sharded over tp; ``sequence``: tokens of a full sequence; ``zigzag``: cp cuts a
     sequence into zig-zag chunks, else contiguous ones; ``fp8_cast``: casts rows that are dispatched in fp8.
     """
     ep, etp, tp, cp = (ranks[name] for name in ("ep", "etp", "tp", "cp"))
-    for layer in (submodule for submodule in module.modules() if isinstance(submodule, Moe)):
+    unsharded = cp.size == 1 and (not sp or tp.size == 1)
+    for layer in (submodule for submodule in module.modules() if isinstance(submodule, ExpertRouting)):
         if layer.load.is_meta:
-            layer.load, layer.bias = (torch.zeros_like(x, device=ranks.device) for x in (layer.load, layer.bias))
+            layer.load = torch.zeros_like(layer.load, device=ranks.device)
+        layer.sequences = (
+            Sequences(sequence) if unsharded else ShardedSequences(sequence, tp if sp else None, cp, zigzag=zigzag)
+        )
+        if not isinstance(layer, Moe):
+            continue
+        if layer.bias.is_meta:
+            layer.bias = torch.zeros_like(layer.bias, device=ranks.device)
         layer.experts.adds_bias = etp.rank == 0
         layer.experts.copies = 1 if sp else tp.size  # without sp every rank of tp dispatches the same rows
         if ep.size > 1 or etp.size > 1:
             layer.dispatcher = dispatcher = AllToAllDispatcher(ep, etp, fp8_cast=fp8_cast)
             layer.experts.backward_overlap_work = dispatcher.backward_overlap_work
-        unsharded = cp.size == 1 and (not sp or tp.size == 1)
-        layer.sequences = (
-            Sequences(sequence) if unsharded else ShardedSequences(sequence, tp if sp else None, cp, zigzag=zigzag)
-        )
 
 
 def balance(module: nn.Module, *axes: AxisGroup) -> Tensor:

@@ -160,7 +160,7 @@ def _inputs(tape: Tape, case: ComparedOnMachine, counts: Counts, *, stages: tupl
     planned_bytes += count_expert_table_bytes(model, layout, stages=stages)
     more = count_initial_bytes(tape, INPUTS) - planned_bytes
     sequences = layout.micro_batches(job) * layout.mbs
-    small = SCALARS + 32 * sequences + 20 * (model.moe.choices if model.moe else 0) * (model.layers + model.mtp_depth)
+    small = SCALARS + 32 * sequences + 28 * (model.moe.choices if model.moe else 0) * (model.layers + model.mtp_depth)
     return "" if 0 <= more <= small else f"inputs: {planned_bytes + more} dry-run, {planned_bytes} planned"
 
 

@@ -14,7 +14,7 @@ QUICK = (
     ("lfm2", "pp2 v2 zbv mbs1 ac=full"), ("lfm2_moe", "dp2 ep2 zero2 mbs1"), ("lfm2", "dp2 zero3 mbs1 ac=full"),
     ("phimoe", "dp2 ep2 zero2 mbs1"), ("phimoe", "tp2 cp2 zero3 mbs1 ac=core+rope+out"),
     ("gemma4+experts", "dp2 ep2 zero2 mbs1"),
-    ("doge", "pp2 zb1p mbs1"),
+    ("doge", "pp2 zb1p mbs1"), ("jetmoe", "pp2 zb1p mbs1"), ("jetmoe", "dp2 ep2 zero2 mbs1"),
     ("rwkv", "pp2 zb1p mbs1"),
     ("axk2", "tp2 mbs2"), ("axk2", "dp2 pp2 ep2 zb2p zero2 mbs1"),
     ("dots3_note_text", "tp2 mbs2"), ("dots3_note_text", "dp2 ep2 zero2 mbs1"),

@@ -145,6 +145,8 @@ GRADIENTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "bitnet": ("bitnet", {"pad_token_id": 0}),
     "dbrx": ("dbrx", {}),
+    "jetmoe": ("jetmoe", {"tie_word_embeddings": True}),
+    "jetmoe, three experts": ("jetmoe", {"num_experts_per_tok": 3, "num_local_experts": 5, "pad_token_id": 0}),
     "gemma4": ("gemma4_text", {"num_hidden_layers": 3, "layer_types": None, "rms_norm_eps": 1e-3}),
     "gemma4 with shared keys": ("gemma4_text", SHARED_KEYS | {"use_double_wide_mlp": True, "rms_norm_eps": 1e-2}),
     "gemma4 without inputs of layers": ("gemma4_text", {"hidden_size_per_layer_input": 0}),

@@ -144,7 +144,7 @@ def test_hashed_experts_are_those_that_the_table_of_transformers_names() -> None
         ours.table.copy_(theirs.tid2eid)
         ours.bias.fill_(torch.nan)  # is not read
     x = rows()
-    weights, chosen = ours._choose_experts(ours.router(x), None, ids)
+    weights, chosen = ours.choose_experts(ours.router(x), None, ids)
     _, expected, indices = theirs(x.view(B, T, D), ids)
     assert torch.equal(chosen, indices)
     close(weights, expected)

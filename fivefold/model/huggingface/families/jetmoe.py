@@ -47,15 +47,14 @@ JETMOE = Family(
     to_model=_build,
     tensors={
         **decoder.TENSORS,
-        "attention.router": "self_attention.experts.router.layer",
+        "attention.routing.router": "self_attention.experts.router.layer",
         "attention.experts.q": "self_attention.experts.input_linear.weight",
         "attention.experts.out": "self_attention.experts.output_linear.weight",
-        "attention.out.bias": "self_attention.experts.bias",
+        "attention.bias_out": "self_attention.experts.bias",
         **dict.fromkeys(KV, FusedTensor("self_attention.kv_proj", KV)),
         "moe.router": "mlp.router.layer",
         **dict.fromkeys(decoder.EXPERT_GATE_UP, FusedTensor("mlp.input_linear.weight", decoder.EXPERT_GATE_UP)),
         "moe.experts.down": "mlp.output_linear.weight",
         "moe.bias_out": "mlp.bias",
     },
-    is_trained=False,
 )

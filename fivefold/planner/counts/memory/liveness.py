@@ -501,7 +501,8 @@ class BackwardSimulation:
         saved_inputs = op.keeps[:1] if op.kind == "matmul" else op.keeps  # not what recomputation keeps
         new_names = [name for name in saved_inputs if name not in self.kept_for_w]
         self.kept_for_w.update(new_names)
-        ends_bytes = 4 * op.batch if op.name == "moe.experts.down" else 0  # end of each expert's rows
+        is_first = op.name in ("moe.experts.down", "attention.experts.out")  # of the grouped matmuls of its experts
+        ends_bytes = 4 * op.batch if is_first else 0  # end of each expert's rows
         self.live += ends_bytes
         self.kept += gradients + ends_bytes
         self.deferred_by_op[index] = gradients + ends_bytes + sum(self.sizes[name] for name in new_names)

@@ -18,6 +18,7 @@ from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
+from fivefold.planner.counts.operations.feedforward import list_router
 from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys
 from fivefold.planner.counts.operations.linear import LinearInput, build_sub_norm, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
@@ -292,45 +293,48 @@ def _make_mask(local: Local, v: str, *, layer: int) -> list[Op]:
 def _list_experts(local: Local, source: str, *, layer: int) -> list[Op]:
     """List attention whose queries and output each token's experts make: gather, grouped matmul, scatter, twice.
 
-    Source: transformers 5.23, ``JetMoeMoA``.
+    The rows that the experts of the output read are multiplied by the routing weights, so that what they make need not
+    be kept. Source: transformers 5.23, ``JetMoeMoA``, which multiplies afterwards.
     """
-    model = local.model
-    moe = local.model.moe
-    shape = local.attention(layer)
-    width = local.width
+    model, moe, shape, width = local.model, local.model.moe, local.attention(layer), local.width
     assert moe is not None
     rows, dim, size = local.rows, model.width, shape.kv_heads * shape.head_dim
     copies = rows * moe.topk
-    entry = LinearInput(local, source, in_features=dim, rows=local.stream_rows)
-    routing = {"gates": copies * width, "order": 3 * 8 * copies}
+    router, topk = list_router(local, source, name="attention")
+    names = {tensor: f"attention.{tensor}" for tensor in (*router.writes, *topk.writes)}
 
     def multiply(name: str, tensor: str, out: str, in_features: int, out_features: int) -> Op:
         numel = in_features * out_features * moe.experts
         n = max(1, copies // moe.experts)
         op = matmul(name, tensor, out, rows=copies, in_features=in_features, out_features=out_features, width=width)
         return op._replace(
-            parameters=numel, wgrad_numels=(numel,), batch=moe.experts, shape=(n, out_features, in_features)
+            parameters=numel,
+            wgrad_numels=(numel,),
+            batch=moe.experts,
+            shape=(n, out_features, in_features),
+            keeps=(*op.keeps, "attention.ends"),
         )
 
-    def move(name: str, tensor: str, out: str, width_of_row: int) -> Op:
-        return elementwise(name, "embedding", (tensor,), out, size=copies * width_of_row * width, keeps=("order",))
+    def move(name: str, reads: tuple[str, ...], out: str, columns: int) -> Op:
+        return elementwise(
+            name, "embedding", reads, out, size=copies * columns * width, keeps=("attention.permutation",)
+        )
 
-    choose = elementwise("attention.topk", "activation", ("choices",), "gates", size=4 * rows * moe.experts)
-    combine = elementwise("attention.combine", "embedding", ("ao", "gates"), "a.u", size=rows * dim * width)
-    bias = elementwise("attention.out.bias", "activation", ("a.u",), "a", size=rows * dim * width)
+    gather = move("attention.gather", (source, names["weights"]), "copied", dim)
+    collect = move("attention.out.gather", ("o", "attention.share"), "o.sorted", size)
+    combine = elementwise("attention.combine", "embedding", ("ao",), "a.u", size=rows * dim * width)
+    bias = elementwise("attention.bias", "activation", ("a.u",), "a", size=rows * dim * width)
     if not model.out_bias:
-        combine = combine._replace(writes={"a": rows * dim * width})
+        combine = rename_tensors(combine, {"a.u": "a"})
     rotate = model.has_rope(layer)
     q, k = ("qr", "kr") if rotate else ("q", "k")
+    entry = LinearInput(local, source, in_features=dim, rows=local.stream_rows)
     return [
         *entry.ops,
-        matmul(
-            "attention.router", source, "choices", rows=rows, in_features=dim, out_features=moe.experts, width=width
-        ),
-        choose._replace(writes=routing, keeps=("gates",)),
-        move("attention.gather", source, "copied", dim),
+        *(rename_tensors(op, names) for op in (router, topk)),
+        gather._replace(writes=gather.writes | {"attention.share": 4 * copies, "attention.ends": 4 * moe.experts}),
         multiply("attention.experts.q", "copied", "q.sorted", dim, size),
-        move("attention.scatter", "q.sorted", "q", size),
+        move("attention.scatter", ("q.sorted",), "q", size),
         *(entry.column(f"attention.{name}", name, out_features=size) for name in "kv"),
         *(
             [
@@ -341,9 +345,13 @@ def _list_experts(local: Local, source: str, *, layer: int) -> list[Op]:
             else []
         ),
         *_list_core(local, q=q, k=k, v="v", layer=layer),
-        move("attention.out.gather", "o", "o.sorted", size),
+        collect._replace(keeps=("o", "attention.share", *collect.keeps), backward_scratch=copies * size * width),
         multiply("attention.experts.out", "o.sorted", "ao", size, dim),
-        combine._replace(keeps=("ao", "gates", "order"), moved_bytes=(copies + rows) * dim * width),
+        combine._replace(
+            keeps=("attention.permutation",),
+            moved_bytes=(copies + rows) * dim * width,
+            moved_backward_bytes=2 * copies * dim * width,
+        ),
         *([bias._replace(parameters=dim, wgrad_numels=(dim,), passes_gradient=True)] if model.out_bias else []),
     ]
 

@@ -58,7 +58,7 @@ def list_experts(local: Local, source: str, *, router_source: str | None = None)
         moved_bytes=2 * moe.computed_per_token * row_size,
         moved_backward_bytes=(moe.computed_per_token + 1) * row_size,
     )
-    ops = [*_list_router(local, router_source or source), *latent_ops, gather]
+    ops = [*list_router(local, router_source or source), *latent_ops, gather]
     ungated = "shared.whole" if moe.shared_gate else "shared"
     shared = _list_mlp(local, source, ungated, name="moe.shared", ffn=moe.shared_width) if moe.shared_experts else []
     shared += [_gate_shared_experts(local, source, ungated)] if moe.shared_gate else []
@@ -136,8 +136,8 @@ def _gate_shared_experts(local: Local, source: str, shared: str) -> Op:
     return op._replace(parameters=width, wgrad_numels=(width,))
 
 
-def _list_router(local: Local, source: str) -> list[Op]:
-    """List the router's fp32 matmul and the top-k.
+def list_router(local: Local, source: str, *, name: str = "moe") -> list[Op]:
+    """List the router's fp32 matmul and the top-k, as the operations ``name.router`` and ``name.topk``.
 
     The top-k writes scores, chosen experts and their weights per token, and the permutation of all T·k copies, which is
     computed once and kept even under recomputation (``trainer/model/routing.py``).
@@ -147,7 +147,7 @@ def _list_router(local: Local, source: str) -> list[Op]:
     scores, copies = 4 * rows * moe.choices, rows * moe.topk
     fp32_copies = 0 if local.width == 4 else 4 * (rows + moe.choices) * model.width
     router = matmul(
-        "moe.router",
+        f"{name}.router",
         source,
         "choices",
         rows=rows,
@@ -161,7 +161,7 @@ def _list_router(local: Local, source: str) -> list[Op]:
     )
     if moe.score == "sparsemixer":  # the backward computes the probabilities of candidates again from the logits
         del kept_tensors["scores"]
-    topk = elementwise("moe.topk", "activation", ("choices",), "weights", size=scores)
+    topk = elementwise(f"{name}.topk", "activation", ("choices",), "weights", size=scores)
     if moe.joined_norms:  # the weights before the factors of their experts
         kept_tensors["unscaled"] = 4 * copies
         topk = topk._replace(parameters=moe.choices, wgrad_numels=(moe.choices,))
