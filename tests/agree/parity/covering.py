@@ -143,7 +143,8 @@ def build_compiled_cases() -> tuple[Case, ...]:
     """Compilation under the other axes, and on one process."""
     dense = ("dp1", "dp1 ac=full", "dp2 zero3", "tp2", "tp2 nosp ac=norm+act", "cp2", "cp2 cp=ulysses", "dp2 tp2 cp2")
     experts = ("dp1", "dp2 ep2 zero1", "tp2 ep2", "tp2 etp2", "dp2 tp2 pp2 ep2 zero2 zbv ac=selective")
-    pairs = (("biased", dense), ("moe", experts), ("mla", ("dp1", "tp2 ac=qkv+up", "cp2 ep2")))
+    latent = ("dp1", "tp2 ac=qkv+up", "cp2 ep2")
+    pairs = (("biased", dense), ("moe", experts), ("mla", latent), ("nemotron", ("dp1", "tp2 ep2 ac=full")))
     return tuple(Case(model, str(Layout.parse(text)), True) for model, texts in pairs for text in texts)
 
 
