@@ -69,7 +69,7 @@ SUMS = [
     *edit(ALONE, "model.kernels.loss:nats",
           ("ends are not learned", INTO_GRADIENT, INTO_GRADIENT + ".mul_(target != 0)")),
     *edit(EXPERTS, "engine:Engine._scale_losses",
-          ("the auxiliary loss is not divided", "moe.scale = scale / tokens", "moe.scale = scale")),
+          ("the auxiliary loss is not divided", "routing.scale = scale / tokens", "routing.scale = scale")),
     *edit(EXPERTS, "model.routing:aux_gradient",
           ("the auxiliary loss is of the micro-batch", "// sequences.parts", "* 0")),
 ]  # fmt: skip
