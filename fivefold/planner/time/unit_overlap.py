@@ -6,6 +6,7 @@ the links between nodes are free.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from fivefold.job import Job
@@ -41,10 +42,10 @@ class UnitMessages(NamedTuple):
 class OverlappedUnitSeconds(NamedTuple):
     """Seconds of a micro-batch through one unit, overlapped with data parallelism's messages; exposed ones by axis.
 
-    ``time``: without those messages. ``free_seconds``: the part of its exposed messages, forward and backward, in which
-    data parallelism's link between nodes is free. ``full_backward_exposed``: exposed data parallelism of a full
-    backward; ``forward_spare``: the part of its forward in which the link is free; ``next_forward_reduce``: the
-    reduction that overlaps the next forward.
+    ``time``: without those messages. ``free_seconds``: what its other messages, forward and backward, add to the
+    compute in which data parallelism's link between nodes is free: exposed ones that do not use it, less overlapped
+    ones that do. ``full_backward_exposed``: exposed data parallelism of a full backward; ``forward_spare``: the part of
+    its forward in which the link is free; ``next_forward_reduce``: the reduction that overlaps the next forward.
     """
 
     time: UnitTime
@@ -78,13 +79,7 @@ def estimate_unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, Overl
         """Return the seconds of one unit, with messages that overlap with its compute taken out."""
         time = units.unit(layout, unit_group)
         messages = estimate_unit_messages(units, layout, unit_group.name, stays=stays_gathered)
-        forward_free = backward_free = 0.0
-        for axis, forward_seconds, backward_seconds in zip(
-            AXES, time.forward_exposed, time.backward_exposed, strict=True
-        ):
-            if (forward_seconds or backward_seconds) and is_free(axis):
-                forward_free = forward_free + forward_seconds
-                backward_free = backward_free + backward_seconds
+        free = add_free_seconds(time, is_free)
         forward_exposed = _list_exposed(time.forward_exposed)
         backward_exposed = _list_exposed(time.backward_exposed)
         weight = time.weight + messages.accumulation
@@ -92,7 +87,7 @@ def estimate_unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, Overl
         without_messages = OverlappedUnitSeconds(
             time,
             messages,
-            (forward_free, backward_free),
+            free,
             time.forward,
             time.backward,
             full_backward,
@@ -104,6 +99,24 @@ def estimate_unit_seconds(units: Units, layout: Layout) -> dict[UnitGroup, Overl
 
     distinct = {run for stage in dict.fromkeys(counts.equal_stages(layout)) for run, _ in stage_work[stage]}
     return {run: overlap_unit(run) for run in distinct}
+
+
+def add_free_seconds(time: UnitTime, is_free: Callable[[str], bool]) -> tuple[float, float]:
+    """Return ``OverlappedUnitSeconds.free_seconds`` of a unit; ``is_free``: whether an axis leaves the link free.
+
+    A second of compute overlaps one message of a link: a hop of a ring between nodes, or a reduction.
+    """
+    free = [0.0, 0.0]
+    passes = (
+        (time.forward_exposed, time.forward_unoverlapped, time.forward),
+        (time.backward_exposed, time.backward_unoverlapped, time.backward + time.weight),
+    )
+    for side, (exposed, unoverlapped, compute) in enumerate(passes):
+        for axis, seconds, alone in zip(AXES, exposed, unoverlapped, strict=True):
+            if alone:
+                free[side] += seconds if is_free(axis) else min(0.0, seconds - alone)
+        free[side] = max(free[side], -compute)
+    return free[0], free[1]
 
 
 def estimate_unit_messages(units: Units, layout: Layout, name: Name, *, stays: bool) -> UnitMessages:
