@@ -43,6 +43,26 @@ TARGETS: dict[str, tuple[str, ...]] = {
     "up_proj": ("mlp.up", "moe.shared.up"),
     "down_proj": ("mlp.down", "moe.shared.down"),
 }
+# Linear layers of token mixers other than attention, by their names in transformers, and the modules that have them
+# there. Which of our layers they are depends on the mixer (``MixerGeometry.targets``); some of attention's names are
+# those of mixers too.
+MIXER_TARGETS: dict[str, tuple[str, ...]] = {
+    "in_proj_qkv": ("linear_attn",),
+    "in_proj_qkvz": ("linear_attn",),
+    "in_proj_ba": ("linear_attn",),
+    "in_proj_z": ("linear_attn",),
+    "in_proj_b": ("linear_attn",),
+    "in_proj_a": ("linear_attn",),
+    "a_proj": ("linear_attn",),
+    "b_proj": ("linear_attn", "self_attn"),
+    "f_proj": ("self_attn.forget_gate",),
+    "f_a_proj": ("self_attn.forget_gate",),
+    "f_b_proj": ("self_attn.forget_gate",),
+    "g_a_proj": ("self_attn",),
+    "g_b_proj": ("self_attn",),
+    "in_proj": ("mamba", "mixer", "conv"),
+    "out_proj": ("linear_attn", "mamba", "mixer", "conv"),
+}
 # Linear layers that are one matmul with merged projections, by its name (``Stack.merged_projections``)
 MERGED_LINEARS: dict[str, tuple[str, ...]] = {
     "attention.qkv": ("attention.q", "attention.k", "attention.v", "attention.gate"),
@@ -60,6 +80,8 @@ EXPERT_TARGETS: dict[str, tuple[str, ...]] = {
 EMBEDDING, HEAD = "embed_tokens", "lm_head"
 END_TARGETS: dict[str, tuple[str, ...]] = {EMBEDDING: ("embed.tokens",), HEAD: ("head.out",)}
 ALL_TARGETS = TARGETS | EXPERT_TARGETS | END_TARGETS
+LINEAR_TARGETS = (*TARGETS, *MIXER_TARGETS)  # those of ``all-linear``
+TARGET_NAMES = (*LINEAR_TARGETS, *EXPERT_TARGETS, *END_TARGETS)  # in the order of a block
 # The ends of a model that may be trained in full next to the factors, as peft's ``modules_to_save`` names them, by the
 # beginnings of the names of their weights and of the operations that read these.
 SavedModule = Literal["embed_tokens", "lm_head"]
@@ -94,14 +116,14 @@ class Adapter(Record):
     def _check_targets(cls, targets: tuple[str, ...]) -> tuple[str, ...]:
         """Return the targets in the order of a block, each once."""
         if not targets:
-            raise ValueError(f"has no layer; use {ALL_LINEAR}, or some of {', '.join(ALL_TARGETS)}")
+            raise ValueError(f"has no layer; use {ALL_LINEAR}, or some of {', '.join(TARGET_NAMES)}")
         for target in targets:
-            if target != ALL_LINEAR and target not in ALL_TARGETS:
+            if target != ALL_LINEAR and target not in TARGET_NAMES:
                 raise ValueError(
                     f"{target!r} is not a layer that can have an adapter; use {ALL_LINEAR}, or some of "
-                    f"{', '.join(ALL_TARGETS)}"
+                    f"{', '.join(TARGET_NAMES)}"
                 )
-        linears = (ALL_LINEAR,) if ALL_LINEAR in targets else tuple(name for name in TARGETS if name in targets)
+        linears = (ALL_LINEAR,) if ALL_LINEAR in targets else tuple(name for name in LINEAR_TARGETS if name in targets)
         return (*linears, *(name for name in EXPERT_TARGETS | END_TARGETS if name in targets))
 
     @field_validator("modules_to_save")
@@ -157,12 +179,9 @@ class Adapter(Record):
         """Return the alphas of targets that have one of their own (``alpha_pattern``)."""
         return {target: float(alpha) for target, alpha in _split_words(self.alpha_pattern)}
 
-    def resolve_linear(self, linear: str) -> "Adapter":
-        """Return the adapter with the rank and alpha of a linear layer, such as ``attention.q`` or ``head.out``.
-
-        Those of merged layers, such as ``attention.qkv``, are equal (``layout/validity.py``).
-        """
-        return _resolve_linear(self, linear) if self.rank_pattern or self.alpha_pattern else self
+    def resolve_target(self, target: str) -> "Adapter":
+        """Return the adapter with the rank and alpha of a target, such as ``q_proj`` or ``lm_head``."""
+        return _resolve_target(self, target) if self.rank_pattern or self.alpha_pattern else self
 
     @property
     def scale_numerator(self) -> float:
@@ -184,10 +203,9 @@ class Adapter(Record):
         """Tell whether the norms of the updated weight's rows are trained (DoRA)."""
         return self.kind == "dora"
 
-    def has_adapter(self, linear: str) -> bool:
-        """Tell whether a linear layer, such as ``attention.q`` or ``attention.qkv`` of a block, has an adapter."""
-        layers = MERGED_LINEARS.get(linear, (linear,))
-        return any(not set(layers).isdisjoint(ALL_TARGETS[target]) for target in expand_targets(self.targets))
+    def has_target(self, target: str) -> bool:
+        """Tell whether the layers of a name, such as ``q_proj`` or ``lm_head``, have adapters."""
+        return target in self.targets or (self.targets[0] == ALL_LINEAR and target in LINEAR_TARGETS)
 
     @property
     def adapts_experts(self) -> bool:
@@ -211,15 +229,13 @@ class Adapter(Record):
 
 def expand_targets(targets: tuple[str, ...]) -> tuple[str, ...]:
     """Return targets with the names of the layers of ``all-linear``."""
-    return (*TARGETS, *targets[1:]) if targets[:1] == (ALL_LINEAR,) else targets
+    return (*LINEAR_TARGETS, *targets[1:]) if targets[:1] == (ALL_LINEAR,) else targets
 
 
 @lru_cache(maxsize=256)
-def _resolve_linear(adapter: Adapter, linear: str) -> Adapter:
-    layers = MERGED_LINEARS.get(linear, (linear,))
-    targets = [target for target, linears in ALL_TARGETS.items() if not set(layers).isdisjoint(linears)]
-    rank = next((rank for target, rank in adapter.ranks.items() if target in targets), adapter.rank)
-    alpha = next((alpha for target, alpha in adapter.alphas.items() if target in targets), adapter.scale_numerator)
+def _resolve_target(adapter: Adapter, target: str) -> Adapter:
+    rank = adapter.ranks.get(target, adapter.rank)
+    alpha = adapter.alphas.get(target, adapter.scale_numerator)
     return adapter.replace(rank=rank, alpha=alpha, rank_pattern=(), alpha_pattern=())
 
 
@@ -233,7 +249,7 @@ def _split_pattern(pattern: tuple[str, ...], info: ValidationInfo) -> dict[str, 
     allowed = expand_targets(info.data.get("targets", ()))
     if unknown := [target for target in values if target not in allowed]:
         raise ValueError(f"names {', '.join(unknown)}, which the adapter does not target; use {', '.join(allowed)}")
-    return {target: values[target] for target in ALL_TARGETS if target in values}
+    return {target: values[target] for target in TARGET_NAMES if target in values}
 
 
 def _read_rank(target: str, text: str) -> int:

@@ -45,7 +45,7 @@ def list_units(model: Model, job: Job) -> list[FsdpUnit]:
     def block(layer: int) -> Iterable[Weight]:
         every = mark_frozen(list_block_weights(model, layer), frozen.blocks[layer])
         merged = job.stack.merges_adapters
-        return every if job.adapter is None else with_adapters(every, job.adapter, merged=merged)
+        return every if job.adapter is None else with_adapters(model, every, job.adapter, merged=merged)
 
     blocks = [
         FsdpUnit(
@@ -225,7 +225,7 @@ WHOLE = (
     "mixer.gate_down",
     "down.bias",
     "embed.positions",
-    "project",
+    "project.weight",
 )  # replicated over tp; biases of row layers are added once
 
 
@@ -248,7 +248,7 @@ def find_extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> L
         return ""
     if weight.name.endswith((READS_CHANNELS, *NORMS_OF_SELECTED)):  # their inputs or outputs are summed over tp
         return ""
-    if weight.name.endswith(READ_BY_HEADS):
+    if any(module in weight.name for module in READ_BY_HEADS):
         return "tp"
     is_replicated = weight.kind in ("norm", "router") or any(part in weight.name for part in WHOLE)
     if weight.kind == "lora" and not is_replicated:  # A sees gradients of this rank's columns, B and m products of rows
@@ -264,8 +264,9 @@ def find_extra_reduce_axis(weight: Weight, *, model: Model, layout: Layout) -> L
     return "tp" if is_replicated and layout.sp else ""
 
 
-# weights of token mixers that every rank holds: a norm of each head, and latents from which each rank makes its heads
-READ_BY_HEADS = ("mixer.norm.weight", "mixer.decay_down.weight", "mixer.gate_down.weight")
+# modules of token mixers that every rank holds, with their adapters: a norm of each head, and latents from which each
+# rank makes its heads
+READ_BY_HEADS = ("mixer.norm.", "mixer.decay_down.", "mixer.gate_down.")
 READS_CHANNELS = "mixer.select.weight"  # a matrix whose inputs are the channels of a Mamba
 NORMS_OF_SELECTED = tuple(f"mixer.{part}_norm.weight" for part in ("dt", "b", "c"))
 KEYS = tuple(f"attention.{part}.{leaf}" for part in "kv" for leaf in ("weight", "bias", "lora_b", "lora_magnitude"))

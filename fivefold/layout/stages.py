@@ -22,7 +22,7 @@ from itertools import accumulate, islice
 from fivefold.job import Job
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.model.spec import Model
-from fivefold.model.weights import resolve_freeze
+from fivefold.model.weights import find_first_adapted, resolve_freeze
 
 
 def list_stage_layers(model: Model, layout: Layout) -> tuple[range, ...]:
@@ -38,17 +38,25 @@ def count_stage_parts(model: Model, layout: Layout) -> list[int]:
 
 
 def find_first_backward_stage(model: Model, layout: Layout, job: Job) -> int:
-    """Return the first stage with a trained weight; the job's adapters or frozen parts may leave none in those below.
-
-    Of adapters all blocks have some, so that only a stage with nothing but the embedding has none.
-    """
-    if not job.freezes_text:
+    """Return the first stage with a trained weight; adapters or frozen parts may leave none in those below."""
+    if not job.freezes_text or trains_embedding(model, job):
         return 0
-    frozen, adapter = resolve_freeze(model, job.freeze), job.adapter
-    if adapter.trains_embedding if adapter is not None else frozen.trains_embedding:
-        return 0
-    first_layer = 0 if adapter is not None else frozen.first_backward
+    first_layer = find_first_backward_layer(model, job)
     return sum(layers.stop <= first_layer for layers in list_stage_layers(model, layout))
+
+
+def find_first_backward_layer(model: Model, job: Job) -> int:
+    """Return the lowest layer with a backward: the first with a trained weight, or 0 if the embedding is trained."""
+    if job.adapter is None:
+        return resolve_freeze(model, job.freeze).first_backward
+    return 0 if job.adapter.trains_embedding else find_first_adapted(model, job.adapter)
+
+
+def trains_embedding(model: Model, job: Job) -> bool:
+    """Tell whether the embedding is trained, so that all layers have a backward."""
+    if job.adapter is None:
+        return resolve_freeze(model, job.freeze).trains_embedding
+    return job.adapter.trains_embedding
 
 
 def list_virtual_stages(model: Model, *, pp: int, most: int) -> list[int]:

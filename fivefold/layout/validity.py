@@ -36,11 +36,13 @@ from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.geometry import ShardedUnits
 from fivefold.model.spec import Model
 from fivefold.model.weights import (
+    find_first_adapted,
     list_adapter_weights,
     list_block_weights,
     list_targets,
     mark_frozen,
     resolve_freeze,
+    with_adapters,
 )
 from fivefold.optimizers.cost import find_cost
 from fivefold.record import UserError
@@ -173,7 +175,7 @@ def list_mismatches(model: Model, job: Job, machine: Machine | None = None) -> I
             yield f"{kind} mixes tokens across documents; use documents='joined', or a model that only attends"
         if job.stack.attention_facts.materializes_scores and isinstance(getattr(model, kind), CompressedAttention):
             yield f"unfused attention does not know the compressed keys of {kind}; use 'flash'"
-        if job.precision.autocasts:
+        if job.precision.autocasts and job.adapter is None:  # next to adapters only factors and the loss are cast
             yield f"{kind} is not counted under autocast ({job.precision.name}); use {job.precision.compute}"
     if job.precision.autocasts and not job.stack.kernel_facts.supports_autocast:
         is_named = job.precision.name.endswith("-autocast")
@@ -657,6 +659,7 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
         return
     what = "freeze is" if adapter is None else "adapters are"
     merges_adapters = adapter is not None and stack.merges_adapters
+    of_stack = f" and the stack {stack.name}" if merges_adapters else ""
     yield from _list_present(
         f"{what} not modelled with",
         (model.attention_experts, f"experts of attention of {model.name}", "a model without them"),
@@ -671,11 +674,15 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
             "a config with num_nextn_predict_layers=0",
         ),
         (
-            bool(model.non_attention_mixers),
-            f"{', '.join(model.non_attention_mixers)} layers",
+            bool(mixers := _list_frozen_mixers(model, job)),
+            f"{', '.join(mixers)} layers{of_stack}",
             "a model that only attends",
         ),
-        (bool(model.feed_forwards), f"layers of {model.name} without a feed-forward", "a model whose layers have both"),
+        (
+            adapter is None and bool(model.feed_forwards),
+            f"layers of {model.name} without a feed-forward",
+            "a model whose layers have both",
+        ),
         (model.head_transform is not None, f"the matrix before the head of {model.name}", "a model without it"),
         (
             model.mla is not None and model.mla.gates_queries,
@@ -705,6 +712,22 @@ def _check_frozen_job(model: Model, job: Job) -> Iterator[str]:
         ),
     )
     yield from _freeze_mismatches(model, job) if adapter is None else _check_adapters(model, job, adapter)
+
+
+def _list_frozen_mixers(model: Model, job: Job) -> list[str]:
+    """Return the kinds of token mixers whose frozen weights, or adapters of whose layers, are not modelled.
+
+    Those of two kinds whose layers have the same names here, but not in transformers, are not.
+    """
+    if job.adapter is None or job.stack.merges_adapters:
+        return list(model.non_attention_mixers)
+    modules = [mixer.targets for mixer in model.mixer_geometries]
+    named = [{part: parts for parts in targets.values() for part in parts} for targets in modules]
+    return [
+        kind
+        for kind, targets, of_kind in zip(model.non_attention_mixers, modules, named, strict=True)
+        if not targets or any(of_kind[part] != other[part] for other in named for part in of_kind.keys() & other.keys())
+    ]
 
 
 def _freezes_low_precision(model: Model, job: Job) -> bool:
@@ -772,8 +795,8 @@ def _check_merged_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator
     )
     targets = list_targets(model, adapter.replace(targets=(ALL_LINEAR,), rank_pattern=(), alpha_pattern=()))
     for linears in MERGED_LINEARS.values():
-        merged = [target for target in targets if not set(TARGETS[target]).isdisjoint(linears)]
-        adapted = [target for target in merged if any(map(adapter.has_adapter, TARGETS[target]))]
+        merged = [target for target in targets if not set(TARGETS.get(target, ())).isdisjoint(linears)]
+        adapted = [target for target in merged if adapter.has_target(target)]
         if model.mla is not None and "q_proj" in merged:
             continue
         if adapted and adapted != merged:
@@ -818,7 +841,8 @@ def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator
     if model.moe is None:
         yield f"adapter.targets={targets}: {model.name} has no routed experts; use {ALL_LINEAR}"
         return
-    others = [target for target in list_targets(model, adapter) if target in TARGETS]
+    first = find_first_adapted(model, adapter)
+    below = () if first == model.layers else with_adapters(model, list_block_weights(model, first), adapter)
     yield from _list_present(
         f"adapter.targets={targets} is not modelled with",
         (model.mlp != "gated", f"{model.name}, whose experts have no gate", ALL_LINEAR),
@@ -826,7 +850,7 @@ def _check_expert_adapters(model: Model, job: Job, adapter: Adapter) -> Iterator
         (adapter.has_magnitudes, "DoRA, as in PEFT", "kind=lora"),
         (adapter.dropout > 0, f"adapter.dropout={adapter.dropout:g}, as in PEFT", "adapter.dropout=0"),
         (
-            not any(linear.startswith("attention.") for target in others for linear in TARGETS[target]),
+            not any(weight.is_adapter and weight.name.startswith(("attention.", "mixer.")) for weight in below),
             "no adapters of attention below them",
             "q_proj,v_proj too",
         ),
@@ -872,7 +896,7 @@ def explain_unsupported_schedule(schedule: ScheduleName, job: Job) -> str | None
     return f"{'adapters are' if job.adapter else 'freeze is'} not modelled with {why}; use 1f1b"
 
 
-def _find_ungathered(job: Job) -> str:
+def _find_ungathered(model: Model, job: Job) -> str:
     """Return what of the job's frozen weights is not counted where weights are gathered one by one; "" if nothing."""
     adapter, recipe = job.adapter, job.precision
     if adapter is None:
@@ -882,6 +906,7 @@ def _find_ungathered(job: Job) -> str:
         (bool(adapter.modules_to_save), "modules_to_save are"),
         (adapter.adapts_experts or bool(adapter.adapted_ends), "adapters of experts, embedding and head are"),
         (job.activation_bytes != recipe.high_precision_bytes, f"adapters in precision {recipe.name} are"),
+        (bool(mixers := model.non_attention_mixers), f"adapters of {', '.join(mixers)} layers are"),
     ):
         if is_present:
             return what
@@ -899,7 +924,7 @@ def explain_unsharded_factors(model: Model, job: Job, *, tp: int, ep: int = 1, e
             software = "" if axis == "etp" else f" and the stack {stack.name}, as PEFT does not shard them"
             return f"adapters of routed experts are not modelled with {axis}{degrees[axis]}{software}; use {axis}1"
     padded = pad_vocab(model, job, tp=tp)  # with rows whose norm is 0, by which DoRA would divide
-    if adapter.has_magnitudes and adapter.has_adapter("head.out") and padded > model.vocab:
+    if adapter.has_magnitudes and adapter.has_target(HEAD) and padded > model.vocab:
         feature = f"DoRA of {HEAD} and a vocabulary of {model.vocab} that is padded to {padded}"
         return f"adapters are not modelled with {feature}; use kind=lora, or tp1"
     if tp > 1 and EMBEDDING in adapter.adapted_ends:
@@ -916,13 +941,13 @@ def explain_unsharded_factors(model: Model, job: Job, *, tp: int, ep: int = 1, e
     return None
 
 
-def explain_unsharded_base(job: Job, *, tp: int, zero: int, shards: int) -> str | None:
+def explain_unsharded_base(model: Model, job: Job, *, tp: int, zero: int, shards: int) -> str | None:
     """Return why the job's frozen weights cannot be sharded like this, in one line; None if they can be."""
     if not job.freezes_text:
         return None
     is_zero3 = zero == 3 and shards > 1
     adapter = job.adapter
-    if zero == 3 and job.stack.zero3_gather == "weights" and (what := _find_ungathered(job)):
+    if zero == 3 and job.stack.zero3_gather == "weights" and (what := _find_ungathered(model, job)):
         feature = f"ZeRO-3 of the stack {job.stack.name}, which gathers weight by weight"
         return f"{what} not modelled with {feature}; use zero2, or another stack"
     if adapter is None or job.base_format is None or job.base_format.is_four_bit:
@@ -946,7 +971,7 @@ def _check_frozen_layout(layout: Layout, *, model: Model, job: Job) -> Iterator[
             yield f"{what} that have no backward and the stack {job.stack.name}; train a layer of stage 0"
     factors = explain_unsharded_factors(model, job, tp=layout.tp, ep=layout.ep, etp=layout.etp)
     schedule = explain_unsupported_schedule(layout.schedule, job)
-    base = explain_unsharded_base(job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
+    base = explain_unsharded_base(model, job, tp=layout.tp, zero=layout.zero, shards=layout.shards)
     cut, cut_experts = explain_cut_block(model, job, tp=layout.tp), explain_cut_experts(model, job, etp=layout.etp)
     yield from filter(None, (factors, schedule, base, cut, cut_experts))
 

@@ -4,6 +4,7 @@ shape · spec · weights   fields; fields with parameter counts; every weight by
 activations · norms      one record for each activation function and norm, with the facts that the planner counts
 catalog                  models by name
 vision · vision_weights  vision towers and projectors of multimodal models, and their weights
+adapted                  linear layers by the names that peft has for them
 rope                     scaling of rotary positions
 hyper_connections        residual streams that are mixed with weights of each token
 altup                    a stream of several parts, of which a layer computes one (Gemma 3n)

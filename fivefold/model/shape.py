@@ -344,6 +344,7 @@ class ModelShape(Record):
     output_gate: bool = False  # attention's output times the sigmoid of a projection of its input (Qwen3-Next)
     gate_per_head: bool = False  # the output gate has one number for each head, not for each of its dims (LFM3)
     gate_bias: bool = False  # the output gate has a bias for each head (Beam)
+    gate_in_query: bool = False  # queries and gates are one linear layer in transformers (Qwen3-Next)
     gate_activation: Literal["sigmoid", "softplus"] = "sigmoid"  # function of the output gate; softplus: Laguna
     attention_sinks: bool = False  # a learned logit per head in the softmax (gpt-oss)
     attention_scale: Scalar | None = None  # None: 1/√head_dim (with mla: nope_dim + rope_dim)
@@ -677,7 +678,12 @@ class ModelShape(Record):
 
     def _check_gate(self) -> None:
         """Raise ``ValueError`` for a kind of output gate without an output gate."""
-        for field, default in (("gate_per_head", False), ("gate_bias", False), ("gate_activation", "sigmoid")):
+        for field, default in (
+            ("gate_per_head", False),
+            ("gate_bias", False),
+            ("gate_in_query", False),
+            ("gate_activation", "sigmoid"),
+        ):
             if (value := getattr(self, field)) != default and not self.output_gate:
                 raise ValueError(f"{field}={value!r} applies to an output gate: give output_gate, or leave it out")
 
@@ -944,6 +950,11 @@ class ModelShape(Record):
         kinds = dict.fromkeys(map(self.mixer_name, range(self.layers if self.mixers else 0)))
         joined = ("mamba2",) if self.joins_mamba2 else ()
         return (*joined, *(kind for kind in kinds if kind not in ("attention", "none")))
+
+    @property
+    def mixer_geometries(self) -> tuple[Mixer, ...]:
+        """Return the geometry of each kind of token mixer other than attention."""
+        return tuple(getattr(self, kind) for kind in self.non_attention_mixers)
 
     def has_window(self, layer: int) -> bool:
         """Tell whether ``layer`` attends only to the last ``window`` tokens, or to those of the chunk."""

@@ -10,13 +10,14 @@ from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Literal, NamedTuple
 
-from fivefold.adapter import ALL_TARGETS, MERGED_LINEARS, Adapter
+from fivefold.adapter import EMBEDDING, HEAD, MERGED_LINEARS, TARGET_NAMES, Adapter
 from fivefold.freeze import FrozenPart, is_frozen, parse_part
 from fivefold.model.activations import ACTIVATIONS
+from fivefold.model.adapted import has_adapter, map_linears, resolve_linear
 from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import ModelShape
-from fivefold.model.weight import EXPERT_FACTORS, MAGNITUDE, Weight
+from fivefold.model.weight import EXPERT_FACTORS, MAGNITUDE, Kind, Weight
 from fivefold.record import UserError
 
 __all__ = [
@@ -25,6 +26,7 @@ __all__ = [
     "compute_norm_shape",
     "count",
     "count_adapters",
+    "find_first_adapted",
     "get_layer",
     "list_adapter_weights",
     "list_block_weights",
@@ -50,7 +52,7 @@ def list_weights(model: ModelShape, adapter: Adapter | None = None) -> Iterator[
     yield from list_embedding_factors(model, adapter)
     for layer in range(model.layers):
         block = list_block_weights(model, layer)
-        for weight in block if adapter is None else with_adapters(block, adapter):
+        for weight in block if adapter is None else with_adapters(model, block, adapter):
             yield weight._replace(name=f"blocks.{layer}.{weight.name}")
     yield from list_head_weights(model)
     yield from list_head_factors(model, adapter)
@@ -184,34 +186,39 @@ def _list_block_weights(model: ModelShape, layer: int) -> Iterator[Weight]:
         yield from _list_norm(model, "laurel.norm", model.width)
 
 
-def with_adapters(block: Iterable[Weight], adapter: Adapter, *, merged: bool = False) -> Iterator[Weight]:
+def with_adapters(
+    model: ModelShape, block: Iterable[Weight], adapter: Adapter, *, merged: bool = False
+) -> Iterator[Weight]:
     """Yield the weights of a block, and after each matrix that the adapter targets its factors A and B.
 
     Tensor parallelism shards A like the input of its linear layer and B like the output, and replicates the other.
     The magnitudes of DoRA follow; they are sharded like B. Factors of routed experts are stacked, as their matrices.
+    The first of several layers that are one in transformers has the factor A of all (``adapted.py``).
 
     ``merged``: layers that are one matmul have one pair of factors (``Stack.merged_adapters``).
     """
     if merged:
-        yield from _with_merged_adapters(list(block), adapter)
+        yield from _with_merged_adapters(model, list(block), adapter)
         return
     for weight in block:
         yield weight
-        if weight.kind.startswith("expert") and adapter.has_adapter(weight.name):
-            yield from _list_expert_factors(weight, adapter)
+        if weight.kind.startswith("expert") and has_adapter(model, adapter, weight.name):
+            yield from _list_expert_factors(model, weight, adapter)
             continue
         linear, _, leaf = weight.name.rpartition(".")
-        if leaf != "weight" or weight.kind not in ("column", "row") or not adapter.has_adapter(linear):
+        if leaf != "weight" or weight.kind not in ("column", "row") or not has_adapter(model, adapter, linear):
             continue
         (out_features, in_features), column = weight.shape, weight.kind == "column"
-        rank = adapter.resolve_linear(linear).rank
-        yield Weight(f"{linear}.lora_a", (rank, in_features), "lora" if column else "row")
-        yield Weight(f"{linear}.lora_b", (out_features, rank), "column" if column else "lora")
+        rank = resolve_linear(model, adapter, linear).rank
+        if map_linears(model)[linear].leader == linear:
+            yield Weight(f"{linear}.lora_a", (rank, in_features), "lora" if column else "row")
+        kind: Kind = "column" if column else "lora"
+        yield Weight(f"{linear}.lora_b", (out_features, rank), kind, parts=weight.parts)
         if adapter.has_magnitudes:
-            yield Weight(f"{linear}{MAGNITUDE}", (out_features,), "column" if column else "lora")
+            yield Weight(f"{linear}{MAGNITUDE}", (out_features,), kind, parts=weight.parts)
 
 
-def _with_merged_adapters(block: list[Weight], adapter: Adapter) -> Iterator[Weight]:
+def _with_merged_adapters(model: ModelShape, block: list[Weight], adapter: Adapter) -> Iterator[Weight]:
     """Yield the weights of a block, and after the last matrix of each matmul that is adapted its factors.
 
     Tensor parallelism shards A by rank or, in row-parallel layers, by input, and B by output
@@ -227,23 +234,25 @@ def _with_merged_adapters(block: list[Weight], adapter: Adapter) -> Iterator[Wei
         if linears[0] in matrices and linears[1] in matrices:
             parts = [linear for linear in linears if linear in matrices]
             products = {name: parts for name, parts in products.items() if name not in linears} | {product: parts}
-    adapted = {parts[-1]: (product, parts) for product, parts in products.items() if adapter.has_adapter(product)}
+    adapted = {
+        parts[-1]: (product, parts) for product, parts in products.items() if has_adapter(model, adapter, product)
+    }
     for weight in block:
         yield weight
         linear = weight.name.removesuffix(".weight")
         if linear == weight.name or linear not in adapted:
             continue
         product, parts = adapted[linear]
-        rank = adapter.resolve_linear(product).rank
+        rank = resolve_linear(model, adapter, product).rank
         outputs = sum(matrices[part].shape[0] for part in parts)
         yield Weight(f"{product}.lora_a", (rank, weight.shape[1]), weight.kind)
         yield Weight(f"{product}.lora_b", (outputs, rank), "column")
 
 
-def _list_expert_factors(weight: Weight, adapter: Adapter) -> Iterator[Weight]:
+def _list_expert_factors(model: ModelShape, weight: Weight, adapter: Adapter) -> Iterator[Weight]:
     """Yield the factors of stacked experts [E, out, in]: A [E, rank, in] and B [E, out, rank]; gate and up share A."""
     experts, out_features, in_features = weight.shape
-    rank = adapter.resolve_linear(weight.name).rank
+    rank = resolve_linear(model, adapter, weight.name).rank
     name = weight.name.rpartition(".")[2]
     if name != "up":
         shared = "gate_up" if name == "gate" else name
@@ -253,37 +262,51 @@ def _list_expert_factors(weight: Weight, adapter: Adapter) -> Iterator[Weight]:
 
 def list_embedding_factors(model: ModelShape, adapter: Adapter | None) -> Iterator[Weight]:
     """Yield the factors of the token embedding, if it has an adapter: A has a column for each token."""
-    if adapter is not None and adapter.has_adapter("embed.tokens"):
-        rank = adapter.resolve_linear("embed.tokens").rank
+    if adapter is not None and adapter.has_target(EMBEDDING):
+        rank = adapter.resolve_target(EMBEDDING).rank
         yield Weight("embed.tokens.lora_a", (rank, model.vocab), "lora")
         yield Weight("embed.tokens.lora_b", (model.width, rank), "lora")
 
 
 def list_head_factors(model: ModelShape, adapter: Adapter | None) -> Iterator[Weight]:
     """Yield the factors of the output projection, if it has an adapter, also next to a tied table."""
-    if adapter is not None and adapter.has_adapter("head.out"):
-        rank = adapter.resolve_linear("head.out").rank
+    if adapter is not None and adapter.has_target(HEAD):
+        rank = adapter.resolve_target(HEAD).rank
         yield Weight("head.out.lora_a", (rank, model.width), "lora")
         yield Weight("head.out.lora_b", (model.vocab, rank), "column")
         if adapter.has_magnitudes:
             yield Weight(f"head.out{MAGNITUDE}", (model.vocab,), "column")
 
 
+def _list_block_factors(model: ModelShape, layer: int, adapter: Adapter, *, merged: bool = False) -> Iterator[Weight]:
+    for weight in with_adapters(model, list_block_weights(model, layer), adapter, merged=merged):
+        if weight.is_adapter:
+            yield weight
+
+
+@lru_cache(maxsize=256)
+def find_first_adapted(model: ModelShape, adapter: Adapter) -> int:
+    """Return the lowest layer with an adapter, below which nothing has a backward; the number of layers, if none."""
+    adapted = (layer for layer in range(model.layers) if any(_list_block_factors(model, layer, adapter)))
+    return next(adapted, model.layers)
+
+
 def list_adapter_weights(model: ModelShape, adapter: Adapter, *, merged: bool = False) -> Iterator[Weight]:
     """Yield the weights of all adapters of a model; ``merged``: as in ``with_adapters``."""
     yield from list_embedding_factors(model, adapter)
     for layer in range(model.layers):
-        for weight in with_adapters(list_block_weights(model, layer), adapter, merged=merged):
-            if weight.is_adapter:
-                yield weight._replace(name=f"blocks.{layer}.{weight.name}")
+        for weight in _list_block_factors(model, layer, adapter, merged=merged):
+            yield weight._replace(name=f"blocks.{layer}.{weight.name}")
     yield from list_head_factors(model, adapter)
 
 
 @lru_cache(maxsize=64)
 def list_targets(model: ModelShape, adapter: Adapter) -> tuple[str, ...]:
     """Return the names of the linear layers that the adapter has in ``model``, each once."""
-    linears = {strip_block(name_adapted(weight.name)) for weight in list_adapter_weights(model, adapter)}
-    return tuple(target for target, targeted in ALL_TARGETS.items() if not linears.isdisjoint(targeted))
+    adapted = {strip_block(name_adapted(weight.name)) for weight in list_adapter_weights(model, adapter)}
+    linears = map_linears(model)
+    targets = {linears[linear].target for linear in adapted}
+    return tuple(target for target in TARGET_NAMES if target in targets)
 
 
 def name_adapted(name: str) -> str:

@@ -186,7 +186,9 @@ def build_module(model: Model, job: Job, *, layers: Container[int] | None = None
     with torch.device("meta"):
         module = Transformer(model, layers=layers)
         if job.adapter is not None:
-            lora.attach(module.blocks, head=module.head.out, table=module.embed.tokens, adapter=job.adapter)
+            lora.attach(
+                module.blocks, head=module.head.out, table=module.embed.tokens, model=model, adapter=job.adapter
+            )
             for part in module.blocks.modules():
                 if isinstance(part, Experts):
                     expert_lora.attach_to_experts(part, job.adapter)

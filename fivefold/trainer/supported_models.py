@@ -22,7 +22,7 @@ FREE_FIELDS = frozenset({
     "attention_dropout", "embedding_dropout", "shared_kv_layers", "shared_kv_ffn", "per_layer_inputs", "altup",
     "laurel_rank", "gate_sparsity", "joins_mamba2", "multipliers", "differential", "dynamic_mask", "residual_weights",
     "hyper_connections", "mlp_clamp", "shared_key_attention", "heavily_compressed_attention",
-    "compressed_sparse_attention", "residual_by_depth", "gate_bias", "sliding_mla", "unquantized",
+    "compressed_sparse_attention", "residual_by_depth", "gate_bias", "gate_in_query", "sliding_mla", "unquantized",
     "double_quantization",
     "norm_gate_rank", "rwkv", "attention_experts",
 })  # fmt: skip

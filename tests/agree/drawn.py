@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple, get_args
 
-from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, TARGETS, Adapter, SavedModule
+from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, LINEAR_TARGETS, TARGETS, Adapter, SavedModule
 from fivefold.base_format import FOUR_BIT_BASES, QUANTIZED_BASES
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
@@ -29,6 +29,7 @@ from fivefold.model.altup import AltUp
 from fivefold.model.attention import Sliding
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
+from fivefold.model.mixers import gated_delta_net
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
@@ -43,7 +44,7 @@ from fivefold.model.rope import RopeScaling
 from fivefold.model.shape import MLA, MTP, Mixer, MixerName, MoE, Multipliers, ResidualFactors, Temperature
 from fivefold.model.spec import Model
 from fivefold.model.weight import is_quantized
-from fivefold.model.weights import list_weights
+from fivefold.model.weights import list_targets, list_weights
 from fivefold.record import Record, UserError
 from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
@@ -280,6 +281,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         job = _job(chance, layout)
         if frame.adapted:  # adapters are not modelled with the others
             model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
+            model = _with_adapted_mixers(random.Random(f"{number} adapted mixers"), model, layout=layout)
         else:
             model = _with_other_mixers_and_heads(chance, number, model, layout=layout)
         model = model.replace(**_draw_shape_fields(random.Random(f"{number} shapes"), model, tp=layout.tp))
@@ -644,6 +646,20 @@ def _replace_if_legal(model: Model, fields: dict[str, Any], *, layout: Layout, j
     return changed if _is_supported(layout, job, model=changed) else None
 
 
+def _with_adapted_mixers(chance: random.Random, model: Model, *, layout: Layout) -> Model:
+    """Return most of the models with mixers that may have adapters, and some with queries and gates in one layer."""
+    if model.output_gate and chance.random() < 0.5:
+        model = model.replace(gate_in_query=True)
+    if (layout.cp > 1 and layout.cp_kind != "ulysses") or chance.random() < 0.25:
+        return model
+    fields = _draw_mixer_fields(chance, model, tp=layout.tp, cp=layout.cp, adapted=True)
+    if (net := fields.get("gated_delta_net")) is not None:
+        fused = chance.choice(tuple(gated_delta_net.MODULES))
+        fields["gated_delta_net"] = net.replace(fused_projections=fused)
+    model = model.replace(**fields)
+    return model.replace(**_draw_half_layers(chance, model))
+
+
 def _with_other_mixers_and_heads(chance: random.Random, number: int, model: Model, *, layout: Layout) -> Model:
     """Return the model with multi-token prediction, mixers other than attention, gates, or layers of one half."""
     model = model.replace(mtp=chance.choice((None,) * 5 + (MTP(), MTP(depth=2, coefficient=1.0))))
@@ -683,7 +699,9 @@ def _align_to_blocks(case: Drawn) -> Drawn:
 def _add_adapter(case: Drawn, chance: random.Random) -> Drawn:
     """Return the case with an adapter; drawn apart, so that the case is the same without it."""
     linears = tuple(target for target in TARGETS if target != "g_proj" or case.model.output_gate)
-    targets = chance.choice((("all-linear",), tuple(chance.sample(linears, chance.randint(1, 4)))))
+    if case.model.non_attention_mixers:
+        linears = tuple(target for target in list_targets(case.model, Adapter()) if target in LINEAR_TARGETS)
+    targets = chance.choice((("all-linear",), tuple(chance.sample(linears, min(len(linears), chance.randint(1, 4))))))
     adapter = Adapter(rank=chance.randint(1, 5), targets=targets, rank_stabilized=chance.random() < 0.3)
     adapter = adapter.replace(dropout=chance.choice((0.0, 0.0, 0.25)))
     if not adapter.dropout and chance.random() < 0.5:
@@ -882,8 +900,13 @@ def _draw_block_fields(chance: random.Random, frame: Frame) -> dict[str, Any]:
     }
 
 
-def _draw_mixer_fields(chance: random.Random, model: Model, *, tp: int, cp: int) -> dict[str, Any]:
-    """Another token mixer than attention in some layers or in all, of which tp·cp divides heads, groups or channels."""
+def _draw_mixer_fields(
+    chance: random.Random, model: Model, *, tp: int, cp: int, adapted: bool = False
+) -> dict[str, Any]:
+    """Another token mixer than attention in some layers or in all, of which tp·cp divides heads, groups or channels.
+
+    ``adapted``: one whose layers may have adapters.
+    """
     shards = tp * cp
     taps, groups, has_bias = chance.choice((1, 3, 4)), chance.choice((1, 2)), chance.random() < 0.5
     norm, norms = chance.choice(("after_gate", "before_gate", "none")), chance.choice(("none", "unit", "weighted"))
@@ -924,6 +947,7 @@ def _draw_mixer_fields(chance: random.Random, model: Model, *, tp: int, cp: int)
         for kind in sorted(mixers)
         if (tp == 1 or mixers[kind].get_sharded_units(model.width))
         and (cp == 1 or mixers[kind].context_parallel != "none")
+        and (mixers[kind].targets or not adapted)
     ]
     kind, other = chance.sample(kinds, 2)
     patterns = (

@@ -763,7 +763,7 @@ def test_peft_targets_of_experts_are_read_as_expert_adapters(
         assert adapter.dropout == 0
         assert set(adapter.targets).isdisjoint(MLP)
         assert added == count_expert_adapters(result.model, adapter)
-        assert adapter.resolve_linear("moe.experts.up").scale == adapter.scale
+        assert adapter.resolve_target("experts.gate_up_proj").scale == adapter.scale
     else:
         assert not adapter.adapts_experts
     without = read_files({"qlora.yml": yaml.safe_dump(values | targets | {"lora_dropout": 0})}, tmp_path)

@@ -152,7 +152,14 @@ ADAPTER: dict[str, Draw] = {
     "rank": choose(1, 3, 16),
     "alpha": choose(None, 8.0),
     "dropout": choose(0.0, 0.0, 0.1),
-    "targets": choose(("all-linear",), ("q_proj", "v_proj"), ("down_proj",), ("o_proj", "up_proj")),
+    "targets": choose(
+        ("all-linear",),
+        ("q_proj", "v_proj"),
+        ("down_proj",),
+        ("o_proj", "up_proj"),
+        ("in_proj", "in_proj_qkv", "in_proj_qkvz", "b_proj", "q_proj"),  # of token mixers
+        ("out_proj", "in_proj_b", "down_proj"),
+    ),
     "rank_stabilized": choose(False, True),
     "base": choose(None, "int8", "nf4", "fp4", "bf16", "fp32", "fp8", "mxfp4"),
     "modules_to_save": choose((), (), ("embed_tokens",), ("lm_head",), ("embed_tokens", "lm_head")),

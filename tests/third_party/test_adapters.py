@@ -618,6 +618,8 @@ def test_gradients_under_dropout_are_distributed_as_those_of_peft(forked, base: 
         ("llama", "dp2 pp3 zero3 mbs1", ADAPTER),
         ("ernie4_5", "tp2 dp2 zero1 mbs1", Adapter(rank=4)),
         ("phi", "dp2 zero2 mbs2", ADAPTER),
+        ("qwen3_5_text", "tp2 dp2 zero1 mbs1", Adapter(rank=4)),
+        ("qwen3_next", "dp2 zero3 mbs1", Adapter(rank=4, targets=("q_proj", "in_proj_qkvz", "out_proj"))),
         ("phi", "tp2 mbs2", ADAPTER.replace(kind="dora")),
         ("llama", "dp2 zero3 mbs2", ADAPTER.replace(modules_to_save=("embed_tokens", "lm_head"))),
         ("llama", "dp2 zero2 mbs2", ENDS),

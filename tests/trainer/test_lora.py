@@ -72,9 +72,9 @@ def train_reference(model: object, job: Job) -> tuple[list[float], list[dict[str
     factors = {
         name: value.requires_grad_() for name, value in drawn.items() if ".lora_" in name or adapter.is_saved(name)
     }
-    linears = [linear for linears in TARGETS.values() for linear in linears if adapter.has_adapter(linear)]
+    linears = [linear for target, linears in TARGETS.items() for linear in linears if adapter.has_target(target)]
     names = [f"blocks.{layer}.{linear}" for layer in range(PLAIN.layers) for linear in linears]
-    names += [end for (end,) in END_TARGETS.values() if adapter.has_adapter(end)]
+    names += [end for target, (end,) in END_TARGETS.items() if adapter.has_target(target)]
     adapted = [name for name in names if f"{name}.weight" in drawn]
     optimizer = torch.optim.AdamW(
         factors.values(), lr=1e-3, betas=job.optimizer.betas, eps=job.optimizer.epsilon, weight_decay=0.1

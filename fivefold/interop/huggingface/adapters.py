@@ -14,6 +14,8 @@ from fivefold.adapter import (
     EMBEDDING,
     END_TARGETS,
     EXPERT_TARGETS,
+    LINEAR_TARGETS,
+    MIXER_TARGETS,
     SAVED,
     TARGETS,
     Adapter,
@@ -26,6 +28,7 @@ from fivefold.model.huggingface.peft import (
     EXPERT_LAYERS,
     NAMED_AS_MLPS,
     NAMED_W1,
+    WITHOUT_OUT_PROJ,
     compile_pattern,
     find_key,
 )
@@ -284,8 +287,10 @@ def _list_modules(target: str, *, blocks: str) -> list[str]:
     """Return the names of the modules of a target, one of each block; ``blocks``: the module that has the blocks."""
     if target in END_TARGETS:
         return [f"{blocks}.{target}" if target == EMBEDDING else target]
-    parent = "mlp" if target in EXPERT_TARGETS or TARGETS[target][0].startswith("mlp") else "self_attn"
-    return [f"{blocks}.layers.{layer}.{parent}.{target}" for layer in range(PATTERN_LAYERS)]
+    parents = MIXER_TARGETS.get(target)
+    if parents is None:
+        parents = ("mlp",) if target in EXPERT_TARGETS or TARGETS[target][0].startswith("mlp") else ("self_attn",)
+    return [f"{blocks}.layers.{layer}.{parent}.{target}" for parent in parents for layer in range(PATTERN_LAYERS)]
 
 
 def select_patterns(fields: dict[str, Any], model: Model) -> None:
@@ -381,6 +386,18 @@ def add_expert_adapters(values: Values, fields: dict[str, Any], model: Model) ->
             "transformers 4 keeps as linear layers count as frozen",
         )
     _drop_dropout(values, names, fields, adapter)
+
+
+def mark_out_projections(values: Values, fields: dict[str, Any], model: Model) -> None:
+    """Mark targets with which peft stops: ``out_proj`` of Mambas whose fused kernels read its weight themselves."""
+    if not fields or not model.non_attention_mixers or (family := find_family(model)) not in WITHOUT_OUT_PROJ:
+        return
+    targets = list_targets(model, Adapter.read(fields["job.adapter"], origin=""))
+    if "out_proj" in targets:
+        names = ADAPTER_KEYS_OF.get(values.software, TRL)
+        key = next((key for key in ("lora_target_linear", names.targets) if values.given.get(key)), names.switch)
+        others = ", ".join(target for target in targets if target != "out_proj")
+        values.mark_not_modelled(key, f"peft (0.21) stops for out_proj of {family}; counted with it. Name {others}")
 
 
 def _replace_by_experts(values: Values, fields: dict[str, Any], adapter: Adapter, model: Model, *, key: str) -> None:
@@ -573,14 +590,14 @@ def _match_targets(values: Values, pattern: str, *, key: str) -> tuple[str, ...]
         values.mark_not_modelled(key, f"{pattern}: a pattern that is not read; counted as all linear layers")
         return (ALL_LINEAR,)
     for blocks in BLOCKS:
-        modules = {target: _list_modules(target, blocks=blocks) for target in TARGETS | END_TARGETS}
+        modules = {target: _list_modules(target, blocks=blocks) for target in (*LINEAR_TARGETS, *END_TARGETS)}
         matches = {target: [bool(matcher.fullmatch(name)) for name in names] for target, names in modules.items()}
         if matched := tuple(target for target, of_blocks in matches.items() if any(of_blocks)):
             if not all(all(matches[target]) for target in matched):
                 values.mark_not_modelled(key, f"{pattern}: layers of some blocks; counted in all")
             return matched
     values.mark_not_modelled(
-        key, f"{pattern}: matches none of {', '.join(TARGETS)} in a block; counted as all linear layers"
+        key, f"{pattern}: matches none of {', '.join(LINEAR_TARGETS)} in a block; counted as all linear layers"
     )
     return (ALL_LINEAR,)
 
@@ -610,7 +627,7 @@ def _resolve_targets(values: Values, names: AdapterKeys) -> tuple[str, ...]:
     if any(word in names.every for word in words):
         return (ALL_LINEAR,)
     words = [_strip_attention(word) for word in words]
-    supported = TARGETS | END_TARGETS
+    supported = (*LINEAR_TARGETS, *END_TARGETS)
     known = tuple(word for word in words if word in supported)
     if len(known) < len(words):
         unsupported_targets = ", ".join(word for word in words if word not in supported)

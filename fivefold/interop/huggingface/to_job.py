@@ -25,6 +25,7 @@ from fivefold.interop.huggingface.adapters import (
     add_expert_adapters,
     drop_autocast_modules,
     follow_weights,
+    mark_out_projections,
     read_adapter,
     select_patterns,
 )
@@ -106,6 +107,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     follow_weights(values, adapter, model)
     select_patterns(adapter, model)
     add_expert_adapters(values, adapter, model)
+    mark_out_projections(values, adapter, model)
     fields |= {} if adapter else read_freeze(values, model)
     # TRL's DPOTrainer, which Axolotl extends, and LLaMA-Factory's switch all dropout off; in TRL a key keeps it on
     if preferences and adapter and values["disable_dropout"] is not False:

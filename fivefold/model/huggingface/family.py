@@ -66,6 +66,8 @@ class Family:
     stacked_tensors: Names = field(default_factory=dict)
     # Parts of names in published files, and what they are called in ``tensors``.
     renamed: Mapping[str, str] = field(default_factory=dict)
+    # Parts of names in ``tensors``, and what transformers calls them in memory, which are the names of peft's folders.
+    modules: Mapping[str, str] = field(default_factory=dict)
     # Maps the end of a name in ``tensors`` to those of the published tensors whose rows it joins.
     joined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     # Maps our name of a weight to the dims of size one that its tensor has in addition.
@@ -124,4 +126,5 @@ class Wrapper(NamedTuple):
     ties: bool = True  # its class ties the head to the embedding if the file says so
     inner_ties: bool = False  # it also ties them if its text model's table does, or does not say
     missing: Mapping[str, Any] = MappingProxyType({})  # values of missing keys, where the text family has others
+    is_separable: bool = False  # AutoModelForCausalLM loads its text model alone, by the names of that
     any_text: bool = False  # its text model may be of any family that is read; ``text``: if the file does not say

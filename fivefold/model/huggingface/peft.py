@@ -24,6 +24,9 @@ NAMED_AS_MLPS = frozenset((
     "exaone_moe", "flex_olmo", "glm4_moe", "glm4_moe_lite", "glm_moe_dsa", "hunyuan_v1_moe", "longcat_flash", "mellum",
     "olmoe", "qwen3_moe", "qwen3_next", "qwen3_omni_moe_text", "solar_open",
 ))  # fmt: skip
+# whose fused kernels read the weight of out_proj, so that peft stops for an adapter of it (src/peft/tuners/
+# tuners_utils.py, ``_check_lora_target_modules_mamba``)
+WITHOUT_OUT_PROJ = frozenset(("falcon_h1", "mamba", "mamba2", "falcon_mamba", "nemotron_h"))
 NAMED_W1 = frozenset(("minimax", "minimax_m2", "mixtral"))  # w1, w2 and w3
 
 

@@ -141,6 +141,7 @@ class Text(NamedTuple):
     values: dict[str, Any]
     architecture: str
     wrapped: bool = False  # it is part of a multimodal model
+    is_separable: bool = False  # of which transformers loads it alone
     remote: bool = False  # its ``model_type`` is unknown, but all of its shape is given
 
 
@@ -174,7 +175,8 @@ def find_text_model(config: dict[str, Any], *, name: str) -> Text:
     elif wrapper.flat or wrapper.inner_ties:
         tied = tied or values.get("tie_word_embeddings", wrapper.inner_ties)
     values = {**wrapper.missing, **values, "tie_word_embeddings": tied and wrapper.ties}
-    return Text(inner, flatten_tables(values, family=inner, name=name), wrapper.architecture, wrapped=True)
+    values = flatten_tables(values, family=inner, name=name)
+    return Text(inner, values, wrapper.architecture, wrapped=True, is_separable=wrapper.is_separable)
 
 
 def _find_model_type(config: dict[str, Any], *, name: str) -> str:

@@ -8,8 +8,8 @@ Source: transformers 5.23, ``models/qwen3_next/modeling_qwen3_next.py``, ``Qwen3
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import ClassVar, Self
+from collections.abc import Iterator, Mapping
+from typing import ClassVar, Literal, Self
 
 from pydantic import model_validator
 
@@ -19,6 +19,16 @@ from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
+# Modules of transformers with the projections: those of Qwen3.5, Qwen3-Next and OLMo Hybrid
+MODULES: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "qkv": {
+        "in_proj_qkv": ("q", "k", "v"),
+        **{f"in_proj_{name}": (name,) for name in "zba"},
+        "out_proj": ("out",),
+    },
+    "qkvz": {"in_proj_qkvz": ("q", "k", "v", "z"), "in_proj_ba": ("b", "a"), "out_proj": ("out",)},
+    "separate": {f"{name}_proj": (name,) for name in "qkvba"} | {"g_proj": ("z",), "o_proj": ("out",)},
+}
 DELTA_CHUNK = 64  # tokens of a chunk, between which the state is handed on (flash-linear-attention and transformers)
 
 
@@ -35,6 +45,9 @@ class GatedDeltaNet(MixerGeometry):
     taps: Taps = 4  # tokens that the convolution of q, k and v reads
     negative_eigenvalues: bool = False  # β = 2 σ(b), which lets a state turn (OLMo Hybrid, arXiv:2411.12537)
     norm_epsilon: Positive | None = None  # epsilon of the norm of the output; None: as the model's norms
+    # which projections are one linear layer in transformers, so that an adapter of it has one factor A: q, k and v
+    # (Qwen3.5), these with z, and b with a (Qwen3-Next), or none (OLMo Hybrid)
+    fused_projections: Literal["qkv", "qkvz", "separate"] = "qkv"
 
     @model_validator(mode="after")
     def _check_fields(self) -> Self:
@@ -53,6 +66,11 @@ class GatedDeltaNet(MixerGeometry):
     def value_width(self) -> int:
         """Return the width of all values."""
         return self.value_heads * self.value_dim
+
+    @property
+    def targets(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the names of linear layers by the module that they are in transformers."""
+        return MODULES[self.fused_projections]
 
     def get_sharded_units(self, width: int) -> ShardedUnits:
         """Return the key heads, each with its value heads."""

@@ -1,5 +1,6 @@
 """The interface that the geometries of all token mixers other than attention have: what tensor parallelism divides."""
 
+from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple, Self
 
 from fivefold.record import Record
@@ -18,9 +19,17 @@ class MixerGeometry(Record):
     ``context_parallel``: how context parallelism shards it. ``heads``: the same units, heads, groups, blocks or
     channels, by Ulysses. ``halo``: the tokens; a rank gets the last few of the rank before it. ``none``: it is not
     supported.
+
+    ``targets``: its linear layers that may have adapters, by the names of their modules in transformers, as peft's
+    ``target_modules`` has them; several of one module are in its order of rows. Empty: it has no adapters.
     """
 
     context_parallel: ClassVar[Literal["none", "heads", "halo"]] = "none"
+
+    @property
+    def targets(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the names of linear layers by the module that they are in transformers."""
+        return {}
 
     def get_sharded_units(self, width: int) -> ShardedUnits | None:
         """Return what tensor parallelism divides in a layer of ``width``; None: it is not supported."""

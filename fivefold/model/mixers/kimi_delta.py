@@ -48,6 +48,15 @@ class KimiDelta(MixerGeometry):
             ends = {"decay_down": self.rank, "gate_down": self.rank}
         return {"q": self.inner_width, "k": self.inner_width, "v": self.inner_width, "b": self.heads, **ends}
 
+    @property
+    def targets(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the names of linear layers by the module that they are in transformers."""
+        ends = {"f_proj": ("decay",), "g_proj": ("gate",)}
+        if self.rank is not None:
+            ends = {"f_a_proj": ("decay_down",), "f_b_proj": ("decay_up",)}
+            ends |= {"g_a_proj": ("gate_down",), "g_b_proj": ("gate_up",)}
+        return {f"{name}_proj": (name,) for name in "qkvb"} | ends | {"o_proj": ("out",)}
+
     def get_sharded_units(self, width: int) -> ShardedUnits:
         """Return the heads."""
         return ShardedUnits("heads", self.heads)

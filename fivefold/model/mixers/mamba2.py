@@ -8,7 +8,7 @@ Source: transformers 5.23, ``models/mamba2/modeling_mamba2.py``, ``Mamba2Mixer``
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
@@ -71,6 +71,11 @@ class Mamba2(MixerGeometry):
     def projected_parts(self) -> tuple[int, ...]:
         """Return the widths of z, x, B, C and dt."""
         return self.inner_width, *self.convolved_parts, self.heads
+
+    @property
+    def targets(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the names of linear layers by the module that they are in transformers."""
+        return {"in_proj": ("project",), "out_proj": ("out",)}
 
     def get_sharded_units(self, width: int) -> ShardedUnits:
         """Return the groups, each with its heads."""

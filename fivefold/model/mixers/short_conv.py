@@ -7,7 +7,7 @@ Source: transformers 5.23, ``models/lfm2/modeling_lfm2.py``, ``Lfm2ShortConv``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Self
 
 from pydantic import Field
@@ -25,6 +25,11 @@ class ShortConv(MixerGeometry):
 
     taps: Taps = 3  # tokens that the convolution reads: the current one and those before it
     bias: bool = False  # the convolution and both projections have biases
+
+    @property
+    def targets(self) -> Mapping[str, tuple[str, ...]]:
+        """Return the names of linear layers by the module that they are in transformers."""
+        return {"in_proj": ("project",), "out_proj": ("out",)}
 
     def get_sharded_units(self, width: int) -> ShardedUnits:
         """Return the channels, which do not depend on one another between the projections."""

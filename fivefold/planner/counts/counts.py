@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
+from fivefold.adapter import HEAD
 from fivefold.job import Job
 from fivefold.layout.sharding import FsdpUnit as Sharded
 from fivefold.layout.sharding import reduces_every_micro_batch
@@ -172,7 +173,7 @@ class Counts:
         input_name, input_bytes = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
         unit = self.unit(part, name)
         adapter = self.job.adapter
-        is_plain = adapter is None or (name == "head" and not adapter.has_adapter("head.out"))
+        is_plain = adapter is None or (name == "head" and not adapter.has_target(HEAD))
         fuses = self.job.stack.kernel_facts.fuses_linears and is_plain
         unit = fuse_linears(unit, width=width) if fuses else unit
         return SimulatedUnit(unit, input_name, input_bytes, width, borrower=self._get_borrower(part, name))
@@ -362,7 +363,7 @@ class Counts:
         assert isinstance(name, Kind)
         block = mark_frozen(list_block_weights(self.model, self.example[name]), name.frozen)
         adapter, merged = self.job.adapter, self.job.stack.merges_adapters
-        return list(block if adapter is None else with_adapters(block, adapter, merged=merged))
+        return list(block if adapter is None else with_adapters(self.model, block, adapter, merged=merged))
 
     def has_backward(self, name: Name) -> bool:
         """Tell whether a unit has a backward, as it or a unit below it is trained; that of an embedding makes no dx."""

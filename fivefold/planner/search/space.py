@@ -99,7 +99,7 @@ def _list_unsharded_axes(model: Model, job: Job) -> set[str]:
     has_indexer = model.mla is not None and model.mla.indexer is not None  # not counted
     unsharded = {axis for _, axes in list_unsharded(model) for axis in axes}
     unsharded |= {"cp"} if has_indexer or any(mixer.context_parallel == "none" for mixer in mixers) else set()
-    return unsharded | ({"tp"} if explain_unsharded_base(job, tp=2, zero=0, shards=1) else set())
+    return unsharded | ({"tp"} if explain_unsharded_base(model, job, tp=2, zero=0, shards=1) else set())
 
 
 class Space:
@@ -337,7 +337,7 @@ class Space:
             for zero, size in pairs
             if self.where.is_allowed("zero", zero)
             and self.where.is_allowed("shards", size)
-            and explain_unsharded_base(self.job, tp=1, zero=zero, shards=size) is None
+            and explain_unsharded_base(self.model, self.job, tp=1, zero=zero, shards=size) is None
             and explain_unsupported_offload(self.job.offload, zero=zero, job=self.job) is None
         ]
 

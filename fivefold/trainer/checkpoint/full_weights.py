@@ -8,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fivefold.model.adapted import name_leader
 from fivefold.model.spec import Model
 from fivefold.model.weight import EXPERT_FACTORS, MAGNITUDE
 from fivefold.trainer.build import Built
@@ -28,17 +29,18 @@ def gather_full_weights(built: Built, *, model: Model) -> dict[str, Tensor]:
     """
     shards = [shard for unit in built.units for shard in (*unit.shards, *unit.frozen)]
     tensors = _gather(shards, [shard.values() for shard in shards], ranks=built.ranks)
-    for name in [name for name in tensors if name.endswith(".lora_a")]:
-        linear = name.removesuffix(".lora_a")
+    for name in [name for name in tensors if name.endswith(".lora_b")]:
+        linear = name.removesuffix(".lora_b")
         scale = cast(Linear, built.module.get_submodule(linear)).lora_scale
         tensors[f"{linear}.weight"] = merge_adapter(
             tensors[f"{linear}.weight"],
-            factor_a=tensors.pop(name),
-            factor_b=tensors.pop(f"{linear}.lora_b"),
+            factor_a=tensors[f"{name_leader(model, linear)}.lora_a"],
+            factor_b=tensors.pop(name),
             scale=scale,
             magnitude=tensors.pop(f"{linear}{MAGNITUDE}", None),
             is_embedding=linear == "embed.tokens",
         )
+    tensors = {name: tensor for name, tensor in tensors.items() if not name.endswith(".lora_a")}
     for name in [name for name in tensors if name.endswith(EXPERT_FACTORS[0])]:
         path, _, factor = name.rpartition(".")
         shared = factor.removesuffix("_lora_a")

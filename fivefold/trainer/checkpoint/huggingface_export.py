@@ -146,14 +146,16 @@ def _export_adapter(checkpoint: Path, folder: Path, manifest: Checkpoint, *, dty
     total = sum(factor.nbytes for factor in factors.values())
     with _create_folder(folder, checkpoint=checkpoint, total=total) as temporary:
         base_name = None if named is None else str(named)
-        peft_adapter.write(temporary, factors, model=manifest.model, family=family, adapter=adapter, base=base_name)
+        tensors = peft_adapter.write(
+            temporary, factors, model=manifest.model, family=family, adapter=adapter, base=base_name
+        )
         _sync(temporary)
     return Exported(
         folder=str(folder),
         family=family,
         step=manifest.progress.step,
         dtype=dtype,
-        tensors=len(factors),
+        tensors=tensors,
         files=1,
         bytes=total,
         holds="adapters",

@@ -21,6 +21,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from fivefold.adapter import Adapter
+from fivefold.model.adapted import name_leader, resolve_linear
 from fivefold.model.weight import MAGNITUDE, is_quantized
 from fivefold.model.weights import Weight, list_trained_weights, list_weights, strip_block
 from fivefold.record import RunFailure, UserError
@@ -51,7 +52,7 @@ class MergedFolder:
         slices = tuple(slice(first, first + size) for first, size in zip(offsets, sizes, strict=True))
         if (trained := self.factors.get(ours)) is not None:
             return trained[slices]
-        if f"{linear}.lora_a" in self.factors:
+        if f"{linear}.lora_b" in self.factors:
             rows, columns = slices
             return self._merge_rows(linear, rows)[:, columns]
         if f"{ours}_lora_b" in self.factors:
@@ -74,13 +75,14 @@ class MergedFolder:
         magnitude = self.factors.get(f"{linear}{MAGNITUDE}")
         columns = self._weights[ours].shape[1]
         weight = self._read_base(ours, offsets=(rows.start, 0), sizes=(rows.stop - rows.start, columns))
-        factor_a, factor_b = self.factors[f"{linear}.lora_a"], self.factors[f"{linear}.lora_b"]
+        factor_a = self.factors[f"{name_leader(self.base.model, linear)}.lora_a"]
+        factor_b = self.factors[f"{linear}.lora_b"]
         is_embedding = linear == "embed.tokens"
         return merge_adapter(
             weight,
             factor_a=factor_a[:, rows] if is_embedding else factor_a,
             factor_b=factor_b if is_embedding else factor_b[rows],
-            scale=self.adapter.resolve_linear(strip_block(linear)).scale,
+            scale=resolve_linear(self.base.model, self.adapter, strip_block(linear)).scale,
             magnitude=None if magnitude is None else magnitude[rows],
             is_embedding=is_embedding,
         )
@@ -94,7 +96,7 @@ class MergedFolder:
             self._read_base(ours, offsets=offsets, sizes=sizes),
             factor_a=self.factors[f"{path}.{shared}_lora_a"][experts, :, columns],
             factor_b=self.factors[f"{ours}_lora_b"][experts, rows],
-            scale=self.adapter.resolve_linear(ours.split(".", 2)[2]).scale,
+            scale=resolve_linear(self.base.model, self.adapter, strip_block(ours)).scale,
             magnitude=None,
         )
 

@@ -16,6 +16,7 @@ src/peft/tuners/lora/config.py, and ParamWrapper in layer.py.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,11 +27,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from fivefold.adapter import ALL_LINEAR, ALL_TARGETS, END_TARGETS, SAVED, TARGETS, Adapter, SavedModule
+from fivefold.adapter import ALL_LINEAR, END_TARGETS, LINEAR_TARGETS, SAVED, Adapter, SavedModule
 from fivefold.job import Job
-from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, compile_pattern, find_key
+from fivefold.model.adapted import AdaptedLinear, map_linears, name_leader, resolve_linear
+from fivefold.model.huggingface.families import FAMILIES
+from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, WITHOUT_OUT_PROJ, compile_pattern, find_key
 from fivefold.model.huggingface.read import find_text_model
-from fivefold.model.huggingface.tensors import TensorPart, list_tensors
+from fivefold.model.huggingface.tensors import TensorPart, list_tensors, unwrap_name
 from fivefold.model.spec import Model
 from fivefold.model.weight import EXPERT_FACTORS
 from fivefold.model.weights import list_targets, list_trained_weights, name_adapted, strip_block
@@ -80,6 +83,11 @@ class ExpertFactor(NamedTuple):
         """Return the parameter as ``target_parameters`` names it: ``mlp.experts.down_proj``."""
         return self.part.name.split(".", 3)[3]
 
+    def resolve(self, adapter: Adapter) -> Adapter:
+        """Return the adapter with the rank and alpha of these experts."""
+        shared = "down" if "down" in self.ours.rpartition(".")[2] else "gate_up"
+        return adapter.resolve_target(f"experts.{shared}_proj")
+
     @property
     def is_a(self) -> bool:
         """Tell whether it is a factor A."""
@@ -87,7 +95,7 @@ class ExpertFactor(NamedTuple):
 
     def shape(self, adapter: Adapter) -> tuple[int, ...]:
         """Return the shape of peft's tensor."""
-        rows = self.experts * adapter.resolve_linear(strip_block(name_adapted(self.ours))).rank
+        rows = self.experts * self.resolve(adapter).rank
         columns, in_features = self.part.shape[1:]
         out_features, in_features = (in_features, columns) if self.part.transposed else (columns, in_features)
         return (rows, in_features) if self.is_a else (out_features, rows)
@@ -146,11 +154,12 @@ class AdapterFolder:
                     f"{path}: {CONFIG} has {key}={config[key]!r}, which is not supported; only LoRA and DoRA are read"
                 )
         try:
-            tensors = load_file(path / WEIGHTS)
+            stored = load_file(path / WEIGHTS)
         except FileNotFoundError:
             raise UserError(f"{path / WEIGHTS}: no such file; only safetensors are read") from None
         except SafetensorError as error:
             raise UserError(f"{path / WEIGHTS} is damaged or incomplete ({error}); download it again") from None
+        tensors = {f"{PREFIX}{unwrap_name(name.removeprefix(PREFIX))}": tensor for name, tensor in stored.items()}
         values = {
             "kind": "dora" if config.get("use_dora") else "lora",
             "rank": config.get("r", 8),
@@ -172,6 +181,7 @@ class AdapterFolder:
         """
         saved = self._resolve_saved(model, family)
         plain = Adapter(kind=self.adapter.kind, rank=self.adapter.rank, modules_to_save=saved)
+        linears = map_linears(model)
         ends = (target for target in END_TARGETS if target not in saved)
         every = dict(_list_tensor_names(model, family, plain.replace(targets=(ALL_LINEAR, *ends))))
         expert_targets = tuple(
@@ -187,23 +197,24 @@ class AdapterFolder:
                 f"{self.path} holds {len(unknown)} tensors that are not factors of the linear layers of "
                 f"{model.name}, such as {unknown[0]}"
             )
-        linears = {
-            strip_block(ours.rpartition(".")[0])
-            for ours, (name, _) in every.items()
-            if name in self.tensors and not plain.is_saved(ours)
-        }
-        all_targets = TARGETS | END_TARGETS
-        targets = tuple(target for target, targeted in all_targets.items() if not linears.isdisjoint(targeted))
+        targets = tuple(
+            {
+                linears[strip_block(ours.rpartition(".")[0])].target: None
+                for ours, (name, _) in every.items()
+                if name in self.tensors and not plain.is_saved(ours)
+            }
+        )
         if not targets and not expert_targets:
             raise UserError(
-                f"{self.path}: {WEIGHTS} has no lora_A or lora_B of the supported layers ({', '.join(all_targets)}); "
+                f"{self.path}: {WEIGHTS} has no lora_A or lora_B of the supported layers "
+                f"({', '.join((*LINEAR_TARGETS, *END_TARGETS))}); "
                 "name a folder whose adapter targets these"
             )
         adapter = self.adapter.replace(
             targets=(*targets, *expert_targets),
             modules_to_save=saved,
-            rank_pattern=self._resolve_pattern("rank_pattern", self.ranks, every, of_experts),
-            alpha_pattern=self._resolve_pattern("alpha_pattern", self.alphas, every, of_experts),
+            rank_pattern=self._resolve_pattern("rank_pattern", self.ranks, every, of_experts, linears),
+            alpha_pattern=self._resolve_pattern("alpha_pattern", self.alphas, every, of_experts, linears),
         )
         factors: dict[str, Tensor] = {}
         for weight in list_trained_weights(model, adapter):
@@ -212,6 +223,7 @@ class AdapterFolder:
                 name, shape = expert_factor.name, expert_factor.shape(adapter)
             else:
                 name, part = every[weight.name]
+                shape = (part.shape[0], *shape[1:]) if _is_by_rows(weight.name) else shape
             tensor = self.tensors.get(name)
             if tensor is None or tuple(tensor.shape) != shape:
                 state = "is missing" if tensor is None else f"is {list(tensor.shape)} instead of {list(shape)}"
@@ -228,6 +240,7 @@ class AdapterFolder:
         patterns: Mapping[str, Any],
         every: Mapping[str, tuple[str, TensorPart]],
         of_experts: Mapping[str, ExpertFactor],
+        linears: Mapping[str, AdaptedLinear],
     ) -> dict[str, Any]:
         """Return the values of ``patterns`` by target; raise ``UserError`` if they differ between blocks.
 
@@ -238,8 +251,7 @@ class AdapterFolder:
         for ours, part in (parts | {ours: factor.part for ours, factor in of_experts.items()}).items():
             if not ours.endswith("lora_a"):
                 continue
-            linear = strip_block(name_adapted(ours))
-            target = next(target for target, linears in ALL_TARGETS.items() if linear in linears)
+            target = linears[strip_block(name_adapted(ours))].target
             key = find_key(patterns, part.name.removesuffix(".weight"))
             value = None if key is None else patterns[key]
             if by_target.setdefault(target, value) != value:
@@ -279,10 +291,10 @@ def write(
     for ours, (name, part) in _list_tensor_names(model, family, adapter):
         factor = factors[ours]
         if _is_by_rows(ours):
-            rows = torch.empty_like(factor)
+            rows = tensors.setdefault(name, torch.empty(part.shape[0], *factor.shape[1:]))
             rows[torch.tensor(part.order())] = factor
-            factor = rows
-        tensors[name] = factor.contiguous()
+        else:
+            tensors[name] = factor.contiguous()
         (saved if adapter.is_saved(ours) else modules).append(_name_module(part))
     parameters = [target for target in adapter.targets if target in EXPERT_PARAMETERS]
     of_experts = dict(_list_expert_factors(model, family, tuple(parameters)))
@@ -295,9 +307,15 @@ def write(
             "experts, and would drop the adapters of other layers of these names; export with --merge, or train "
             "only adapter.targets of attention"
         )
+    if family in WITHOUT_OUT_PROJ and "out_proj" in modules:
+        others = ",".join(target for target in list_targets(model, adapter) if target != "out_proj")
+        raise UserError(
+            f"model {model.name!r}: peft (0.21) stops for an adapter of out_proj of {family}; export with --merge, or "
+            f"train only adapter.targets={others}"
+        )
     ranks, alphas = _list_patterns(adapter, model, family)
     for expert_factor in of_experts.values():
-        of_layer = adapter.resolve_linear(strip_block(name_adapted(expert_factor.ours)))
+        of_layer = expert_factor.resolve(adapter)
         ranks |= {expert_factor.parameter: of_layer.rank} if of_layer.rank != adapter.rank else {}
         if of_layer.scale_numerator != adapter.scale_numerator:
             alphas[expert_factor.parameter] = _shorten_alpha(of_layer.scale_numerator)
@@ -333,7 +351,7 @@ def _list_patterns(adapter: Adapter, model: Model, family: str) -> tuple[dict[st
     for ours, (_, part) in _list_tensor_names(model, family, adapter):
         if not ours.endswith(".lora_a"):
             continue
-        of_layer = adapter.resolve_linear(strip_block(ours.removesuffix(".lora_a")))
+        of_layer = resolve_linear(model, adapter, strip_block(ours.removesuffix(".lora_a")))
         module = _name_module(part)
         if resolved.setdefault(module, of_layer) != of_layer:
             raise UserError(
@@ -387,14 +405,14 @@ def open_as(path: Path, *, base: Path, model: Model, job: Job) -> dict[str, Tens
 
 def _get_rank_and_scale(adapter: Adapter, model: Model) -> dict[str, tuple[int, float]]:
     """Return the rank and the scale of each target, by its name."""
-    resolved = {target: adapter.resolve_linear(ALL_TARGETS[target][0]) for target in list_targets(model, adapter)}
+    resolved = {target: adapter.resolve_target(target) for target in list_targets(model, adapter)}
     return {target: (layer.rank, layer.scale) for target, layer in resolved.items()}
 
 
 def find_family(base: Path) -> str:
     """Return the family by whose names peft stores adapters over the folder ``base``."""
     text = find_text_model(read_file(base / huggingface_import.CONFIG), name=str(base))
-    if text.wrapped:
+    if text.wrapped and not text.is_separable:
         raise UserError(f"{base}: PEFT adapters over the text model of a multimodal folder are not supported yet")
     return text.family.model_type
 
@@ -465,16 +483,27 @@ def _list_tensor_names(model: Model, family: str, adapter: Adapter) -> Iterator[
     Raises ``UserError`` for a layer that ``family`` stores fused with others or transposed.
     """
     every = {part.ours: part for part in list_tensors(model, family=family)}
-    for weight in list_trained_weights(model, adapter):
-        if weight.name.endswith(EXPERT_FACTORS):
-            continue
-        linear, _, factor = weight.name.rpartition(".")
-        part = every[weight.name if adapter.is_saved(weight.name) else f"{linear}.weight"]
-        if part.transposed or part.rows not in (None, part.shape[part.dim]):
+    adapted = [
+        weight.name for weight in list_trained_weights(model, adapter) if not weight.name.endswith(EXPERT_FACTORS)
+    ]
+    # the rows of each tensor that layers with one factor A have: all of them, if peft has one adapter for the tensor
+    rows = Counter[tuple[str, str]]()
+    for name in adapted:
+        linear, _, factor = name.rpartition(".")
+        if factor == "lora_b" and linear != "embed.tokens":
+            part = every[f"{linear}.weight"]
+            rows[part.name, name_leader(model, linear)] += part.shape[part.dim] if part.rows is None else part.rows
+    for name in adapted:
+        linear, _, factor = name.rpartition(".")
+        part = every[name if adapter.is_saved(name) else f"{linear}.weight"]
+        is_fused = rows.get((part.name, name_leader(model, linear)), part.shape[part.dim]) != part.shape[part.dim]
+        if part.transposed or is_fused:
             raise UserError(
                 f"model {model.name!r}: {family} stores {linear} fused with others or transposed; PEFT adapters on "
                 "such weights are not supported"
             )
         names = EMBEDDING_FACTORS if linear == "embed.tokens" else FACTORS
-        stored = part.name if weight.name == part.ours else f"{part.name.removesuffix('weight')}{names[factor]}"
-        yield weight.name, (f"{PREFIX}{stored}", part)
+        stored = part.name if name == part.ours else f"{part.name.removesuffix('weight')}{names[factor]}"
+        for published, in_memory in FAMILIES[family].modules.items():
+            stored = stored.replace(published, in_memory)
+        yield name, (f"{PREFIX}{stored}", part)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import EMBEDDING, Adapter
 from fivefold.trainer.model.linear import accumulate_grad
 
 
@@ -32,7 +32,7 @@ class AdaptedTable(nn.Embedding):
 
 def attach_to_table(table: nn.Embedding, adapter: Adapter) -> None:
     """Add the adapter's factors, not initialized, to the table of the token embedding."""
-    resolved, (tokens, width) = adapter.resolve_linear("embed.tokens"), table.weight.shape
+    resolved, (tokens, width) = adapter.resolve_target(EMBEDDING), table.weight.shape
     table.__class__ = AdaptedTable
     assert isinstance(table, AdaptedTable)
     table.lora_a = nn.Parameter(torch.empty(resolved.rank, tokens))

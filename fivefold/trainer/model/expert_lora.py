@@ -27,9 +27,9 @@ from fivefold.trainer.model.operation import Run, exclude_from_graphs
 def attach_to_experts(experts: Experts, adapter: Adapter) -> None:
     """Add the adapter's factors, not initialized, to the experts of a layer that ``adapter`` targets."""
     for shared, names in (("gate_up", experts.entries), ("down", ("down",))):
-        if not adapter.has_adapter(f"moe.experts.{names[0]}"):
+        if not adapter.has_target(target := f"experts.{shared}_proj"):
             continue
-        resolved = adapter.resolve_linear(f"moe.experts.{names[0]}")
+        resolved = adapter.resolve_target(target)
         n_experts, _, in_features = experts.get_parameter(names[0]).shape
         factor_a = nn.Parameter(torch.empty(n_experts, resolved.rank, in_features))
         experts.register_parameter(f"{shared}_lora_a", factor_a)

@@ -171,12 +171,22 @@ class Linear(nn.Module):
         self.lora_dropout: AdapterDropout | None = None  # of the adapter's input, in training
         self.quantized: QuantizedWeight | None = None  # the scales of its weight, if that is stored in few bits
         self._owner = (owner,)  # in a tuple, so that torch does not register the owner as a submodule of this one
+        self._lora_leader: tuple[Linear, ...] = ()
 
     @classmethod
     def tie(cls, owner: nn.Module, *, bias: bool = False) -> Linear:
         """Build a layer without a weight of its own, which reads that of ``owner``, an embedding, at every use."""
         table = owner.get_parameter("weight")
         return cls(table.shape[1], table.shape[0], bias=bias, owner=owner)
+
+    @property
+    def lora_leader(self) -> Linear:
+        """Return the layer that holds the factor A of this layer's adapter: itself, unless it follows another."""
+        return self._lora_leader[0] if self._lora_leader else self
+
+    def follow(self, leader: Linear) -> None:
+        """Share the factor A of ``leader``."""
+        self._lora_leader = (leader,)
 
     @property
     def matrix(self) -> nn.Parameter:

@@ -12,6 +12,8 @@ DoRA has a third operation, which trains magnitudes m [out]; n [out] are the nor
 
     backward   dm = Σ g z / n   ·   dz = m / n · g          n is a constant: arXiv:2402.09353 §4.3
 
+Several layers that are one in transformers share a factor A, which the first of them holds (``model/adapted.py``): its
+low is multiplied by the B of each, and dlow is the sum over them.
 Dropout of the adapter's input keeps x and a mask of one byte per element; x · mask / (1 − rate) is made again in the
 backward. Every adapter draws a mask of its own, as in peft, and the same one under every layout (``dropout.py``).
 W may be stored in few bits (QLoRA): it is dequantized before each product and freed after it (``quantized/``).
@@ -26,13 +28,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import EMBEDDING, Adapter
+from fivefold.model.adapted import has_adapter, map_linears, resolve_linear
+from fivefold.model.spec import Model
 from fivefold.trainer.model import embed_lora
 from fivefold.trainer.model.dropout import ADAPTERS, AdapterDropout, apply_mask
 from fivefold.trainer.model.linear import Linear, accumulate_grad, fused_linears, is_recomputing
@@ -60,27 +63,38 @@ def has_adapters_on() -> bool:
     return _Switch.is_on
 
 
-def attach(blocks: nn.Module, *, head: Linear, table: nn.Embedding, adapter: Adapter) -> None:
+def attach(blocks: nn.Module, *, head: Linear, table: nn.Embedding, model: Model, adapter: Adapter) -> None:
     """Add the adapter's weights, not initialized, to the layers that it targets.
 
     They are linear layers of ``blocks``, the output projection ``head`` and the ``table`` of the embedding.
     """
     place = ADAPTERS
-    modules = [[*block.named_modules()] for block in blocks.children()]
-    for name, linear in (*chain(*modules), ("head.out", head)):
-        if not isinstance(linear, Linear) or not adapter.has_adapter(name):
-            continue
-        out_features, in_features = linear.matrix.shape
-        resolved = adapter.resolve_linear(name)
-        linear.lora_a = nn.Parameter(torch.empty(resolved.rank, in_features))
-        linear.lora_b = nn.Parameter(torch.empty(out_features, resolved.rank))
-        if adapter.has_magnitudes:
-            linear.lora_magnitude = nn.Parameter(torch.empty(out_features))
-        linear.lora_scale = resolved.scale
-        linear.lora_dropout = AdapterDropout(adapter.dropout, place=place) if adapter.dropout else None
-        place += 1
-    if adapter.has_adapter("embed.tokens"):
+    for modules in (*(dict(block.named_modules()) for block in blocks.children()), {"head.out": head}):
+        linears = {
+            name: linear
+            for name, linear in modules.items()
+            if isinstance(linear, Linear) and has_adapter(model, adapter, name)
+        }
+        for name, linear in linears.items():
+            leader = linears[map_linears(model)[name].leader]
+            _attach_to_linear(linear, leader, resolve_linear(model, adapter, name), place=place)
+            place += linear is leader
+    if adapter.has_target(EMBEDDING):
         embed_lora.attach_to_table(table, adapter)
+
+
+def _attach_to_linear(linear: Linear, leader: Linear, adapter: Adapter, *, place: int) -> None:
+    """Add the weights of ``adapter`` to a layer whose factor A ``leader`` holds; ``place``: of its draws of dropout."""
+    out_features, in_features = linear.matrix.shape
+    if linear is not leader:
+        linear.follow(leader)
+    else:
+        linear.lora_a = nn.Parameter(torch.empty(adapter.rank, in_features))
+        linear.lora_dropout = AdapterDropout(adapter.dropout, place=place) if adapter.dropout else None
+    linear.lora_b = nn.Parameter(torch.empty(out_features, adapter.rank))
+    if adapter.has_magnitudes:
+        linear.lora_magnitude = nn.Parameter(torch.empty(out_features))
+    linear.lora_scale = adapter.scale
 
 
 def project(run: Run, name: str, x: Tensor, *linears: Linear, keys_B: Tensor | None = None) -> tuple[Tensor, ...]:
@@ -90,10 +104,10 @@ def project(run: Run, name: str, x: Tensor, *linears: Linear, keys_B: Tensor | N
     With adapters it is two operations, because a recomputed block may end before the second: see ``RecomputedLayer``.
     Each layer with DoRA's magnitudes adds one, before which it may end too.
     """
-    adapted = tuple(linear for linear in linears if linear.lora_a is not None) if _Switch.is_on else ()
+    leaders = _list_leaders(linears) if _Switch.is_on else []
     outs: tuple[Tensor, ...]
-    if adapted:
-        rows, *lows = run(f"{name}.lora_a", lower, x, keys_B, *adapted)  # followed by the masks of dropout
+    if leaders:
+        rows, *lows = run(f"{name}.lora_a", lower, x, keys_B, *leaders)  # followed by the masks of dropout
         outs = run(name, raise_, linears, x, rows, *lows)
         if (n_norms := len(outs) - len(linears)) > 0:
             norms = iter(outs[-n_norms:])
@@ -106,14 +120,16 @@ def project(run: Run, name: str, x: Tensor, *linears: Linear, keys_B: Tensor | N
     return outs
 
 
-def lower(x: Tensor, keys_B: Tensor | None, *adapted: Linear) -> tuple[Tensor, ...]:
+def lower(x: Tensor, keys_B: Tensor | None, *leaders: Linear) -> tuple[Tensor, ...]:
     """Project ``x`` down: return the rows that the layers read, low_i = x A_iᵀ [R, rank] of each, and masks of dropout.
+
+    ``leaders``: the layers that hold a factor A.
 
     The rows are those of ``x``, or under sequence parallelism those of all ranks. ``keys_B``: keys of the sequences,
     from which masks are drawn; None: no dropout. Rows and masks have no gradient.
     """
-    factor = None if x.requires_grad else adapted[0].lora_a  # autograd calls the backward if one input has a gradient
-    out: tuple[Tensor, ...] = _Lower.apply(x, factor, keys_B, adapted)  # type: ignore[no-untyped-call]
+    factor = None if x.requires_grad else leaders[0].lora_a  # autograd calls the backward if one input has a gradient
+    out: tuple[Tensor, ...] = _Lower.apply(x, factor, keys_B, leaders)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -138,12 +154,12 @@ class _Lower(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, _factor: Tensor | None, keys_B: Tensor | None, adapted: tuple[Linear, ...]
+        ctx: Any, x: Tensor, _factor: Tensor | None, keys_B: Tensor | None, leaders: tuple[Linear, ...]
     ) -> tuple[Tensor, ...]:
-        rows = adapted[0].hooks.enter(x)
-        ctx.adapted, ctx.entered = adapted, is_recomputing()
+        rows = leaders[0].hooks.enter(x)
+        ctx.leaders, ctx.entered = leaders, is_recomputing()
         lows, masks = list[Tensor](), list[Tensor]()
-        for linear in adapted:
+        for linear in leaders:
             if linear.lora_dropout is not None and keys_B is not None:
                 columns = linear.hooks.columns(rows.shape[1])
                 masks.append(linear.lora_dropout.draw(keys_B, rows=len(rows), columns=columns))
@@ -157,8 +173,8 @@ class _Lower(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, _rows: Tensor, *gradients: Tensor) -> tuple[None, None, None, None]:
         saved, *masks = ctx.saved_tensors
-        rows = saved if ctx.entered else ctx.adapted[0].hooks.begin_reenter(saved)()
-        for index, linear in enumerate(ctx.adapted):
+        rows = saved if ctx.entered else ctx.leaders[0].hooks.begin_reenter(saved)()
+        for index, linear in enumerate(ctx.leaders):
             dropped = _drop(rows, linear, masks[index : index + 1])
             accumulate_grad(_get_factors(linear)[0], gradients[index].t() @ dropped)
             del dropped
@@ -170,8 +186,8 @@ class _Raise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, rows: Tensor, linears: tuple[Linear, ...], *lows: Tensor) -> tuple[Tensor, ...]:
-        ctx.linears, hooks, outs, remaining = linears, linears[0].hooks, list[Tensor](), list(lows)  # masks remain
-        norms = list[Tensor]()
+        ctx.linears, hooks, outs, norms = linears, linears[0].hooks, list[Tensor](), list[Tensor]()
+        low_of = dict(zip(_list_leaders(linears), lows, strict=False))  # masks follow
         ctx.save_for_backward(*lows)
         for linear in linears:
             weight = linear.dense_matrix()
@@ -180,39 +196,48 @@ class _Raise(torch.autograd.Function):
                 norms.append(_compute_row_norms(weight, linear))
             y = linears[0].gemms.fprop(rows, weight, None if hooks.partial or is_rescaled else linear.bias)
             del weight
-            if linear.lora_a is not None:
-                y.addmm_(remaining.pop(0), _get_factors(linear)[1].t(), alpha=linear.lora_scale)
+            if linear.lora_b is not None:
+                y.addmm_(low_of[linear.lora_leader], linear.lora_b.t(), alpha=linear.lora_scale)
             if not is_rescaled:
                 y = hooks.leave(y)
                 y = y.add_(linear.bias) if hooks.partial and linear.bias is not None else y
             outs.append(y)
-        constant = [y for linear, y in zip(linears, outs, strict=True) if linear.lora_a is None]
+        constant = [y for linear, y in zip(linears, outs, strict=True) if linear.lora_b is None]
         ctx.mark_non_differentiable(*norms, *(() if ctx.needs_input_grad[0] else constant))
         return (*outs, *norms)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         linears: tuple[Linear, ...] = ctx.linears
-        hooks, low_gradients, total = linears[0].hooks, list[Tensor](), None
-        n_adapted = sum(linear.lora_a is not None for linear in linears)
-        lows = ctx.saved_tensors[:n_adapted]
-        masks = ctx.saved_tensors[n_adapted:]
+        hooks, low_gradients, total = linears[0].hooks, dict[Linear, Tensor](), None
+        leaders = _list_leaders(linears)
+        low_of = dict(zip(leaders, ctx.saved_tensors, strict=False))
+        masks = ctx.saved_tensors[len(leaders) :]
+        last_of = {linear.lora_leader: linear for linear in linears}
         for linear, gradient in zip(linears, gradients, strict=False):  # norms have none
             inner = gradient if linear.lora_magnitude is not None else hooks.leave_backward(gradient)
             if ctx.needs_input_grad[0]:
                 total = linears[0].gemms.dgrad(inner, linear.dense_matrix(), total)
-            if linear.lora_a is None:
+            if linear.lora_b is None:
                 continue
-            (factor_a, factor_b), index = _get_factors(linear), len(low_gradients)
-            accumulate_grad(factor_b, (inner.t() @ lows[index]).mul_(linear.lora_scale))
-            low_gradients.append((inner @ factor_b).mul_(linear.lora_scale))
-            if total is not None and masks:
-                total.add_((low_gradients[-1] @ factor_a).mul_(masks[index]).mul_(_compute_dropout_scale(linear)))
-            elif total is not None:
-                total.addmm_(low_gradients[-1], factor_a)
+            (factor_a, factor_b), leader = _get_factors(linear), linear.lora_leader
+            accumulate_grad(factor_b, (inner.t() @ low_of[leader]).mul_(linear.lora_scale))
+            if leader in low_gradients:
+                low_gradients[leader].addmm_(inner, factor_b, alpha=linear.lora_scale)
+            else:
+                low_gradients[leader] = (inner @ factor_b).mul_(linear.lora_scale)
+            if total is None or linear is not last_of[leader]:
+                continue
+            low_gradient = low_gradients[leader]
+            if masks:
+                mask = masks[leaders.index(leader)]
+                total.add_((low_gradient @ factor_a).mul_(mask).mul_(_compute_dropout_scale(leader)))
+            else:
+                total.addmm_(low_gradient, factor_a)
         wait = None if total is None else hooks.begin_enter_backward(total)
         del total
-        return (None if wait is None else wait(), None, None, *low_gradients, *(None for _ in masks))
+        of_lows = (low_gradients[leader] for leader in leaders)
+        return (None if wait is None else wait(), None, None, *of_lows, *(None for _ in masks))
 
 
 class _Rescale(torch.autograd.Function):
@@ -280,7 +305,12 @@ def _compute_dropout_scale(linear: Linear) -> float:
     return linear.lora_dropout.scale
 
 
+def _list_leaders(linears: Sequence[Linear]) -> list[Linear]:
+    """Return the layers that hold a factor A, which others may share."""
+    return [linear for linear in linears if linear.lora_a is not None]
+
+
 def _get_factors(linear: Linear) -> tuple[nn.Parameter, nn.Parameter]:
-    assert linear.lora_a is not None
+    assert linear.lora_leader.lora_a is not None
     assert linear.lora_b is not None
-    return linear.lora_a, linear.lora_b
+    return linear.lora_leader.lora_a, linear.lora_b

@@ -24,10 +24,10 @@ from fivefold.layout.sharding import (
     select_trained,
 )
 from fivefold.layout.spec import Layout
-from fivefold.layout.stages import list_stage_layers
+from fivefold.layout.stages import find_first_backward_layer, list_stage_layers
 from fivefold.model.spec import Model
 from fivefold.model.weight import is_gemm_weight, is_quantized
-from fivefold.model.weights import Weight, resolve_freeze
+from fivefold.model.weights import Weight
 from fivefold.trainer.model.embed_lora import AdaptedTable
 from fivefold.trainer.model.linear import WgradStore
 from fivefold.trainer.model.precision import Dtypes
@@ -104,7 +104,7 @@ class ShardPlacement:
         # a frozen norm has no gradient that ends the backward; AltUp reads the stream before the norm
         ends_at_input = has_post_norm or self.job.freezes_text or self.model.altup is not None
         for zero_unit in block:
-            zero_unit.has_backward = layer >= resolve_freeze(self.model, self.job.freeze).first_backward
+            zero_unit.has_backward = layer >= find_first_backward_layer(self.model, self.job)
         keeps_weights = self.job.stack.reshard == "backward"
         attach(self.module.blocks[layer], block, keep=keeps_weights, ends_at_input=ends_at_input)
         return block

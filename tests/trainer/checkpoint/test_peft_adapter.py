@@ -20,7 +20,9 @@ from transformers import (
     LlamaConfig,
     Phi3Config,
     PhiConfig,
+    Qwen3_5TextConfig,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
 )
 
 from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, Adapter, Base
@@ -48,7 +50,18 @@ SIZES: dict[str, Any] = {
     "tie_word_embeddings": False,
 }
 # rows of q and k in another order; no gate, other names; fused tensors
-CONFIGS = {"llama": LlamaConfig, "ernie4_5": Ernie4_5Config, "phi": PhiConfig, "phi3": Phi3Config}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention", "linear_attention"], "head_dim": 8, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+CONFIGS = {
+    "llama": LlamaConfig,
+    "ernie4_5": Ernie4_5Config,
+    "phi": PhiConfig,
+    "phi3": Phi3Config,
+    "qwen3_5_text": partial(Qwen3_5TextConfig, **DELTA),  # one tensor of several of our layers, in two ways
+    "qwen3_next": partial(Qwen3NextConfig, **DELTA, num_experts=4, num_experts_per_tok=2, moe_intermediate_size=24),
+}
 ADAPTER = Adapter(rank=3, alpha=5, targets=("q_proj", "v_proj", "down_proj"), rank_stabilized=True)
 Fork = Callable[..., list[Any]]
 
@@ -120,6 +133,15 @@ def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[st
                 ("ernie4_5", "tp2 dp2 zero1 mbs1", Adapter(rank=4)),
             ],
         ),
+        ("qwen3_5_text", "tp2 dp2 zero3 mbs1", Adapter(kind="dora", rank=3, rank_pattern={"in_proj_qkv": 5})),
+        *mark_share(
+            3,
+            [
+                ("qwen3_5_text", "dp2 pp3 zero1 mbs1", Adapter(rank=3, targets=("q_proj", "in_proj_z"))),
+                ("qwen3_next", "dp2 zero2 mbs1", Adapter(rank=3, targets=("q_proj", "in_proj_qkvz", "in_proj_ba"))),
+                ("qwen3_next", "tp2 mbs2", Adapter(rank=3, targets=("v_proj", "in_proj_ba", "out_proj"))),
+            ],
+        ),
     ],
 )
 def test_adapters_read_back_from_a_peft_folder(
@@ -130,8 +152,11 @@ def test_adapters_read_back_from_a_peft_folder(
     model = HuggingFaceFolder.open(base).model
 
     done = export(find(tmp_path / "run"), tmp_path / "lora", file_bytes=10**9, report=ignore_progress)
-    names = {weight.name for weight in list_trained_weights(model, adapter)}
-    assert (done.family, done.holds, done.dtype, done.tensors) == (family, "adapters", "fp32", len(names))
+    stored = set(load_file(tmp_path / "lora" / peft_adapter.WEIGHTS))
+    parts = dict(peft_adapter._list_tensor_names(model, family, adapter))
+    assert parts.keys() == {weight.name for weight in list_trained_weights(model, adapter)}
+    assert stored == {name for name, _ in parts.values()}
+    assert (done.family, done.holds, done.dtype, done.tensors) == (family, "adapters", "fp32", len(stored))
     again = forked(2, start, tmp_path / "lora", base, Layout.parse("dp2 zero3 mbs1"), adapter)[0]
     assert again.keys() == weights.keys()
     assert all(torch.equal(again[name], weights[name]) for name in weights)

@@ -124,5 +124,6 @@ BAILING_HYBRID = Family(
         ".forget_gate.": ".",
         ".mlp.gate.e_score_correction_bias": ".mlp.gate.expert_bias",
     },
+    modules={".f_proj.": ".forget_gate.f_proj."},
     joined=kimi_linear.KIMI_LINEAR.joined,
 )

@@ -137,5 +137,6 @@ KIMI_LINEAR = Family(
     # transformers writes the dense layers under the place of the experts
     renamed={f"block_sparse_moe.{part}_proj": f"mlp.{part}_proj" for part in ("gate", "up", "down")},
     joined={"self_attn.conv1d.weight": tuple(f"self_attn.{name}_conv1d.weight" for name in "qkv")},
+    modules={".block_sparse_moe.": ".mlp.", **{f".f_{part}_proj.": f".forget_gate.f_{part}_proj." for part in "ab"}},
     ones={"mixer.a_log": (0, 1, 3)},
 )

@@ -168,6 +168,7 @@ NEMOTRON_H = Family(
     to_model=_build_nemotron_h,
     write=_write_layers,
     tensors=state_space.BACKBONE_TENSORS | MIXER_TENSORS | {"norm2": "norm"},
+    modules={"backbone.": "model."},
     mtp_tensors={
         "blocks": "mtp.layers",
         "mtp.embed_norm": "<0>.enorm",

@@ -34,6 +34,7 @@ def _build_olmo_hybrid(config: Config) -> Model:
             "taps": config.conv_taps,
             "negative_eigenvalues": config.negative_eigenvalues,
             "norm_epsilon": NORM_EPSILON,
+            "fused_projections": "separate",
         }
     }
     fields = read_mixers(config, geometry, kinds=KINDS, default=default)

@@ -21,7 +21,7 @@ KINDS: dict[str, MixerName] = {"linear_attention": "gated_delta_net", "full_atte
 NAMES = {ours: theirs for theirs, ours in KINDS.items()}
 
 
-def _build(config: Config, **of_family: Any) -> Model:
+def _build(config: Config, *, fused_projections: str = "qkv", **of_family: Any) -> Model:
     """Build the layers that all share; their norms, but for those of the scans, multiply by one plus their weight."""
     layers = range(config.num_hidden_layers)
     interval = config.full_attention_interval
@@ -35,11 +35,13 @@ def _build(config: Config, **of_family: Any) -> Model:
             "key_dim": config.linear_key_dim,
             "value_dim": config.linear_value_dim,
             "taps": config.conv_taps,
+            "fused_projections": fused_projections,
         }
     }
     fields = read_rope(config, has_partial_rotary=True)
     fields |= read_mixers(config, geometry, kinds=KINDS, default=default)
-    return build_model(config, **fields, **of_family, qk_norm="head", norm_plus_one=True, output_gate=True)
+    fields |= {"qk_norm": "head", "norm_plus_one": True, "output_gate": True, "gate_in_query": True}
+    return build_model(config, **fields, **of_family)
 
 
 def write_delta_net(model: Model) -> dict[str, Any]:
@@ -124,7 +126,7 @@ QWEN3_NEXT = Family(
         **expand_names(experts=512, topk=10),
     },
     supported=ACTIVATION,
-    to_model=lambda config: _build(config, moe=read_gated_experts(config)),
+    to_model=lambda config: _build(config, fused_projections="qkvz", moe=read_gated_experts(config)),
     write=_write_qwen3_next,
     tensors=decoder.EXPERT_TENSORS
     | TENSORS
@@ -162,6 +164,8 @@ QWEN3_5_MOE_TEXT = Family(
     stacked_tensors=decoder.name_stacked_experts(),
 )
 WRAPPERS = (
-    Wrapper("qwen3_5", "Qwen3_5ForConditionalGeneration", text="qwen3_5_text", tied=False),
-    Wrapper("qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", text="qwen3_5_moe_text", tied=False),
+    Wrapper("qwen3_5", "Qwen3_5ForConditionalGeneration", text="qwen3_5_text", tied=False, is_separable=True),
+    Wrapper(
+        "qwen3_5_moe", "Qwen3_5MoeForConditionalGeneration", text="qwen3_5_moe_text", tied=False, is_separable=True
+    ),
 )

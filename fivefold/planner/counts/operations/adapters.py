@@ -29,11 +29,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
-from types import MappingProxyType
 
-from fivefold.adapter import Adapter
+from fivefold.adapter import EMBEDDING, Adapter
 from fivefold.base_format import BITSANDBYTES_BASES, FOUR_BIT_BASES, FOUR_BIT_BLOCK, FP8_BLOCK, BaseFormat
 from fivefold.job import Job
+from fivefold.model.adapted import has_adapter, map_linears, resolve_linear
 from fivefold.planner.counts.operations.launches import DROPOUT_LAUNCHES
 from fivefold.planner.counts.operations.linear import drop_wgrad, keeps_casts
 from fivefold.planner.counts.operations.local_shapes import Local
@@ -53,7 +53,10 @@ def apply_frozen_weights(ops: Sequence[Op], local: Local, *, input_gradient: boo
         return list(ops)
     if adapter is not None:
         uncast = {op.name: op.reads[0] for op in ops if op.kind == "cast" and op.name in op.writes}
-        changed = [added for op in ops for added in _list_with_adapter(op, local, adapter, uncast=uncast)]
+        outputs = {op.name: next(iter(op.writes)) for op in ops if op.kind == "matmul"}
+        changed = [
+            added for op in ops for added in _list_with_adapter(op, local, adapter, uncast=uncast, outputs=outputs)
+        ]
     else:
         changed = [op if local.trains(op.name) else _freeze(op, local, adapter) for op in ops]
     entry = {name for op in changed for name in op.reads} if input_gradient else set()
@@ -77,49 +80,59 @@ def is_per_step(op: Op) -> bool:
 
 
 def _list_with_adapter(
-    op: Op, local: Local, adapter: Adapter, *, uncast: Mapping[str, str] = MappingProxyType({})
+    op: Op, local: Local, adapter: Adapter, *, uncast: Mapping[str, str], outputs: Mapping[str, str]
 ) -> Iterator[Op]:
     """Yield an operation with frozen weights, followed by those of its adapter if it has one.
 
     ``uncast``: the tensors of which casts to fp8 or fp4 are made; factors multiply in 16 bits, and so keep those.
+    ``outputs``: the tensors that linear layers write.
     """
+    model = local.model
     if local.trains(op.name):
         yield op
         return
     if op.name in local.unquantized:
         adapter = _use_16_bits(adapter)
-    if op.name == "embed.tokens" and adapter.has_adapter(op.name):
-        yield from _list_embedding(op, local, adapter.resolve_linear(op.name))
+    if op.name == "embed.tokens" and adapter.has_target(EMBEDDING):
+        yield from _list_embedding(op, local, adapter.resolve_target(EMBEDDING))
         return
     is_ours = local.job.stack.kernel_facts.fuses_linears
     if op.name == "moe.combine" and adapter.adapts_experts and not is_ours:
         yield _weigh_outputs(op, local)
         return
     is_merged = local.job.stack.merges_adapters
-    if is_merged and op.name.endswith(".reduce") and adapter.has_adapter(op.name.removesuffix(".reduce")):
+    if is_merged and op.name.endswith(".reduce") and has_adapter(model, adapter, op.name.removesuffix(".reduce")):
         yield from _add_to_reduced(op)
         return
-    if op.kind != "matmul" or not adapter.has_adapter(op.name):
+    if op.kind != "matmul" or not has_adapter(model, adapter, op.name):
         yield _freeze(op, local, adapter)
         return
-    adapter = adapter.resolve_linear(op.name)
+    adapter = resolve_linear(model, adapter, op.name)
     if is_merged:
         yield from _list_merged(op, local, adapter, uncast=uncast)
         return
     if op.name.startswith("moe.experts."):
         yield from (_list_experts_in_place if is_ours else _list_merged_experts)(op, local, adapter)
         return
+    leader = map_linears(model)[op.name].leader
+    # the output of the first of several layers that are one in transformers, by which its factor A is named
+    first = "" if leader == op.name else outputs[leader]
     if is_ours:
-        yield from _list_in_place(op, local, adapter)
+        yield from _list_in_place(op, local, adapter, first=first)
         return
-    yield from _list_separate(op, local, adapter, uncast=uncast)
+    yield from _list_separate(op, local, adapter, uncast=uncast, first=first)
 
 
-def _list_separate(op: Op, local: Local, adapter: Adapter, *, uncast: Mapping[str, str]) -> Iterator[Op]:
-    """Yield an operation with frozen weights and those of its adapter as peft runs them, one after another."""
+def _list_separate(op: Op, local: Local, adapter: Adapter, *, uncast: Mapping[str, str], first: str) -> Iterator[Op]:
+    """Yield an operation with frozen weights and those of its adapter as peft runs them, one after another.
+
+    ``first``: the output of the layer that has the factor A of this one; "": it has one of its own.
+    """
     (out, size), *_ = op.writes.items()
     (rows, out_features, in_features), (source, *_) = op.shape, op.reads
-    base, low, high, scaled = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b", "lora"))
+    base, high, scaled = (f"{out}.{suffix}" for suffix in ("base", "lora_b", "lora"))
+    leader = first or out
+    low = f"{leader}.lora_a"
     yield _freeze(op, local, adapter)._replace(writes={base: size})
     source = uncast.get(source, source)
     keeps, held = tuple(uncast.get(name, name) for name in op.keeps), tuple[str, ...]()
@@ -127,27 +140,31 @@ def _list_separate(op: Op, local: Local, adapter: Adapter, *, uncast: Mapping[st
     size_of_input, width = rows * in_features * local.width, 1
     widens = local.job.precision.autocasts and adapter.base not in BITSANDBYTES_BASES
     if widens:  # peft widens x and holds both until it returns; autocast casts it back to 16 bits for the product
-        fp32_name, width = f"{out}.lora_wide", 2
-        yield _cast(f"{op.name}.lora_widen", source, fp32_name, size=2 * size_of_input)
+        fp32_name, width = f"{leader}.lora_wide", 2
+        if not first:
+            yield _cast(f"{op.name}.lora_widen", source, fp32_name, size=2 * size_of_input)
         source, held = fp32_name, (fp32_name, source)
     if adapter.has_magnitudes:
-        norms = tuple(_list_row_norms(op, local, adapter, widens=widens))
+        norms = tuple(_list_row_norms(op, local, adapter, widens=widens, first=first))
         held = (*held, *(name for norm in norms for name in norm.writes))
         yield from norms
     if adapter.dropout:
-        dropped = f"{out}.lora_drop"
-        yield dropout(f"{op.name}.lora_dropout", source, dropped, size=width * size_of_input, mask=rows * in_features)
+        dropped = f"{leader}.lora_drop"
+        mask = rows * in_features
+        if not first:
+            yield dropout(f"{op.name}.lora_dropout", source, dropped, size=width * size_of_input, mask=mask)
         source = dropped
     if widens:
-        yield _cast(f"{op.name}.lora_cast", source, f"{out}.lora_x", size=size_of_input)
-        source = f"{out}.lora_x"
+        if not first:
+            yield _cast(f"{op.name}.lora_cast", source, f"{leader}.lora_x", size=size_of_input)
+        source = f"{leader}.lora_x"
     if widens or adapter.dropout:
         keeps, scratch, regathered = (source,), 0, 0
     multiply = partial(matmul, rows=rows, width=local.width)
     factor_a = multiply(f"{op.name}.lora_a", source, low, in_features=in_features, out_features=adapter.rank)
     factor_b = multiply(f"{op.name}.lora_b", low, high, in_features=adapter.rank, out_features=out_features)
     factor_a = factor_a._replace(keeps=keeps, backward_scratch=scratch, regathered_bytes=regathered)
-    for factor in (factor_a, factor_b):
+    for factor in (factor_b,) if first else (factor_a, factor_b):
         if local.job.precision.autocasts:  # autocast's cache keeps the cast of a factor
             weight = f"{factor.name}.weight"
             cast_bytes = local.width * factor.shape[1] * factor.shape[2]
@@ -155,7 +172,7 @@ def _list_separate(op: Op, local: Local, adapter: Adapter, *, uncast: Mapping[st
             factor = factor._replace(keeps=(*factor.keeps, weight), differentiates=factor.reads)
         yield factor
     if adapter.has_magnitudes:
-        yield from _list_rescaled(op, local, adapter, held=held, widens=widens)
+        yield from _list_rescaled(op, local, adapter, held=held, widens=widens, dropped=source)
         return
     yield elementwise(f"{op.name}.lora_scale", "activation", (high,), scaled, size=size)
     add = elementwise(f"{op.name}.lora_add", "add", (base, scaled), out, size=size)
@@ -265,7 +282,7 @@ def _list_embedding(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
     yield elementwise(f"{op.name}.lora_add", "add", (base, high), out, size=size)._replace(moved_bytes=size)
 
 
-def _list_row_norms(op: Op, local: Local, adapter: Adapter, *, widens: bool) -> Iterator[Op]:
+def _list_row_norms(op: Op, local: Local, adapter: Adapter, *, widens: bool, first: str) -> Iterator[Op]:
     """Yield the operations of PEFT for the norms of the rows of W + s · B A: B A is B(A(identity)), kept as a graph.
 
     The norms have no gradient; identity and B A are held until the layer returns, and so is W if it is a copy.
@@ -275,22 +292,24 @@ def _list_row_norms(op: Op, local: Local, adapter: Adapter, *, widens: bool) -> 
     autocasts = local.job.precision.autocasts
     identity = in_features * in_features * local.width
     numel = out_features * in_features
+    low_name = f"{first or out}.lora_norm_a"
     low = matmul(
         f"{op.name}.lora_norm_a",
         op.reads[0],
-        f"{out}.lora_norm_a",
+        low_name,
         rows=in_features,
         in_features=in_features,
         out_features=adapter.rank,
         width=local.width,
     )
-    yield _detach(low)._replace(
-        writes={f"{out}.lora_norm_a": identity + in_features * adapter.rank * local.width},
-        forward_scratch=2 * identity * autocasts,
-    )
+    if not first:
+        yield _detach(low)._replace(
+            writes={low_name: identity + in_features * adapter.rank * local.width},
+            forward_scratch=2 * identity * autocasts,
+        )
     high = matmul(
         f"{op.name}.lora_norm",
-        f"{out}.lora_norm_a",
+        low_name,
         f"{out}.lora_norm",
         rows=in_features,
         in_features=adapter.rank,
@@ -306,10 +325,12 @@ def _list_row_norms(op: Op, local: Local, adapter: Adapter, *, widens: bool) -> 
     )
 
 
-def _list_rescaled(op: Op, local: Local, adapter: Adapter, *, held: tuple[str, ...], widens: bool) -> Iterator[Op]:
+def _list_rescaled(
+    op: Op, local: Local, adapter: Adapter, *, held: tuple[str, ...], widens: bool, dropped: str
+) -> Iterator[Op]:
     """Yield the operations of PEFT that add (m / n − 1) W x and m / n · s B A x to W x, in fp32 under autocast.
 
-    With dropout the first is a second product of W, with the dropped input; its backward keeps a copy of W.
+    With dropout the first is a second product of W, with the ``dropped`` input; its backward keeps a copy of W.
     """
     (out, size), *_ = op.writes.items()
     rows, out_features, in_features = op.shape
@@ -319,7 +340,6 @@ def _list_rescaled(op: Op, local: Local, adapter: Adapter, *, held: tuple[str, .
     result, plain = (f"{out}.lora_wide_sum" if factor == 2 else out), base
     if adapter.dropout:
         plain = f"{out}.lora_base"
-        dropped = f"{out}.lora_x" if widens else f"{out}.lora_drop"
         second = matmul(
             f"{op.name}.lora_base",
             dropped,
@@ -361,15 +381,17 @@ def _list_rescaled(op: Op, local: Local, adapter: Adapter, *, held: tuple[str, .
         yield _cast(f"{op.name}.lora_narrow", result, out, size=size)
 
 
-def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
+def _list_in_place(op: Op, local: Local, adapter: Adapter, *, first: str) -> Iterator[Op]:
     """Yield an operation with frozen weights and those of its adapter as our engine runs them: A, W, and B onto it.
 
     A comes first, so that a recomputed block ends with it (``trainer/model/lora.py``). Dropout keeps its mask; the
     dropped input is a temporary of the products with A, and so is the gradient through A, before it is added to dx.
+    ``first``: the output of the layer that has the factor A of this one; "": it has one of its own.
     """
     (out, size), *_ = op.writes.items()
     (rows, out_features, in_features), (source, *_) = op.shape, op.reads
-    base, low, high, mask = (f"{out}.{part}" for part in ("base", "lora_a", "lora_b", "lora_mask"))
+    base, high, mask = (f"{out}.{part}" for part in ("base", "lora_b", "lora_mask"))
+    low = f"{first or out}.lora_a"
     width = local.width
     frozen = _freeze(op, local, adapter)  # its output is allocated here, and counted where B has been added to it
     factor = matmul(
@@ -395,7 +417,8 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
             moved_cast_bytes=(moved + rows * in_features, moved + rows * in_features * width, moved),
         )
         frozen = frozen._replace(backward_scratch=max(frozen.backward_scratch, dropped))
-    yield factor
+    if not first:
+        yield factor
     if adapter.has_magnitudes:
         yield _compute_row_norms(op, local, adapter, scratch=frozen.forward_scratch)
     yield frozen._replace(
@@ -698,6 +721,7 @@ def drop_backward(op: Op) -> Op:
         keeps=(),
         differentiates=(),
         backward_products=0,
+        backward_flops=0,
         moved_backward_bytes=0,
         backward_scratch=0,
         message=message,

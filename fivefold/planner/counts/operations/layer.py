@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
+from fivefold.layout.stages import find_first_backward_layer, trains_embedding
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import MixerName, Multipliers
@@ -389,15 +390,16 @@ def list_kinds(model: Model, job: Job) -> list[Kind]:
     """Return the kind of each block, with what the job freezes of it."""
     frozen = resolve_freeze(model, job.freeze)
     kinds = [get_kind(model, layer) for layer in range(model.layers)]
-    if job.adapter is not None:
-        kinds[0] = kinds[0]._replace(leads=not job.adapter.trains_embedding)
-        if model.unquantized and job.adapter.base == model.quantization:
-            kinds = [kind._replace(unquantized=model.list_unquantized(layer)) for layer, kind in enumerate(kinds)]
-        return kinds
-    first = frozen.first_backward
+    if job.adapter is not None and model.unquantized and job.adapter.base == model.quantization:
+        kinds = [kind._replace(unquantized=model.list_unquantized(layer)) for layer, kind in enumerate(kinds)]
+    first, is_entered = find_first_backward_layer(model, job), trains_embedding(model, job)
+    # peft lets the embedding's output have a gradient where anything is recomputed, which not every layout does
+    has_end = job.adapter is None or job.stack.kernel_facts.fuses_linears
     return [
         kind._replace(
-            frozen=frozen.blocks[layer], is_below=layer < first, leads=layer <= first and not frozen.trains_embedding
+            frozen=frozen.blocks[layer],
+            is_below=layer < first and has_end,
+            leads=layer <= first and not is_entered,
         )
         for layer, kind in enumerate(kinds)
     ]

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.spec import Model
-from fivefold.trainer.model.linear import Linear, fused_linears
+from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.lora import project
 from fivefold.trainer.model.mixers import chunks, fused_scans
 from fivefold.trainer.model.mixers.chunks import GroupFunction, decay_pairs
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu, get_sum_dtype
@@ -68,7 +69,7 @@ class GatedDeltaNetMixer(nn.Module):
     def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
         linears = self.q, self.k, self.v, self.z, self.b, self.a
-        q, k, v, z, b, a = self.run("mixer.project", fused_linears, h_RD, *linears)
+        q, k, v, z, b, a = project(self.run, "mixer.project", h_RD, *linears, keys_B=rows.keys)
         tokens, share = rows.tokens, ALL_HEADS
         if self.hooks is not None:
             tokens, share = tokens * self.hooks.share.ranks, self.hooks.share
@@ -82,7 +83,7 @@ class GatedDeltaNetMixer(nn.Module):
             o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
         y = self.run("mixer.core.gate", gated_norm, o, z, self.norm.weight, self.epsilon)
         del o, z
-        out_RD: Tensor = self.run("mixer.out", self.out, y)
+        (out_RD,) = project(self.run, "mixer.out", y, self.out, keys_B=rows.keys)
         return out_RD
 
 

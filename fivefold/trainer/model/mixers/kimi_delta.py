@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,8 @@ from torch import Tensor, nn
 from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.spec import Model
-from fivefold.trainer.model.linear import Linear, fused_linears
+from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.lora import project
 from fivefold.trainer.model.mixers import chunks, fused_scans
 from fivefold.trainer.model.mixers.chunks import GroupFunction
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu
@@ -60,11 +62,11 @@ class KimiDeltaMixer(nn.Module):
 
     def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
-        linears = [self.get_submodule(name) for name in self.shape.linears]
-        q, k, v, b, f, z = self.run("mixer.project", fused_linears, h_RD, *linears)
+        linears = [cast(Linear, self.get_submodule(name)) for name in self.shape.linears]
+        q, k, v, b, f, z = project(self.run, "mixer.project", h_RD, *linears, keys_B=rows.keys)
         if self.shape.rank is not None:
-            f = self.run("mixer.decay_up", self.decay_up, f)
-            z = self.run("mixer.gate_up", self.gate_up, z)
+            (f,) = project(self.run, "mixer.decay_up", f, self.decay_up, keys_B=rows.keys)
+            (z,) = project(self.run, "mixer.gate_up", z, self.gate_up, keys_B=rows.keys)
         tokens, share = rows.tokens, ALL_HEADS
         if self.hooks is not None:
             tokens, share = tokens * self.hooks.share.ranks, self.hooks.share
@@ -78,7 +80,7 @@ class KimiDeltaMixer(nn.Module):
             o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
         y = self.run("mixer.core.gate", gated_norm, o, z, self.norm.weight, self.epsilon, "sigmoid")
         del o, z
-        out_RD: Tensor = self.run("mixer.out", self.out, y)
+        (out_RD,) = project(self.run, "mixer.out", y, self.out, keys_B=rows.keys)
         return out_RD
 
 

@@ -23,6 +23,7 @@ from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.lora import project
 from fivefold.trainer.model.mixers import fused_scans
 from fivefold.trainer.model.mixers.chunks import GroupFunction, decay_pairs, hand_on_states, scan_backward, scan_forward
 from fivefold.trainer.model.mixers.convolution import Conv, convolve_silu_backward, convolve_silu_rows, get_sum_dtype
@@ -53,7 +54,7 @@ class Mamba2Mixer(nn.Module):
 
     def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
-        projected = self.run("mixer.project", self.project, h_RD)
+        (projected,) = project(self.run, "mixer.project", h_RD, self.project, keys_B=rows.keys)
         tokens, share = rows.tokens, ALL_HEADS if self.hooks is None else self.hooks.share
         parts = [share.ranks * width for width in self.shape.projected_parts]
         if set(self.factors) - {1.0}:
@@ -68,7 +69,7 @@ class Mamba2Mixer(nn.Module):
         del projected
         if self.hooks is not None:
             y = self.run("mixer.leave", self.hooks.leave, rows.tokens, y)
-        out_RD: Tensor = self.run("mixer.out", self.out, y)
+        (out_RD,) = project(self.run, "mixer.out", y, self.out, keys_B=rows.keys)
         return out_RD
 
 

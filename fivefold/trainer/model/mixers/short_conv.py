@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
+from fivefold.trainer.model.lora import project
 from fivefold.trainer.model.mixers.convolution import (
     Conv,
     Halo,
@@ -41,10 +42,10 @@ class ShortConvMixer(nn.Module):
 
     def forward(self, h_RD: Tensor, rows: RowInputs) -> Tensor:
         """Mix the tokens of each sequence: [R, D] → [R, D]."""
-        bcx = self.run("mixer.project", self.project, h_RD)
+        (bcx,) = project(self.run, "mixer.project", h_RD, self.project, keys_B=rows.keys)
         y_RD = self.run("mixer.core", gated_conv, bcx, self.conv.weight, self.conv.bias, rows.tokens, self.halo)
         del bcx
-        out_RD: Tensor = self.run("mixer.out", self.out, y_RD)
+        (out_RD,) = project(self.run, "mixer.out", y_RD, self.out, keys_B=rows.keys)
         return out_RD
 
 
