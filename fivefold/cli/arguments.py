@@ -58,11 +58,18 @@ def resolve_words(words: dict[str, str | None]) -> dict[str, Any]:
 
 
 def read_config(
-    file: Path, gpus: str | None, words: dict[str, str | None], options: dict[str, Any], ignore: Sequence[str] | None
+    file: Path,
+    gpus: str | None,
+    words: dict[str, str | None],
+    options: dict[str, Any],
+    ignore: Sequence[str] | None,
+    *,
+    searches: bool,
 ) -> dict[str, Any]:
     """Return the records of a config, on the machine of ``--gpus``, with job options overriding its job.
 
     Of ``words`` only the model may be given: it replaces that of the config, or is the one that the config leaves out.
+    ``searches``: a layout is searched, which may be of another number of GPUs than the config.
     """
     if given_words := [word for name, word in words.items() if word is not None and name != "model"]:
         raise UserError(
@@ -71,13 +78,15 @@ def read_config(
     if gpus is None:
         raise UserError(f"--from {file} needs a machine: add --gpus h100:64")
     asked = build_request(gpus, words.get("model"), sequence=options.get("seq"))
-    config = load_config([str(file)], asked, ignore=ignore or ())
+    config = load_config([str(file)], asked._replace(searches=searches), ignore=ignore or ())
+    machine = resolve_machine(gpus, config.layout.world)
+    is_other = machine.ranks != config.layout.world
     return {
         "model": config.model,
         "layout": config.layout,
-        "machine": resolve_machine(gpus, config.layout.world),
+        "machine": machine,
         "job": load_job(**options, base=config.job.model_dump()),
-        "notes": config.notes,
+        "notes": config.notes.replace(launched_ranks=config.layout.world if is_other else None),
         "stated": config.stated | list_stated(**options),
     }
 

@@ -106,7 +106,8 @@ def read_records(request: Request, wanted: tuple[str, ...]) -> dict[str, Any]:
         )
     options = get_job_words(request)
     if request.from_file is not None:
-        records = read_config(request.from_file, request.gpus, words, options, request.ignore)
+        searches = request.searches_layout
+        records = read_config(request.from_file, request.gpus, words, options, request.ignore, searches=searches)
     else:
         required = [name for name in words if type(request).model_fields[name].is_required()]
         records = _fill_batch(request, read_words(words, request.gpus, options, required=required))

@@ -15,7 +15,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.launch import divide_over_hosts
 from fivefold.model.spec import Model
-from fivefold.record import UserError
+from fivefold.record import UserError, join_names
 from fivefold.results.reading import DataReading, ParsedKey, Reading
 
 
@@ -45,6 +45,7 @@ class Overrides(NamedTuple):
     model: Model | None = None
     vocab: int | None = None
     sequence: int | None = None  # the length of a sequence, of files that state none
+    searches: bool = False  # a layout is searched for ``ranks``, so a file may state another number of ranks
 
 
 class ConfigPlan(NamedTuple):
@@ -109,14 +110,21 @@ class ConfigFormat(NamedTuple):
         return self.to_job(self.parse(document, overrides), overrides)
 
 
-def resolve_world(document: Document, overrides: Overrides) -> int | None:
-    """Return the number of ranks; raise ``UserError`` if the user and a launcher give different numbers."""
-    if overrides.ranks and document.ranks and overrides.ranks != document.ranks:
+def resolve_world(
+    document: Document, overrides: Overrides, *, stated: int | None = None, where: str = "its launcher"
+) -> int | None:
+    """Return the number of ranks that the file states, as ``stated`` in ``where`` or by its launcher, or the user's.
+
+    Raises ``UserError`` if both are given and differ, except where a layout is searched: the global batch, which often
+    depends on the number, stays that of the file.
+    """
+    stated = document.ranks if stated is None else stated
+    if stated and overrides.ranks not in (None, stated) and not overrides.searches:
         raise UserError(
-            f"{document.origin}: number of GPUs: {document.ranks} in its launcher, {overrides.ranks} in --gpus; the "
-            "global batch depends on it: change one of them"
+            f"{document.origin}: number of GPUs: {stated} in {where}, {overrides.ranks} in --gpus; the global batch "
+            f"depends on it: use --gpus NAME:{stated}, or let `search` find a layout for {overrides.ranks}"
         )
-    return overrides.ranks or document.ranks
+    return stated or overrides.ranks
 
 
 def compute_replicas(ranks: int | None, degree: int, *, of: str, origin: str) -> int | None:
@@ -156,6 +164,12 @@ def build_reading(
     """
     document, values = config.document, config.values
     missing_facts = missing if model or missing else (NO_MODEL,)
+    assumed = document.assumed
+    if model and model.non_attention_mixers and fields.get("job.documents") == "separate":
+        fields = {**fields, "job.documents": "joined"}
+        mixers = join_names(model.non_attention_mixers, "and")
+        means = f"{mixers} layers are counted as over joined documents, without partial chunks at the ends of each"
+        assumed += (ParsedKey(key="(documents)", value="separate", means=means),)
     layout = job = None
     if model is None:
         ranks = None
@@ -176,6 +190,6 @@ def build_reading(
         defaulted=values.list_defaults(),
         not_understood=(*document.remarks, *values.list_unparsed()),
         harmless=values.list_harmless(),
-        approximated=(*document.assumed, *values.list_approximated()),
+        approximated=(*assumed, *values.list_approximated()),
         missing=missing_facts,
     )

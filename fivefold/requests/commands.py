@@ -5,7 +5,7 @@ Options of the terminal name files to read or write and select the output; the w
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Literal, get_args
+from typing import Annotated, ClassVar, Literal, get_args
 
 from pydantic import BeforeValidator, Field
 
@@ -129,6 +129,7 @@ class JsonOption(Request):
 class ConfigOptions(JobOptions):
     """Model, layout and job from a config of any software, instead of the arguments."""
 
+    searches_layout: ClassVar[bool] = False  # whether the answer is a layout, on any number of GPUs
     from_file: ConfigFile = None
     gpus: ConfigMachine = None
     ignore: IgnoredKeys = ()
@@ -265,6 +266,7 @@ class SearchOptions(SearchRequest, ConfigOptions, CalibrationOption, JsonOption)
     command = "search"
     panel = "Plan"
     example = "search llama3-70b h100:64 --gbs 512 --where 'cp=1'"
+    searches_layout = True
     chart: Path | None = make_field(None, "Draw the Pareto front of memory and time into this file (.svg or .html).")
     measure: int = make_field(0, "Number of best layouts to also train for a few steps each, on this computer.", ge=0)
     write: Path | None = make_field(
@@ -300,6 +302,7 @@ class PlanOptions(PlanRequest, ConfigOptions, JsonOption):
     command = "plan"
     panel = "Plan"
     example = "plan llama3-8b h100:64 --tokens 1T"
+    searches_layout = True
     write: Path | None = make_field(
         None, "Write a run file (.toml) for `fivefold train` here, and with another --stack also its config next to it."
     )

@@ -58,3 +58,4 @@ class ConfigNotes(Record):
     approximated: tuple[ParsedKey, ...] = ()
     harmless: tuple[ParsedKey, ...] = ()
     defaulted: tuple[ParsedKey, ...] = ()  # sequence and batch left at the software's defaults
+    launched_ranks: int | None = None  # the config's number of GPUs, where a search is of another number

@@ -231,3 +231,42 @@ def test_a_config_of_conversations_becomes_a_run_file_in_another_precision(
     settings = Run.load(Path("run.toml"))
     assert (settings.job.objective, settings.job.precision.name, settings.job.sequence) == ("sft", "bf16", 1024)
     assert settings.data.format == "messages"
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "batch"),
+    [
+        ("run.toml", 'model = "llama3.2-1b"\nlayout = "dp2 zero3 mbs2"\njob = {global_batch = 12}\n', 12),
+        (
+            "train.sh",
+            "CUDA_VISIBLE_DEVICES=0,1 NPROC_PER_NODE=2 swift sft --model meta-llama/Llama-3.2-1B --max_length 512 "
+            "--tuner_type full --per_device_train_batch_size 3 --gradient_accumulation_steps 2 --dataset mine\n",
+            12,
+        ),
+        (
+            "train.toml",
+            '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nseq_len = 512\nlocal_batch_size = 3\n'
+            "[parallelism]\ndata_parallel_shard_degree = 2\n",
+            6,
+        ),
+    ],
+)
+def test_a_search_on_another_number_of_gpus_keeps_the_batch_of_the_config(
+    name: str,
+    text: str,
+    batch: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    path = tmp_path / name
+    path.write_text(text)
+    assert run(monkeypatch, "search", "--from", path, "--gpus", "h100:6", "--where", "tp=1 cp=1 pp=1", "--json") == 0
+    said = capsys.readouterr()
+    answer = json.loads(said.out)
+    step = answer["best"][0]["step"]
+    assert (step["job"]["global_batch"], step["world"]) == (batch, 6)
+    assert answer["config"]["launched_ranks"] == 2
+    assert f"{path}: read as it is launched, on 2 GPUs; its global batch is that of 2 GPUs" in said.err
+    assert run(monkeypatch, "predict", "--from", path, "--gpus", "h100:6") == 2
+    assert "2" in capsys.readouterr().err

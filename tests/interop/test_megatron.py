@@ -286,7 +286,7 @@ def test_contradictions_are_one_line_errors(change: tuple[str, str], reason: str
 
 
 def test_user_and_launcher_must_agree(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="number of GPUs: 128 in its launcher, 64 in --gpus"):
+    with pytest.raises(UserError, match=r"number of GPUs: 128 in its launcher, 64 in --gpus; .* NAME:128"):
         read([put(tmp_path, "train.sh", GPT3)], Overrides(ranks=64))
 
 

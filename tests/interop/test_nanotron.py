@@ -145,7 +145,7 @@ def test_a_decay_that_does_not_end_with_the_run_is_approximated(start: str, appr
 @pytest.mark.parametrize(
     ("change", "ranks", "reason"),
     [
-        (("  dp: 2", "  dp: 4"), 8, r"dp·cp·tp·pp=4·1·2·2=16, but there are 8 ranks"),
+        (("  dp: 2", "  dp: 4"), 8, r"number of GPUs: 16 in dp·cp·tp·pp=4·1·2·2, 8 in --gpus"),
         (("dtype: bfloat16", "dtype: int8"), None, "model.dtype is 'int8'"),
         (("  dp: 2", "  dp: two"), None, "parallelism.dp must be a whole number"),
     ],

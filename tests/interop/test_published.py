@@ -65,6 +65,26 @@ def test_a_published_config_is_read_as_recorded(config: dict[str, Any], monkeypa
     assert result.job or result.missing
 
 
+STATING_RANKS = [
+    config
+    for config in CONFIGS
+    if {"gpus", "mistake"}.isdisjoint(config) and "layout" in config and config["format"] != "torchtune"
+]  # a recipe of torchtune names its GPUs in a comment at most
+
+
+@pytest.mark.parametrize("config", STATING_RANKS, ids=name_of)
+def test_a_search_takes_the_batch_of_the_gpus_that_a_config_states(
+    config: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(HERE)
+    model = resolve(config["model"]) if "model" in config else None
+    asked, words = Overrides(model=model, vocab=config.get("vocab")), config["words"].split()
+    other = asked._replace(ranks=7 * 1024)
+    assert read(words, other._replace(searches=True)) == read(words, asked)
+    with pytest.raises(UserError, match=r"number of GPUs: \d+ in .*, 7168 in --gpus"):
+        read(words, other)
+
+
 def test_each_format_has_ten_published_configs() -> None:
     files = {(config["format"], tuple(re.findall(r"\S+/\S+", config["words"].partition("=")[0]))) for config in CONFIGS}
     many = Counter(form for form, _ in files)

@@ -172,3 +172,18 @@ def test_what_has_no_effect_there_or_is_no_preset_is_said() -> None:
     assert [key.key for key in read_line("--quant_bits 4").not_understood] == ["quant_bits"]
     with pytest.raises(UserError, match="deepspeed=default-zero2 is no preset of ms-swift; use zero0, zero1"):
         read_line("--deepspeed default-zero2")
+
+
+def test_a_file_that_is_named_from_the_folder_of_the_repository_may_be_next_to_the_script(tmp_path: Path) -> None:
+    (tmp_path / "zero.json").write_text('{"zero_optimization": {"stage": 3}}')
+    line = f"NPROC_PER_NODE=2 {LINE} --deepspeed ./examples/train/zero.json"
+    assert str(read_script(line, tmp_path).layout).startswith("dp2 zero3")
+
+
+def test_packed_samples_of_a_model_with_other_mixers_are_counted_as_joined(tmp_path: Path) -> None:
+    line = LINE.replace("Qwen/Qwen3-8B", "Qwen/Qwen3.5-9B")
+    assert line != LINE
+    reading = read_script(f"NPROC_PER_NODE=2 {line} --packing true --attn_impl flash_attn", tmp_path)
+    assert reading.job is not None
+    assert reading.job.documents == "joined"
+    assert "gated_delta_net" in next(key.means for key in reading.approximated if key.key == "(documents)")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivefold.interop.files import find_file, read_named
-from fivefold.interop.format import Document, Overrides, ParsedConfig
+from fivefold.interop.format import Document, Overrides, ParsedConfig, resolve_world
 from fivefold.interop.huggingface.data import SIGMOID
 from fivefold.interop.huggingface.dialects import DIALECTS, SEQUENCE, SWIFT, Dialect
 from fivefold.interop.huggingface.keys import (
@@ -106,7 +106,7 @@ def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     table = dict(TABLE)
     if dialect:
         table |= dialect.table
-        ranks = overrides.ranks or document.ranks or collected.ranks
+        ranks = resolve_world(document, overrides, stated=document.ranks or collected.ranks)
         defaults = {**dialect.defaults, **(compute_defaults(given, ranks) if dialect is SWIFT else {})}
         table |= {name: table[name]._replace(default=value) for name, value in defaults.items()}
     assumed = (*document.assumed, *collected.assumed)
@@ -323,8 +323,12 @@ def _read_deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 
 def find_config_file(name: str, document: Document) -> Path | None:
-    """Return the path of a file that a config names: next to it, in a folder above, or where the command runs."""
-    return find_file(document, name, folders=[*list(document.folder.parents)[:3], Path()])
+    """Return the path of a file that a config names from where it is, from a folder above, or from where it is run.
+
+    Else that of one next to the config with the last part of the name, of configs that name all files from one folder.
+    """
+    path = find_file(document, name, folders=[*list(document.folder.parents)[:3], Path()])
+    return path or find_file(document, Path(name).name)
 
 
 def _load(name: str, document: Document) -> Document:

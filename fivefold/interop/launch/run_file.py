@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fivefold.interop.files import find_file
-from fivefold.interop.format import ConfigPlan, Document, Overrides, ParsedConfig, WrittenConfig
+from fivefold.interop.format import ConfigPlan, Document, Overrides, ParsedConfig, WrittenConfig, resolve_world
 from fivefold.interop.keys import Values, flatten, shorten_value
 from fivefold.job import FORMAT_OBJECTIVES, RECIPES, Job
 from fivefold.layout.spec import Layout
@@ -38,11 +38,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     name = str(values["model"])
     model = config.model or catalog.resolve(str(find_file(document, name) or name), find=document.find)
     layout = Layout.parse(str(values["layout"]))
-    if overrides.ranks and overrides.ranks != layout.world:
-        raise UserError(
-            f"{document.origin}: layout {str(layout)!r} has {layout.world} ranks, not {overrides.ranks}; use --gpus "
-            f"NAME:{layout.world}"
-        )
+    resolve_world(document, overrides, stated=layout.world, where="its layout")
     job = Job.read(dict(values.get("job", {})), origin=document.origin)
     given = {key: values[key] for key in ("model", "layout")} | flatten(
         {"job": values.get("job", {})}, origin=document.origin

@@ -46,12 +46,13 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     fields = values.fields()
     dp, tp, pp = (values.to_int(key) for key in SIZES)
     cp = values.to_int("parallelism.context_parallel_size")
-    ranks = resolve_world(document, overrides)
-    if ranks not in (None, dp * tp * pp * cp):
+    world = dp * cp * tp * pp
+    if document.ranks not in (None, world):
         raise UserError(
-            f"{origin}: dp·cp·tp·pp={dp}·{cp}·{tp}·{pp}={dp * cp * tp * pp}, but there are {ranks} ranks; make both "
-            "equal (--gpus NAME:RANKS)"
+            f"{origin}: dp·cp·tp·pp={dp}·{cp}·{tp}·{pp}={world}, but its launcher starts {document.ranks} ranks; make "
+            "both equal"
         )
+    ranks = resolve_world(document, overrides, stated=world, where=f"dp·cp·tp·pp={dp}·{cp}·{tp}·{pp}")
     mbs = values.to_int("tokens.micro_batch_size")
     mode = str(values["parallelism.tp_mode"]).upper()
     if mode not in TENSOR_MODES:
@@ -71,7 +72,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
         fields["layout.schedule"] = DEFAULT_SCHEDULE
     if dp * cp == 1:
         fields["layout.zero"] = 0
-    return build_reading(config, fields, model=model, ranks=dp * tp * pp * cp)
+    return build_reading(config, fields, model=model, ranks=ranks)
 
 
 def _read_model(document: Document) -> tuple[Model | None, tuple[str, ...]]:

@@ -6,6 +6,7 @@ first and last stage hold fewer layers, because embedding and head count as laye
 
 from __future__ import annotations
 
+from math import prod
 from typing import Any
 
 from fivefold.interop.format import (
@@ -38,7 +39,7 @@ P = "parallelism."
 def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     """Return model, layout and job of a Python config."""
     values, model = config.values, config.model
-    ranks = resolve_world(config.document, overrides)
+    ranks = resolve_ranks(config, overrides)
     fields = values.fields()
     fields |= {"job.documents": "separate", **read_job(values)}
     is_async_tp = values["compile.enable_async_tensor_parallel"] or values["model_spec.tp_gemm_backend"] != "default"
@@ -109,6 +110,15 @@ def read_job(values: Values) -> dict[str, Any]:
     """Return the fields of the job that both versions write with the same keys."""
     seed = {"job.stack.name": "torchtitan", "job.seed": values["debug.seed"] or 0}
     return seed | read_compile(values) | read_learning_rate(values)
+
+
+def resolve_ranks(config: ParsedConfig, overrides: Overrides) -> int | None:
+    """Return the number of ranks; where a layout is searched, that of degrees which leave none open."""
+    stated, shards = config.document.ranks, config.values.to_int(f"{P}data_parallel_shard_degree", least=None)
+    if overrides.searches and stated is None and shards != -1:
+        axes = ("data_parallel_replicate", "context_parallel", "tensor_parallel", "pipeline_parallel")
+        stated = shards * prod(config.values.to_int(f"{P}{axis}_degree") for axis in axes)
+    return resolve_world(config.document, overrides, stated=stated)
 
 
 def read_layout(values: Values, model: Model, *, pp: int, ranks: int) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading, resolve_world
+from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading
 from fivefold.interop.keys import Values, to_list
 from fivefold.interop.torchtitan.flavors import resolve_flavor
 from fivefold.interop.torchtitan.to_job import (
@@ -13,6 +13,7 @@ from fivefold.interop.torchtitan.to_job import (
     find_16_bit_dtype,
     read_job,
     read_layout,
+    resolve_ranks,
 )
 from fivefold.job import Recipe, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, PIPELINE_SCHEDULES
@@ -29,7 +30,7 @@ P = "parallelism."
 def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     """Return model, layout and job of a TOML file."""
     values = config.values
-    ranks = resolve_world(config.document, overrides)
+    ranks = resolve_ranks(config, overrides)
     model = config.model or resolve_flavor(str(values["model.name"]), str(values["model.flavor"]))
     fields = values.fields()
     fields |= read_job(values) | _read_optimizer(values)

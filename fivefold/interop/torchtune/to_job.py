@@ -15,6 +15,7 @@ from fivefold.interop.format import (
     NAME_MODEL,
     NO_MODEL,
     RANKS_MISSING,
+    Document,
     Overrides,
     ParsedConfig,
     build_reading,
@@ -60,7 +61,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     document, values = config.document, config.values
     recipe = RECIPES[str(values["recipe"])]
     model, missing = _read_model(values, config.model)
-    ranks = _resolve_ranks(values, recipe, resolve_world(document, overrides))
+    ranks = _resolve_ranks(values, recipe, document, overrides)
     if values["tokenizer.max_seq_len"] is None and overrides.sequence is not None:
         values.given["tokenizer.max_seq_len"] = overrides.sequence
     if values["tokenizer.max_seq_len"] is None:
@@ -96,11 +97,12 @@ def _read_model(values: Values, override: Model | None) -> tuple[Model | None, t
     return None, (f"the model: torchtune's builder {component!r} is not known{similar}: {NAME_MODEL}",)
 
 
-def _resolve_ranks(values: Values, recipe: TuneRecipe, ranks: int | None) -> int | None:
+def _resolve_ranks(values: Values, recipe: TuneRecipe, document: Document, overrides: Overrides) -> int | None:
     """Return the number of ranks; raise ``UserError`` for several under a recipe of one device."""
+    ranks = resolve_world(document, overrides)
     if recipe.is_distributed:
         return ranks
-    if ranks not in (None, 1):
+    if ranks not in (None, 1) and not overrides.searches:
         raise UserError(
             f"{values.origin}: the recipe {recipe} trains on one GPU, not on {ranks}; use one, or add "
             f"recipe={recipe.name.replace('single_device', 'distributed')} after the file"
