@@ -12,12 +12,6 @@ from fivefold.dry_run import dryrun
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
-from fivefold.model.mixers.kimi_delta import KimiDelta
-from fivefold.model.mixers.mamba import Mamba
-from fivefold.model.mixers.mamba2 import Mamba2
-from fivefold.model.mixers.rg_lru import RGLRU
-from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
@@ -70,32 +64,6 @@ TRIPLES = [
     (BIASED, "dp2 zero3 mbs4", "bf16-pure", 8, 160),
     (GROUPED, "dp2 zero1 mbs4", "fp16", 8, 128),
     (TIED, "dp2 zero3 mbs2", "fp16", 8, 128),
-]
-HYBRID = GROUPED.replace(layers=3, norm_epsilon=1e-4)
-DELTA = HYBRID.replace(
-    name="delta",
-    mixers=("gated_delta_net", "attention"),
-    gated_delta_net=GatedDeltaNet(key_heads=4, value_heads=8, key_dim=16, value_dim=16),
-)
-MAMBA2 = HYBRID.replace(
-    name="mamba2", mixers=("mamba2", "attention"), mamba2=Mamba2(heads=8, head_dim=16, state=16, groups=4, chunk=32)
-)
-CONVOLUTION = HYBRID.replace(name="convolution", mixers=("short_conv", "attention"), short_conv=ShortConv())
-KIMI = HYBRID.replace(name="kimi", mixers=("kimi_delta", "attention"), kimi_delta=KimiDelta(heads=8, dim=12, rank=10))
-LRU = HYBRID.replace(name="lru", mixers=("rg_lru", "attention"), rg_lru=RGLRU(inner=96, blocks=4))
-MAMBA = HYBRID.replace(name="mamba", mixers=("mamba", "attention"), mamba=Mamba(inner=96, rank=6, norms="weighted"))
-HYBRIDS = [
-    (DELTA, "tp2 mbs2"),
-    (MAMBA2, "tp2 mbs2"),
-    (CONVOLUTION, "tp2 mbs2"),
-    (KIMI, "tp2 mbs2"),
-    (LRU, "tp2 mbs2"),
-    (MAMBA, "tp2 mbs2"),
-    (DELTA, "cp2 mbs2 cp=ulysses"),
-    (MAMBA2, "cp2 mbs2 cp=ulysses"),
-    (LRU, "cp2 mbs2 cp=ulysses"),
-    (MAMBA, "cp2 mbs2 cp=ulysses"),
-    (KIMI, "cp2 mbs2 cp=ulysses"),
 ]
 SPARSE = GROUPED.replace(name="sparse", moe=MoE(experts=4, topk=2, ffn=50, dense_layers=1))
 OPTIMIZERS: list[tuple[Literal["sgd", "adafactor", "muon", "adamw8bit"], Model, str, str]] = [
@@ -154,22 +122,6 @@ def test_counts_are_equal_and_peak_memory_is_close(
         kept = (predicted.memory.stages[0].activations_bytes, measured.memory.stages[0].activations_bytes)
         assert kept[0] == pytest.approx(kept[1], rel=0.001)
         assert sum(measured.time.parts.values()) == pytest.approx(measured.time.step_seconds), "its last step is traced"
-
-
-@pytest.mark.parametrize(("model", "text"), mark_share(11, HYBRIDS), ids=lambda value: getattr(value, "name", value))
-def test_counts_of_a_hybrid_are_equal_when_two_processes_share_its_heads(
-    forked, corpus: Path, tmp_path: Path, model: Model, text: str
-) -> None:
-    layout = Layout.parse(text)
-    job = Job(sequence=96, global_batch=4, precision=get_recipe("fp32"), steps=5)
-    run = Run(folder=tmp_path / "run", job=job, evaluate_sequences=4)
-    prepare(str(corpus), directory=run.folder / "data", holdout=0.2)
-    predicted = predict(model=model, machine=MACHINE, layout=layout, job=job)
-    for measured in forked(layout.world, train, run, model, layout):
-        rows = compare(predicted, measured)
-        assert [row for row in rows if row.is_wrong] == []
-        memory = next(row for row in rows if row.quantity == "peak memory")
-        assert memory.error == pytest.approx(0, abs=0.03), (predicted.memory, measured.memory)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from fivefold.trainer.model.moe import Moe
 from fivefold.trainer.model.operation import Run
 from fivefold.trainer.parallel.zero import ZeroUnit
 
-GROUPED = ("down", "gate", "up")  # weights of the experts, in the order of their dW
+GROUPED = ("down", "gate", "up", "out", "q")  # weights of experts of an MLP or of attention, in the order of their dW
 LEAF = 2**63  # autograd's nodes of leaves have numbers above all others
 MISSING = object()
 WAYS = ("forward", "recomputed", "backward", "weight")  # labels of the GEMMs of a weight
@@ -170,7 +170,7 @@ class Labels(NamedTuple):
     backward: int | None
 
 
-GROUPED_CALLS = ("moe.experts.gate_up", "moe.experts.down")
+GROUPED_CALLS = ("moe.experts.gate_up", "moe.experts.down", "attention.experts.q", "attention.experts.out")
 
 
 def is_in_backward() -> bool:

@@ -47,6 +47,12 @@ CONFIGS: dict[str, dict[str, Any]] = {family: {"model_type": family, **keys} for
         "num_key_value_heads": 2,
         "rms_norm_eps": 1e-2,
     },
+    "gemma3n_text": {"model_type": "gemma3n_text", **FAMILIES["gemma3n_text"], "num_hidden_layers": 4}
+    | {
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_kv_shared_layers": 2,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.0, 0.0],
+    },
     "kimi_k2": {"model_type": "kimi_k2", **LATENT, "n_group": 1, "topk_group": 1, "routed_scaling_factor": 2.827},
 }
 
