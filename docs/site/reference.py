@@ -382,6 +382,7 @@ def write_families() -> str:
     """Return the families of Hugging Face models as a page, with one column for each question."""
     from fivefold.model.huggingface.families import FAMILIES
     from fivefold.model.huggingface.write import to_config
+    from fivefold.requests.catalogs import list_families
 
     parts = [
         "# Hugging Face families",
@@ -408,14 +409,15 @@ def write_families() -> str:
         "| rotary pairs |",
         "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
+    trained = {entry.name for entry in list_families() if entry.status == "trained"}
     for name, family in sorted(FAMILIES.items()):
         model = build_small_model(family)
-        exported = to_config(model)["model_type"] if model and family.is_trained else name
+        exported = to_config(model)["model_type"] if model and name in trained else name
         cells = (
             f"`{name}`",
             describe_mixers(family, model),
             describe_feed_forward(family, model),
-            "yes" if family.is_trained else "plan only",
+            "yes" if name in trained else "plan only",
             "–" if model is None else f"`{exported}`" if exported != name else "",
             name_feed_forward(family, model),
             describe_fused_tensors(family),

@@ -54,23 +54,30 @@ def list_families(word: str | None = None) -> list[CatalogFamily]:
         CatalogFamily(name=name, architecture=architecture, status="unsupported", needs=reason)
         for name, (architecture, reason) in LACKING_TYPES.items()
     ]
-    needs = {name: "" if family.is_trained else _list_untrained(name) for name, family in FAMILIES.items()}
+    needs = {name: _list_untrained(name) for name in FAMILIES}
     types = [(name, family.architecture, "") for name, family in FAMILIES.items()]
     types += [(name, wrapper.architecture, wrapper.text) for name, wrapper in WRAPPERS.items()]
     for name, architecture, text in types:
-        status: Literal["trained", "predicted"] = "trained" if FAMILIES[text or name].is_trained else "predicted"
         needed = needs[text or name]
+        status: Literal["trained", "predicted"] = "predicted" if needed else "trained"
         entries.append(CatalogFamily(name=name, architecture=architecture, status=status, needs=needed, text=text))
     return _select(sorted(entries, key=lambda entry: entry.name), word, kind="family", flag="models --families")
 
 
 def _list_untrained(model_type: str) -> str:
-    """Return what is missing to train the default config of a family."""
+    """Return what is missing to train the default config of a family, "" if nothing is.
+
+    A default config that its own class in transformers cannot build either tells nothing.
+    """
     from fivefold.model.huggingface.read import from_config
     from fivefold.trainer.supported_models import list_unsupported
 
-    model = from_config({"model_type": model_type}, name=model_type)
-    return f"training: {', '.join(unsupported.removesuffix(' yet') for unsupported, _ in list_unsupported(model))}"
+    try:
+        model = from_config({"model_type": model_type}, name=model_type)
+    except UserError:
+        return ""
+    lacking = ", ".join(unsupported.removesuffix(" yet") for unsupported, _ in list_unsupported(model))
+    return f"training: {lacking}" if lacking else ""
 
 
 def list_machines(word: str | None = None) -> list[CatalogMachine]:

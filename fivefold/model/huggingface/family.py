@@ -85,8 +85,6 @@ class Family:
     swapped_rotary: bool = False
     # Whether the routing bias of a layer is stored as [1, experts], not as [experts].
     bias_is_row: bool = False
-    # Whether the trainer computes it; else it is only predicted.
-    is_trained: bool = True
     # The prefix of names in a full model, which a checkpoint without its head leaves out.
     base_prefix: str = ""
 
