@@ -57,6 +57,8 @@ VERSIONS = {
     "deepseek-v3.2-exp": Version("deepseek-v3.2"),
     "kimi-k2-thinking": Version("kimi-k2.5"),  # sizes: apxml.com/models/kimi-k2-thinking; else recalled
     "kimi-k2.6": Version("kimi-k2.5"),
+    "kimi-k2.7-code": Version("kimi-k2.5"),
+    "minimax-m2.1": Version("minimax-m2"),  # recalled: as M2 before and M2.5 after it
     "minimax-m2.5": Version("minimax-m2"),
     "minimax-m2.7": Version("minimax-m2"),
     "minimax-m1-80k": Version("minimax-text-01"),  # "the exact same architecture", vllm-project/vllm#19677
@@ -64,6 +66,7 @@ VERSIONS = {
     "qwen3.6-27b": Version("qwen3.5-27b"),
     "qwen3.6-35b-a3b": Version("qwen3.5-35b-a3b"),
     "qwen1.5-moe-a2.7b": Version("qwen1.5-moe-14b-a2.7b"),
+    "glm-5": Version("glm5-744b-a40b"),
     "glm-5.1": Version("glm5-744b-a40b"),
     "codegemma-7b": Version("gemma-7b"),  # Lightning-AI/litgpt@2685705:litgpt/config.py
     "jamba-mini-1.5": Version("jamba-v0.1"),  # recalled, as is the next
@@ -95,6 +98,11 @@ VERSIONS = {
     "mistral-large-instruct-2411": Version("mistral-large-123b"),
     "mixtral-8x7b-instruct-v0.1": Version("mixtral-8x7b"),
     "glm-4.6": Version("glm4.5", 202_752),
+    "glm-4.7": Version("glm4.5", 202_752),  # THUDM/slime:docs/en/examples/glm4.7-355B-A32B.md
+    "glm-4.7-flash": Version("glm4-lite-30b-a4b"),  # THUDM/slime:scripts/models/glm4.7-30B-A3B.sh
+    "qwen3-coder-next": Version("qwen3-next-80b-a3b"),  # docker/model-runner:ai/qwen3-coder-next-vllm.md
+    # with a module of multi-token prediction, which the catalog's leaves out
+    "nemotron-3.5-lightning-30b-a3b": Version("nemotron3-nano-30b-a3b", 1_048_576),
     "olmo-3-7b": Version("olmo3-7b"),
     "olmo-3-7b-think": Version("olmo3-7b"),
     "olmo-3-32b-think": Version("olmo3-32b"),
@@ -159,7 +167,8 @@ def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
         if published := find_published(text) or find_published(_find_spoken_name(text)) or _complete_name(text):
             return published
         if not _is_repository(text):
-            raise make_unknown_name_error(text, _list_family(text), kind="model")
+            error = make_unknown_name_error(text, _list_family(text), kind="model")
+            raise UserError(f"{error}; or name the folder of its config.json")
         similar = f" (similar: {join_names(close, 'and')})" if (close := list_similar(text)) else ""
         raise UserError(
             f"unknown model {text!r}: not a repository of the catalog{similar}, and Fivefold downloads nothing. Save "
@@ -237,8 +246,8 @@ def _find_spoken_name(text: str) -> str:
 def _complete_name(text: str) -> Model | None:
     """Return the model whose name begins with ``text``, up to a dash, and warn which it is; None if there is no one.
 
-    ``smollm3`` is smollm3-3b, and ``glm-5`` is glm5-744b-a40b. Of models of one size it is the first: ``qwen3-235b`` is
-    qwen3-235b-a22b.
+    ``smollm3`` is smollm3-3b, and ``command-a`` is command-a-111b. Of models of one size it is the first:
+    ``qwen3-235b`` is qwen3-235b-a22b.
     """
     beginnings = _spell_version(text)
     names = [
@@ -416,6 +425,9 @@ def _list_defaults() -> dict[str, CatalogEntry]:
     entries["llama4-scout"] = scout._replace(config=scout.config | {"max_position_embeddings": 262_144})
     glm5 = entries["glm5-744b-a40b"]  # the class has a base of the rotary angles of 1e4, and the config.json 1e6
     entries["glm5-744b-a40b"] = glm5._replace(config=glm5.config | {"rope_theta": 1e6}, also=_CONFIGS)
+    layers = {"index_topk_freq": 4, "index_skip_topk_offset": 3}  # most attend to keys that an earlier one chose
+    longer = {"rope_theta": 8e6, "max_position_embeddings": 1_048_576}
+    entries["glm5.2-744b-a40b"] = CatalogEntry("zai-org/GLM-5.2", glm5.config | layers | longer, _CONFIGS)
     return entries
 
 

@@ -655,6 +655,7 @@ MUTATIONS: dict[str, tuple[Any, ...]] = {
     "compress_rate_hca": (4,),
     "compress_ratios": ([0, 4, 128, 4], [0, 4, 8, 4]),
     "compress_rope_theta": (300.0,),
+    "index_skip_topk_offset": (1,),
     "indexer_types": (["full"] * 2, ["shared", "full"], ["full", "shared"], ["full"], None),
     "index_topk_freq": (1, 2),
     "index_topk_pattern": ("FS",),

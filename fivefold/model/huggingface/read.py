@@ -34,6 +34,7 @@ _SHAPE = """
 """
 SHAPE_FIELDS = frozenset(_SHAPE.split())
 MAX_NAME_LENGTH = 100  # of a class or a model type that an error quotes: longer ones are cut
+DEFAULT_IF_NULL = ("rope_parameters", "routed_scaling_factor")  # fields of which a null is the default of the family
 
 
 def from_config(config: dict[str, Any], *, name: str, source: str = "") -> Model:
@@ -70,8 +71,7 @@ def _find_tower(config: dict[str, Any], *, text_width: int, name: str) -> tuple[
 def read_config(values: dict[str, Any], *, family: Family, name: str) -> Config:
     """Read the keys of ``family`` over its defaults; a ``UserError`` names a key that is not supported."""
     given = read_fields(values, family=family, name=name)
-    if given.get("rope_parameters", {}) is None:  # null: use the family's default
-        del given["rope_parameters"]
+    given = {key: value for key, value in given.items() if value is not None or key not in DEFAULT_IF_NULL}
     config = Config.read({**family.list_defaults(), **given, "name": name}, origin=name)
     return _omit_mrope(config) if family.has_mrope else config
 
@@ -190,6 +190,8 @@ def _find_model_type(config: dict[str, Any], *, name: str) -> str:
     by_class = isinstance(architectures, list) and bool(architectures)
     wanted = str(architectures[0] if by_class and architectures else given)
     family = _find_by_class(wanted) if by_class else wanted if _find_record(wanted) else None
+    if family is None and _is_class_of(str(given), wanted):
+        family = str(given)
     if family is None and (missing := LACKS.get(wanted) or LACKS.get(str(given))):
         raise UserError(f"{name}: architecture {wanted!r} is not supported: {missing}")
     if family is None:
@@ -224,6 +226,16 @@ def _find_by_class(architecture: str) -> str | None:
         wrapper.model_type for wrapper in WRAPPERS.list_named(architecture) if wrapper.architecture == architecture
     ]
     return next(iter((*published, *built, *wrappers)), None)
+
+
+def _is_class_of(model_type: str, architecture: str) -> bool:
+    """Tell whether a class is that of a known model type, spelled otherwise than in transformers.
+
+    Files of Kimi K2.5 (kimi_k25) name KimiK25ForConditionalGeneration, which transformers has as Kimi_K25….
+    """
+    stem = re.sub("For(CausalLM|ConditionalGeneration)$", "", architecture)
+    spelled = stem != architecture and stem.lower() == model_type.replace("_", "")
+    return spelled and _find_record(model_type) is not None
 
 
 def _list_names(*, by_class: bool) -> Iterator[str]:

@@ -109,6 +109,40 @@ def test_a_multimodal_config_is_tied_by_its_own_key(outer: dict[str, Any], inner
     assert from_config({"model_type": "gemma3", "text_config": text, **outer}, name="x").parameters == numel
 
 
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"index_topk_freq": 4, "index_skip_topk_offset": 3},  # the layers of GLM-5.2
+        {"index_topk_freq": 2},
+        {"index_topk_pattern": "FSSFFSSS", "index_topk_freq": 4},
+        {"indexer_types": ["full", "shared"] * 4, "index_topk_pattern": "FFFFFFFF", "index_topk_freq": 4},
+    ],
+)
+def test_older_keys_name_the_layers_with_an_indexer_as_in_the_reference(keys: dict[str, Any]) -> None:
+    shape = {"num_hidden_layers": 8, **keys}
+    model = from_config({"model_type": "glm_moe_dsa", **shape}, name="x")
+    kinds = transformers.GlmMoeDsaConfig(**shape).indexer_types
+    assert ["full" if model.has_indexer(layer) else "shared" for layer in range(8)] == kinds
+
+
+def test_a_null_is_the_default_of_its_family_where_the_reference_reads_it_so() -> None:
+    given = {"model_type": "mimo_v2_flash", "routed_scaling_factor": None}
+    model = from_config(given, name="x")
+    assert model.moe is not None
+    assert model.moe.scaling == transformers.MiMoV2FlashConfig(routed_scaling_factor=None).routed_scaling_factor
+
+
+def test_a_class_may_be_spelled_otherwise_than_in_transformers() -> None:
+    """As in the published files of Kimi K2.5; of a class of another type or kind the name alone is not enough."""
+    text = {"model_type": "deepseek_v3"}
+    given = {"architectures": ["KimiK25ForConditionalGeneration"], "model_type": "kimi_k25", "text_config": text}
+    theirs = given | {"architectures": ["Kimi_K25ForConditionalGeneration"]}
+    assert from_config(given, name="x") == from_config(theirs, name="x")
+    for name in ("KimiK25ForSequenceClassification", "KimiK3ForConditionalGeneration"):
+        with pytest.raises(UserError, match=f"architecture '{name}' is not one of"):
+            from_config(given | {"architectures": [name]}, name="x")
+
+
 def test_a_key_that_no_family_reads_is_reported_in_one_line(tmp_path: Path) -> None:
     config = {"model_type": "llama", **FAMILIES["llama"]}
     harmless = {"pad_token_id": 3, "torch_dtype": "bfloat16", "pretraining_tp": 2, "qk_norm": False, "clip_qkv": None}

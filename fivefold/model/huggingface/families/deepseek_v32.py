@@ -79,6 +79,15 @@ def _read_pattern(config: Config, *, default: tuple[str, ...]) -> tuple[bool, ..
     return () if all(pattern) else pattern
 
 
+def _read_old_pattern(config: Config) -> tuple[str, ...]:
+    """Return the kinds of GLM-5's layers by its older keys, which transformers ignores next to indexer_types."""
+    if config.index_topk_pattern is not None:
+        return tuple({"F": "full", "S": "shared"}.get(kind, kind) for kind in config.index_topk_pattern)
+    period, offset = max(config.index_topk_freq, 1), config.index_skip_topk_offset
+    layers = range(config.num_hidden_layers)
+    return tuple("shared" if max(layer - offset + 1, 0) % period else "full" for layer in layers)
+
+
 def _build_hy_v4(config: Config) -> Model:
     """Build Hy 4: independent hyper-connections, output gates and sinks of attention, clamped experts."""
     default = tuple("full" if not layer or layer % 4 == 1 else "shared" for layer in range(config.num_hidden_layers))
@@ -154,7 +163,7 @@ GLM_MOE_DSA = replace(
     V32,
     model_type="glm_moe_dsa",
     architecture="GlmMoeDsaForCausalLM",
-    keys=KEYS | map_same_names("indexer_types"),
+    keys=KEYS | map_same_names("indexer_types index_topk_pattern index_topk_freq index_skip_topk_offset"),
     defaults={
         **V32.defaults,
         **expand_names(vocab=154_880, width=6144, ffn=12_288, layers=78, heads=64, kv_heads=64, positions=202_752),
@@ -164,12 +173,7 @@ GLM_MOE_DSA = replace(
         "norm_epsilon": 1e-5,
         "index_heads": 32,
     },
-    supported={
-        **V32.supported,
-        "index_topk_pattern": Supported((None,), "a pattern in an old key: write it as indexer_types"),
-        "index_topk_freq": Supported((1,), "a period in an old key: write it as indexer_types"),
-    },
-    to_model=lambda config: _build(config, pattern=_read_pattern(config, default=("full",) * config.num_hidden_layers)),
+    to_model=lambda config: _build(config, pattern=_read_pattern(config, default=_read_old_pattern(config))),
     indexer_rows="adjacent",
     write=_write_glm_moe_dsa,
 )
