@@ -277,12 +277,12 @@ def test_adapters_that_peft_cannot_store_are_errors(tmp_path: Path) -> None:
         peft_adapter.write(tmp_path, factors, model=model, family="phi3", adapter=ADAPTER, base=None)
 
 
-def folder_of(path: Path, base: Path) -> Path:
+def folder_of(path: Path, base: Path, *, family: str = "llama") -> Path:
     """A PEFT adapter folder with zeros."""
     model = HuggingFaceFolder.open(base).model
     factors = {weight.name: torch.zeros(weight.shape) for weight in list_adapter_weights(model, ADAPTER)}
     path.mkdir()
-    peft_adapter.write(path, factors, model=model, family="llama", adapter=ADAPTER, base=str(base))
+    peft_adapter.write(path, factors, model=model, family=family, adapter=ADAPTER, base=str(base))
     return path
 
 
@@ -333,6 +333,22 @@ def test_missing_and_unknown_factors_are_errors(tmp_path: Path) -> None:
     file.unlink()
     with pytest.raises(UserError, match="no such file"):
         peft_adapter.open_as(folder, base=base, model=model, job=job_of(ADAPTER))
+
+
+def test_adapters_of_the_text_model_of_an_image_text_model_are_read(tmp_path: Path) -> None:
+    """transformers loads the text model of Qwen3.5 alone too, by the same names but for a prefix."""
+    base = base_of(tmp_path / "base", "qwen3_5_text")
+    folder, model = folder_of(tmp_path / "lora", base, family="qwen3_5_text"), HuggingFaceFolder.open(base).model
+    text = json.loads((base / "config.json").read_text())
+    config = {"model_type": "qwen3_5", "architectures": ["Qwen3_5ForConditionalGeneration"], "text_config": text}
+    (base / "config.json").write_text(json.dumps(config))
+    assert peft_adapter.find_family(base) == "qwen3_5_text"
+    file = folder / peft_adapter.WEIGHTS
+    prefix = f"{peft_adapter.PREFIX}model."
+    inner = {name.replace(prefix, f"{prefix}language_model."): tensor for name, tensor in load_file(file).items()}
+    save_file(inner, file)
+    _, factors = peft_adapter.AdapterFolder.open(folder).read_factors(model, family="qwen3_5_text")
+    assert factors.keys() == {weight.name for weight in list_adapter_weights(model, ADAPTER)}
 
 
 def test_an_adapter_folder_without_a_base_asks_for_one(tmp_path: Path) -> None:
