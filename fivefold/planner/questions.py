@@ -15,7 +15,7 @@ from fivefold.adapter import Adapter
 from fivefold.base_format import BASE_FORMATS, BaseFormat
 from fivefold.job import Job
 from fivefold.layout.batch import MAX_TRIED_GPUS
-from fivefold.layout.remarks import describe_positions
+from fivefold.layout.remarks import describe_positions, list_remarks
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import count_image_tokens, is_legal, refuse, validate_job
 from fivefold.layout.where import ANY
@@ -179,9 +179,8 @@ def list_fine_tunes(
     ranks = machine.ranks
     recomputed = Layout(dp=ranks, zero=3 if ranks > 1 else 0, mbs=1, ac="full")
     lora = (job.adapter or Adapter()).replace(base=None, double_quantization=True)
-    answers = list[FineTune]()
+    answers, jobs = list[FineTune](), list[Job]()
     errors = dict[str, UserError]()
-    remarks = list[str]()
     full = job.replace(adapter=None, freeze=())
     adapted = [full.replace(adapter=lora)]
     for base in _list_tried_bases(model, job):
@@ -197,9 +196,15 @@ def list_fine_tunes(
                 break
             if answer.micro_batch or spread.ac != "none" or layout:
                 answers.append(answer)
-                remarks += Planner(model=model, machine=machine, job=tuned).list_remarks(smallest)
+                jobs.append(tuned)
     if not answers:
         raise next(iter(errors.values()))
+    remarks = list[str]()
+    fastest = max(answers, key=lambda answer: answer.tokens_per_second)  # the one whose step remarks compare
+    for answer, tuned in zip(answers, jobs, strict=True):
+        line = Layout.parse(answer.layout)
+        planner = Planner(model=model, machine=machine, job=tuned)
+        remarks += planner.list_remarks(line) if answer is fastest else list_remarks(model, machine, tuned, line)
     remarks += [f"no answer for {method}: {error}" for method, error in errors.items()]
     if any(answer.longest_sequence > model.positions for answer in answers):
         remarks += describe_positions(model)

@@ -647,6 +647,14 @@ def test_an_answer_says_on_how_many_gpus_a_method_fits_if_none_does() -> None:
     assert [line for line in ways[0].remarks if line.startswith("qlora:16 fits on 8 of rtx4090, as 'dp8 zero3 mbs1")]
 
 
+def test_a_remark_compares_the_step_of_the_fastest_way_to_fine_tune_alone() -> None:
+    ways = questions.list_fine_tunes(
+        model=build_model("qwen3.5-0.8b"), machine=NODE, job=Job(sequence=1024, global_batch=8)
+    )
+    assert len(ways) >= 3
+    assert len([line for line in ways[0].remarks if "fused_scans=true" in line]) == 1
+
+
 @pytest.mark.slow
 def test_fine_tuning_of_an_8b_model_on_one_24_gb_gpu() -> None:
     """It needs QLoRA: weights in 16 bits take 15 GiB, and their states more than there is."""
