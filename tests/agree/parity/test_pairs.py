@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fivefold.adapter import EXPERT_TARGETS, Adapter
@@ -10,6 +12,8 @@ from fivefold.model.altup import AltUp
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.compressed_attention import CompressedAttention
+from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.shape import MTP, MoE, Temperature
 from fivefold.model.spec import Model
@@ -223,4 +227,19 @@ def test_adapters_of_routed_experts_equal_one_process(text: str) -> None:
     job = job_for(layout).replace(adapter=Adapter(rank=3, targets=targets, rank_pattern={targets[1]: 5}))
     moe = MoE(experts=4, topk=2, ffn=14, balance="free", score="sigmoid", shared_experts=1)
     verdict = run(Drawn(0, SMALL.replace(name="mixture", moe=moe), layout, job))
+    assert verdict.is_equal, verdict
+
+
+KIMI = {"mixers": ("kimi_delta", "attention"), "kimi_delta": KimiDelta(heads=4, dim=5, rank=3)}
+MAMBA2 = {"mixers": ("mamba2", "attention"), "mamba2": Mamba2(heads=8, head_dim=5, state=6, groups=2, chunk=16)}
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"), mark_share(2, [(KIMI, "tp2 nosp mbs1"), (MAMBA2, "tp2 nosp mbs1")]), ids=str
+)
+def test_adapters_of_replicated_and_of_joint_projections_equal_one_process(fields: dict[str, Any], text: str) -> None:
+    """Without sequence parallelism too, factors that every rank holds see the gradients of its heads alone."""
+    layout = Layout.parse(text)
+    model = SMALL.replace(name="hybrid", layers=2, norm_epsilon=1e-4, **fields)
+    verdict = run(Drawn(0, model, layout, job_for(layout).replace(adapter=Adapter(rank=3))))
     assert verdict.is_equal, verdict
