@@ -671,6 +671,7 @@ class ModelShape(Record):
         for feature, is_given in (
             ("mla", self.mla is not None),
             ("moe", self.moe is not None),
+            ("mlp='receptance'", self.mlp == "receptance"),
             ("norm_weight=False", not self.norm_weight),
         ):
             if is_given:

@@ -86,7 +86,7 @@ def draw_cases(seed: int, *, first: int = 0, worlds: tuple[int, ...] = WORLDS) -
         if adapted:
             frame = _drop_what_adapters_exclude(frame)
         cases = filter(None, (_draw(chance, number, frame) for _ in itertools.repeat(None)))
-        case = next(case for case in cases if not adapted or _is_supported_with(Adapter(), case))
+        case = next(cases)
         if number % CASES_PER_FREEZE == 3:  # the first one if none may, as with some schedules
             few = itertools.islice(itertools.chain((case,), cases), MAX_REDRAWS)
             case = next((other for other in few if _may_freeze(other)), case)
@@ -130,6 +130,9 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "gated queries": lambda model: model.mla is not None and model.mla.gates_queries,
     "gates of norms": lambda model: model.norm_gate_rank is not None,
     "sliding latents": lambda model: model.sliding_mla is not None,
+    "compressed keys": lambda model: any("attention" in mixer for mixer in model.non_attention_mixers),
+    "hashed experts": lambda model: model.moe is not None and model.moe.hashed_layers > 0,
+    "hyper-connections": lambda model: model.hyper_connections is not None,
     "experts next to an mlp": lambda model: model.moe is not None and model.moe.joins_mlp,
     "masks from values": lambda model: model.dynamic_mask is not None,
     "factors of the stream": lambda model: model.residual_weights,
@@ -278,8 +281,8 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
     try:
         model = _model(chance, frame)
         layout = _layout(chance, frame, model)
-        job = _job(chance, layout)
-        if frame.adapted:  # adapters are not modelled with the others
+        job = _job(chance, layout).replace(adapter=Adapter() if frame.adapted else None)
+        if frame.adapted:  # adapters are not modelled with the others, which most draws would have
             model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
             model = _with_adapted_mixers(random.Random(f"{number} adapted mixers"), model, layout=layout)
         else:
@@ -293,26 +296,24 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         check_supported(layout, job, model=model)
     except ValueError:  # a mistake, or an odd rotary dim
         return None
-    if not frame.adapted:
-        model = _add_inputs_of_layers(random.Random(f"{number} inputs"), model, layout=layout, job=job)
-        model = _add_pairs_of_heads(random.Random(f"{number} pairs"), model, layout=layout, job=job)
-        model = _add_drawn_experts(random.Random(f"{number} routers"), model, layout=layout, job=job)
-        model = _add_joined_experts(random.Random(f"{number} joined experts"), model, layout=layout, job=job)
-        model, layout = _add_shortcut(random.Random(f"{number} shortcut"), model, layout=layout, job=job)
-        model, job = _add_indexer(random.Random(f"{number} indexer"), model, layout=layout, job=job)
-        model, job = _add_compressed_keys(random.Random(f"{number} compressed"), model, layout=layout, job=job)
-        model = _add_hashed_experts(random.Random(f"{number} hashed"), model, layout=layout, job=job)
-        model = _add_streams(random.Random(f"{number} streams"), model, layout=layout, job=job)
-        model = _add_time_mixing(random.Random(f"{number} time mixing"), model, layout=layout, job=job)
-        model = _add_limits(random.Random(f"{number} limits"), model, layout=layout, job=job)
-        model = _add_masks_from_values(random.Random(f"{number} masks"), model, layout=layout, job=job)
+    model = _add_inputs_of_layers(random.Random(f"{number} inputs"), model, layout=layout, job=job)
+    model = _add_pairs_of_heads(random.Random(f"{number} pairs"), model, layout=layout, job=job)
+    model = _add_drawn_experts(random.Random(f"{number} routers"), model, layout=layout, job=job)
+    model = _add_joined_experts(random.Random(f"{number} joined experts"), model, layout=layout, job=job)
+    model, layout = _add_shortcut(random.Random(f"{number} shortcut"), model, layout=layout, job=job)
+    model, job = _add_indexer(random.Random(f"{number} indexer"), model, layout=layout, job=job)
+    model, job = _add_compressed_keys(random.Random(f"{number} compressed"), model, layout=layout, job=job)
+    model = _add_hashed_experts(random.Random(f"{number} hashed"), model, layout=layout, job=job)
+    model = _add_streams(random.Random(f"{number} streams"), model, layout=layout, job=job)
+    model = _add_time_mixing(random.Random(f"{number} time mixing"), model, layout=layout, job=job)
+    model = _add_limits(random.Random(f"{number} limits"), model, layout=layout, job=job)
+    model = _add_masks_from_values(random.Random(f"{number} masks"), model, layout=layout, job=job)
     model = _add_depth_and_biases(random.Random(f"{number} depth"), model, layout=layout, job=job)
     model = _add_identity_experts(random.Random(f"{number} identity"), model, layout=layout, job=job)
     model = _add_scaled_latents(random.Random(f"{number} latents"), model, layout=layout, job=job)
-    if not frame.adapted:  # adapters are not modelled with them, and they are drawn by the number of a case alone
-        model = _add_latent_experts(random.Random(f"{number} latent experts"), model, layout=layout, job=job)
-        model = _add_parts_of_latents(random.Random(f"{number} parts of latents"), model, layout=layout, job=job)
-        model = _add_attention_experts(random.Random(f"{number} attention experts"), model, layout=layout, job=job)
+    model = _add_latent_experts(random.Random(f"{number} latent experts"), model, layout=layout, job=job)
+    model = _add_parts_of_latents(random.Random(f"{number} parts of latents"), model, layout=layout, job=job)
+    model = _add_attention_experts(random.Random(f"{number} attention experts"), model, layout=layout, job=job)
     return Drawn(number, model, layout, job)
 
 
@@ -562,18 +563,22 @@ def _add_compressed_keys(chance: random.Random, model: Model, *, layout: Layout,
         "compressed_sparse_attention": net.replace(rate=chance.choice((1, 2)), overlaps=True, indexer=indexer),
     }
     pattern = chance.sample((*nets, "attention"), chance.randint(1, 3))[: model.layers]
-    used = {kind: nets[kind] for kind in pattern if kind in nets}
-    others = [kind for kind in get_args(MixerName) if kind in type(model).model_fields]
+    kinds = [kind for kind in get_args(MixerName) if kind in type(model).model_fields]
     excluded: dict[str, Any] = {
-        **dict.fromkeys((*others, "multipliers", "sliding", "shared_kv_ffn", "mtp")),
-        **dict.fromkeys(("joins_mamba2", "pre_norm_mixers"), False),
+        **dict.fromkeys(("multipliers", "sliding", "shared_kv_ffn")),
+        "joins_mamba2": False,
         "shared_kv_layers": 0,
     }
     fitting = job.replace(documents="joined")
     fitting = fitting.replace(attention="flash") if job.stack.attention == "unfused" else fitting
-    fields = {**excluded, "mixers": tuple(pattern), **used}
-    changed = _replace_if_legal(model, fields, layout=layout, job=fitting)
-    return (model, job) if changed is None else (changed, fitting)
+    fewest: dict[str, Any] = {"mtp": None, "pre_norm_mixers": False}
+    for mixers, fields in (((*pattern, *model.mixers)[: model.layers], {}), (pattern, {}), (pattern, fewest)):
+        given = {kind: nets.get(kind) or getattr(model, kind) if kind in mixers else None for kind in kinds}
+        fields = {**excluded, **given, **fields, "mixers": tuple(mixers)}
+        changed = _replace_if_legal(model, fields, layout=layout, job=fitting)
+        if changed is not None:
+            return changed, fitting
+    return model, job
 
 
 def _add_hashed_experts(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
@@ -614,8 +619,10 @@ def _add_time_mixing(chance: random.Random, model: Model, *, layout: Layout, job
         "mixers": chance.choice((("rwkv",), ("rwkv", "attention"))),
         "rwkv": RWKV(inner=chance.choice((20, 33))),
     }
+    kept = {kind: getattr(model, kind) for kind in model.non_attention_mixers[: model.layers - 1]}
+    joined = {**fields, "mixers": ("rwkv", *kept), **kept}
     receptance = {"mixers": ("rwkv",), "mlp": "receptance", "activation": "relu2", "moe": None, "mlp_bias": False}
-    options = [fields | receptance, fields] if chance.random() < 0.6 else [fields]
+    options = [fields | receptance, fields] if chance.random() < 0.6 else [joined, fields]
     fitting = (_replace_if_legal(model, option, layout=layout, job=job) for option in options)
     return next(filter(None, fitting), model)
 

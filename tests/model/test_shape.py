@@ -27,6 +27,7 @@ LATENT = SMALL.replace(mla=MLA(q_rank=16, kv_rank=16, nope_dim=6, rope_dim=4, v_
         ({"norm_weight": False, "norm_plus_one": True}, "drop one"),
         ({"pre_norm_mixers": True}, "pre_norm_mixers is of models with block='post'"),
         ({"sub_norm": True, "norm_weight": False}, "sub_norm is not supported with norm_weight=False"),
+        ({"sub_norm": True, "mlp": "receptance"}, "sub_norm is not supported with mlp='receptance'"),
         ({"qk_norm": "full", "qk_norm_after_rope": True}, "qk_norm_after_rope needs norms per head"),
     ],
     ids=str,

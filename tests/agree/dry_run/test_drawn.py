@@ -680,7 +680,7 @@ SCANS = ("gated delta net", "kimi delta", "lightning", "mamba", "mamba2", "negat
          "rwkv", "short convolution")  # fmt: skip
 MIXTURES_OF_EXPERTS = ("biased experts", "clamped experts", "experts", "gated shared expert", "norm after experts",
                        "pattern of experts", "weighed inputs", "drawn experts", "experts next to an mlp",
-                       "identity experts", "latent experts", "shortcut")  # fmt: skip
+                       "identity experts", "latent experts", "hashed experts", "shortcut")  # fmt: skip
 ROTATIONS = ("not all rotate", "scaled rope", "sliding base")
 LENT_KEYS = ("shared keys", "wide shared layers")
 INPUTS_OF_LAYERS = ("altup", "per-layer inputs")
@@ -692,7 +692,6 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (MIXTURES_OF_EXPERTS, ("dpo", "nosp", "sparse gates", "sub-norms", "wide shared layers", "xielu")),
     (("clamped experts",), (*INPUTS_OF_LAYERS, "gated shared expert", "plain mlp", "rg lru", "weighed inputs")),
     (("biased experts",), ("weighed inputs",)),
-    (("drawn experts",), ("adapters",)),
     (("experts next to an mlp",), ("adapters", "clamped experts", "freeze")),
     (("identity experts",), ("adapted experts", "biased experts", "drawn experts", "latent experts")),
     (("latent experts",), ("adapters", "freeze")),
@@ -714,11 +713,17 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
                     "qk norm", "scaled values", "sinusoidal positions", "sub-norms", "temperature", "tied values",
                     "unit qk norm", "value dims")),
     (("sliding latents",), ("chunks",)),
+    (("compressed keys",), (*LENT_KEYS, "adapters", "documents", "etp", "freeze", "joined mamba2", "nosp", "receptance",
+                            "ring", "shortcut", "tp", "ulysses", "unfused")),
+    (("hashed experts",), ("adapters", "drawn experts", "freeze")),
+    (("hyper-connections",), (*INPUTS_OF_LAYERS, "adapters", "dropout", "factors of the stream", "freeze",
+                              "joined mamba2", "mtp", "no first norm", "normed stream", "norms by mixer",
+                              "parallel block", "post norm", "residual factors", "shortcut", "sums by depth")),
     (("receptance", "rwkv"), ("adapters", "etp", "joined mamba2", "nosp", "norms by mixer", "ring", "tp",
                               "ulysses", *LENT_KEYS)),
     (("receptance",), (*MIXTURES_OF_EXPERTS, "documents", "ep", "freeze", "gated delta net", "kimi delta", "lightning",
                        "mamba", "mamba2", "negative eigenvalues", "plain mlp", "rg lru", "short convolution",
-                       "sliding geometry", "sparse gates", "xielu")),
+                       "sliding geometry", "sliding latents", "sparse gates", "sub-norms", "temperature", "xielu")),
     (("gated queries",), ("adapters", "freeze", "gate of heads", "scaled latents")),
     (("gates of norms",), ("adapters", "altup", "freeze", "no first norm", "norms by mixer", "normed stream",
                            "parallel block", "post norm")),
@@ -751,7 +756,7 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("qk norm",), ("full qk norm", "unit qk norm")),
     (("value dims",), ("tied values",)),
     (("xielu",), (*INPUTS_OF_LAYERS, "ep", "etp", "lightning", "rg lru", "sparse gates")),
-    (("sparse gates",), ("adapters", "ep", "etp", "nosp", "plain mlp", "tp")),
+    (("sparse gates",), ("adapted experts", "ep", "etp", "nosp", "plain mlp", "tp")),
     (("sub-norms",), ("ep", "etp")),
     (("matrix before the head",), ("adapters", "freeze")),
     (("tied",), ("adapted ends", "modules to save")),
