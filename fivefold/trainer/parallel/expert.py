@@ -216,7 +216,8 @@ class AllToAllDispatcher(TokenDispatcher):
 class _Dispatch(torch.autograd.Function):
     """Start the forward's all_to_all and wait for the backward's.
 
-    ``_Arrive`` does the reverse, so that both overlap.
+    ``_Arrive`` does the reverse, so that both overlap. Each backward frees the plan, which would otherwise last as long
+    as the graph.
     """
 
     @staticmethod
@@ -228,8 +229,8 @@ class _Dispatch(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, _rows: Tensor, _share: Tensor) -> tuple[Tensor, Tensor, None]:
-        pending, ctx.plan.back = ctx.plan.back, ()
-        rows, share = (transfer.wait() for transfer in pending)
+        plan, ctx.plan = ctx.plan, None
+        rows, share = (transfer.wait() for transfer in plan.back)
         return rows, share, None
 
 
@@ -242,7 +243,7 @@ class _Arrive(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, rows: Tensor, share: Tensor) -> tuple[Tensor, Tensor, None]:
-        plan: DispatchPlan = ctx.plan
+        plan, ctx.plan = ctx.plan, None
         plan.back = _start_combine([rows, share], plan)
         while plan.backward_overlap_work:
             plan.backward_overlap_work.pop(0)()
@@ -257,7 +258,7 @@ class _Return(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        plan: DispatchPlan = ctx.plan
+        plan, ctx.plan = ctx.plan, None
         (rows,) = _finish_dispatch(
             [transfer.wait() for transfer in _start_dispatch(gradient, plan)], plan, gradient.dtype
         )

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import weakref
 from functools import cache
 from types import SimpleNamespace
 from typing import Any
@@ -192,6 +193,24 @@ def test_module_built_on_meta_gets_its_buffers() -> None:
     here = Ranks(0, 1, torch.device("cpu"), dict.fromkeys(("ep", "etp", "tp", "cp"), nobody))
     expert.attach(layer, here, sp=False)
     assert layer.load.tolist() == layer.bias.tolist() == [0] * E
+
+
+def test_the_backward_frees_the_order_of_received_rows_before_the_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The plan was an attribute of the graph's nodes, which last as long as the loss."""
+    plans = []
+
+    class Plan(expert.DispatchPlan):
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            super().__init__(*args, **kwargs)
+            plans.append(weakref.ref(self))
+
+    monkeypatch.setattr(expert, "DispatchPlan", Plan)
+    layer, alone = build_full_layer(model()), AxisGroup("ep", 0, (0,), None)
+    layer.sequences, layer.dispatcher = Sequences(8), expert.AllToAllDispatcher(alone, alone)
+    loss = layer(draw_inputs(ROWS, D).requires_grad_()).sum()
+    assert [plan() is None for plan in plans] == [False]
+    loss.backward()
+    assert [plan() is None for plan in plans] == [True]
 
 
 def record_overlap(text: str) -> list[str]:
