@@ -43,6 +43,7 @@ def list_remarks(
         _describe_quantized_weights(model, job.adapter),
         _describe_unused_window(model, job),
         _describe_deferred_recompute(layout) if layout else (),
+        _describe_padded_adapters(job, layout) if layout else (),
         _describe_unused_pairs(model, job, layout) if layout else (),
         describe_unused_fused_scans(model, job),
         _describe_unused_temporary_limit(model, job),
@@ -124,6 +125,21 @@ def _describe_deferred_recompute(layout: Layout) -> Iterator[str]:
             f"{layout.schedule} defers weight gradients (W), which keep recomputed activations until then: "
             f"the memory of ac={layout.ac} is not that of {DEFAULT_SCHEDULE}"
         )
+
+
+def _describe_padded_adapters(job: Job, layout: Layout) -> Iterator[str]:
+    """Yield a remark if ZeRO has more shards than the first factor of an adapter has rows.
+
+    A shard is one row then, which exists or is padding, as in PyTorch's FSDP2 (``FSDPParam._init_sharded_param``).
+    """
+    shards = layout.shards
+    if job.adapter is None or shards <= job.adapter.rank or not (layout.zero == 3 or job.stack.is_own_trainer):
+        return
+    yield (
+        f"the {job.adapter.rank} rows of an adapter's first factor are counted as one for each of {shards} ZeRO "
+        f"shards, as FSDP2 pads them, in {shards / job.adapter.rank:.3g} times the bytes; fewer shards, such as "
+        f"zero{layout.zero}/{min(8, job.adapter.rank)}, need no padding"
+    )
 
 
 def _describe_unused_pairs(model: Model, job: Job, layout: Layout) -> Iterator[str]:

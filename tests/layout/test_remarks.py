@@ -329,3 +329,23 @@ def test_an_optimizer_or_precision_without_a_config_is_a_remark() -> None:
     ]  # no config of it is written, but what it trains with is published
     assert list_lines(JOB.replace(stack=build_stack("torchtitan"))) == []
     assert list_lines(JOB.replace(stack=build_stack("fsdp2"))) == [], "the default precision was not chosen"
+
+
+@pytest.mark.parametrize(
+    ("layout", "stack", "is_padded"),
+    [
+        ("dp64 zero3", "fivefold", True),
+        ("dp64 zero1", "fivefold", True),
+        ("dp64 zero3", "fsdp2", True),
+        ("dp64 zero1", "megatron-core", False),  # one flat buffer
+        ("dp64 zero3/16", "fsdp2", False),
+        ("dp16 zero3", "fsdp2", False),
+        ("dp64", "fivefold", False),
+    ],
+)
+def test_a_remark_says_that_rows_of_adapters_are_padded_where_a_shard_is_less_than_one(
+    layout: str, stack: str, is_padded: bool
+) -> None:
+    job = JOB.replace(adapter=Adapter(rank=16), stack=build_stack(stack))
+    remarks = list_remarks(NANO, resolve("h100:64", local=Path("/nowhere")), job, Layout.parse(layout))
+    assert any("in 4 times the bytes" in line for line in remarks) == is_padded
