@@ -32,13 +32,13 @@ from tests.trainer.data.conversations import conversations, preferences, write_l
 
 MODEL = Model(name="dense", layers=2, width=48, heads=4, kv_heads=2, head_dim=12, ffn=64, vocab=400)
 SUPERVISED = [
+    ("tp2 mbs2 ac=full", Adapter(rank=4, base="int8")),
     ("dp2 zero3 mbs2 ac=full", Adapter(rank=4, base="nf4")),
     ("cp2 mbs2", Adapter(rank=4, base="nf4")),
     ("dp2 pp2 zero2 mbs1 ac=selective", Adapter(rank=4)),
     ("tp2 mbs4", None),
     ("cp2 pp2 mbs2 cp=ulysses", Adapter(rank=3, targets=("q_proj", "down_proj"), base="nf4")),
     ("dp2 cp2 zero3/2 mbs1 ac=full", None),
-    ("tp2 mbs2 ac=full", Adapter(rank=4, base="int8")),
 ]
 PREFERENCES = [
     ("dp2 zero3 mbs2 ac=full", None),
@@ -122,7 +122,7 @@ def train_alone(run: Run) -> tuple[list[float], float | None]:
 @pytest.mark.parametrize(
     ("objective", "text", "adapter"),
     [
-        *mark_share(6, [("sft", *case) for case in SUPERVISED]),
+        *mark_share(7, [("sft", *case) for case in SUPERVISED]),
         *mark_share(5, [("dpo", *case) for case in PREFERENCES]),
     ],
 )

@@ -154,21 +154,21 @@ def measure_distance(ours: list[Box], theirs: dict[str, Tensor]) -> float:
         ("tp2 mbs4", LORA, PLAIN),
         ("dp2 zero3 mbs2", SOME, TIED),
         ("dp2 zero3 mbs1 ac=full", LORA.replace(base="int8"), PLAIN),
-        ("dp1 mbs8", LORA.replace(base="fp8"), PLAIN),
         ("tp2 nosp mbs8", LORA.replace(base="int8"), PLAIN),  # without blocks, so any slice
-        ("dp2 zero3 mbs2", LORA.replace(base="fp4", double_quantization=False), PLAIN),
-        ("tp2 mbs4", DORA.replace(base="nf4", double_quantization=False), WIDE),
+        ("tp2 mbs4 ac=full", DORA.replace(base="nf4", double_quantization=False), WIDE),
         ("tp4 mbs4", DORA.replace(base="fp8"), WIDE),  # with fewer key heads than ranks
-        ("tp2 mbs4 ac=full", QLORA, WIDE),
-        ("dp2 zero3 mbs1 ac=norm+act", DORA, PLAIN),
         ("pp3 mbs2 stages=0-3-0", LORA, PLAIN),  # embedding and head are stages that train nothing
         ("dp2 zero3 mbs2 ac=full", DORA.replace(base="nf4"), PLAIN),
-        ("tp2 dp2 zero3 mbs2 ac=full", SAVED, PLAIN),
+        ("dp2 zero3 mbs2 ac=full", SAVED, PLAIN),
         ("tp2 mbs4 ac=full", PATTERNS, PLAIN),
         ("pp3 mbs1 ac=full", ENDS, PLAIN),
         *mark_share(
-            2,
+            7,
             [
+                ("dp2 zero3 mbs2", LORA.replace(base="fp4", double_quantization=False), PLAIN),
+                ("dp1 mbs8", LORA.replace(base="fp8"), PLAIN),
+                ("tp2 mbs4 ac=full", QLORA, WIDE),
+                ("dp2 zero3 mbs1 ac=norm+act", DORA, PLAIN),
                 ("dp2 zero2 mbs1", QLORA.replace(modules_to_save=("embed_tokens",)), PLAIN),
                 ("dp2 zero3 mbs2", SOME.replace(modules_to_save=("lm_head",)), PLAIN),
             ],

@@ -338,7 +338,7 @@ PAGES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("path", mark_share(4, PAGES))
+@pytest.mark.parametrize("path", mark_share(6, PAGES))
 def test_pages_have_enough_contrast(page: Any, path: str) -> None:
     for width, scheme in ((1280, "light"), (390, "dark")):
         page.set_viewport_size({"width": width, "height": 800})

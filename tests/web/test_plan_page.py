@@ -165,6 +165,7 @@ def test_layers_of_an_adapter_are_chosen(page: Any) -> None:
     assert list_violations(page) == []
 
 
+@pytest.mark.long  # choices as in the test above; test_controls.py has which ones are offered
 @NEEDS_CHROMIUM
 def test_parameters_are_offloaded_and_scans_fused(page: Any) -> None:
     expect = playwright.expect
@@ -289,6 +290,7 @@ def test_a_stage_of_a_deep_pipeline_is_chosen_with_the_keyboard(page: Any) -> No
     assert list_violations(page) == []
 
 
+@pytest.mark.long  # parts that are loaded later, as stages are in the test above
 @NEEDS_CHROMIUM
 def test_pictures_are_loaded_when_they_come_near_the_window(page: Any) -> None:
     page.goto(MANY_STAGES)

@@ -121,8 +121,8 @@ ALTUP = INPUTS.replace(
             Drawn(0, LENT, Layout.parse("tp2 ac=selective"), JOB),
             Drawn(1, LENT, Layout.parse("dp1 cp2 mbs2 cp=ulysses ac=full"), JOB),
             Drawn(0, LENT, Layout.parse("pp2 zb1p mbs1 ac=norm"), JOB),
-            Drawn(1, LENT, Layout.parse("dp2 pp2 zero2 mbs1 ac=full"), JOB.replace(global_batch=8)),
             Drawn(0, CHOSEN, Layout.parse("pp2 v2 zbv mbs1"), JOB.replace(global_batch=4)),
+            Drawn(1, LENT, Layout.parse("dp2 pp2 zero2 mbs1 ac=full"), JOB.replace(global_batch=8)),
             Drawn(1, CHOSEN, Layout.parse("pp3 mbs1 ac=full"), JOB.replace(global_batch=8)),
         ],
     ),
@@ -256,11 +256,11 @@ BELOW = ("embed_tokens", "layers[:2]", "layers[2].attention", "norm", "lm_head")
 @pytest.mark.parametrize(
     ("number", "model", "text", "changed"),
     [
-        (ON_CPUS, DENSE, "pp3 zero0 mbs1", {"freeze": BELOW}),
         (ON_GPUS, DENSE, "pp3 zero0 mbs1 stages=0-3-0", {"adapter": Adapter(rank=3)}),
         *mark_share(
-            7,
+            8,
             [
+                (ON_CPUS, DENSE, "pp3 zero0 mbs1", {"freeze": BELOW}),
                 (ON_GPUS, DENSE.replace(layers=4), "dp2 pp2 v2 zero3 interleaved mbs1 ac=full", {"freeze": BELOW}),
                 (ON_GPUS, DENSE, "dp2 pp2 zero3 mbs1 stages=2-1", {"freeze": BELOW}),
                 (ON_CPUS, DENSE.replace(block="post_sum"), "pp3 gpipe mbs2", {"freeze": BELOW[:2]}),
@@ -300,7 +300,7 @@ def test_counts_of_dora_equal_the_dry_run(number: int, base: Base | None, text: 
 @pytest.mark.parametrize(
     ("text", "base"),
     mark_share(
-        7,  # three layouts, each with another base
+        11,  # two layouts, each with another base
         [
             (text, base)
             for text in ("dp1 mbs2", "dp2 zero1 mbs1", "dp2 zero2 mbs2 ac=full", "dp2 zero3 mbs1", "dp2 pp2 zero3 mbs1")
@@ -348,7 +348,7 @@ BLOCKS = DENSE.replace(name="blocks", width=128, head_dim=128, ffn=512)
 @pytest.mark.parametrize(
     ("text", "base"),
     mark_share(
-        5,
+        9,  # the first layout and the third, in nf4 and in int8
         [
             (text, base)
             for text in ("tp2 mbs1", "tp2 dp2 zero3 mbs1 ac=full", "tp4 nosp mbs1", "tp2 pp2 mbs1 ac=full")

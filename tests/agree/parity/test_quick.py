@@ -17,7 +17,7 @@ CASES = (
     Case("biased", "dp1 mbs3 ac=full/2"),
     Case("few-kv", "tp4 zero0 mbs1 ac=norm+act"),
     Case("dense", "dp2 tp2 zero1 mbs1 nosp ac=rope+out"),
-    Case("mla", "tp2 cp2 zero3 mbs1 ac=selective cp=ulysses"),
+    Case("mla", "cp2 zero3 mbs1 ac=selective cp=ulysses"),
     Case("moe-biased", "dp2 tp2 ep2 etp2 zero2 mbs1 ac=moe+norm"),
     Case("moe", "tp2 cp2 ep4 zero3/2 mbs1 ac=selective"),
     Case("delta", "dp2 pp2 ep2 zb1p zero2 mbs1"),

@@ -23,7 +23,7 @@ from tests.model.mutations import FAMILIES, MUTATIONS, mutations
 
 # Of each family, by a seed; `python -m tests.endure.families` judges them all.
 PICKED = 1
-COUNTED = 4
+COUNTED = 2
 UNCOUNTED = ("rope_scaling", "rope_parameters", "hidden_act", "hidden_activation", "activation_function")
 
 

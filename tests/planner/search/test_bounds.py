@@ -61,7 +61,7 @@ def test_bounds_of_candidates_in_parts_equal_those_of_all_at_once(monkeypatch: p
     model, job = build_model("qwen3-30b-a3b"), Job(sequence=4096, global_batch=64)
     planner = Planner(model=model, machine=resolve("h100:32", local=NOWHERE), job=job)
     space = Space(model, job, world=32)
-    partials = space.expand_recomputations(space.partials.take(np.arange(0, len(space.partials.dp), 97)))
+    partials = space.expand_recomputations(space.partials.take(np.arange(0, len(space.partials.dp), 197)))
     candidates = space.place(partials, space.expand(partials, np.arange(len(partials.dp))))
     results = []
     for rows_at_once in (len(candidates.partial), 1000):
@@ -78,7 +78,7 @@ def test_bounds_of_all_orders_equal_those_of_one_order_at_a_time() -> None:
     model, job = build_model("qwen3-30b-a3b"), Job(sequence=4096, global_batch=64)
     planner = Planner(model=model, machine=resolve("h100:32", local=NOWHERE), job=job)
     space = Space(model, job, world=32)
-    partials = space.expand_recomputations(space.partials.take(np.arange(0, len(space.partials.dp), 197)))
+    partials = space.expand_recomputations(space.partials.take(np.arange(0, len(space.partials.dp), 591)))
     sharded = space.shard(partials, space.expand(partials, np.arange(len(partials.dp))))
     candidates = space.place(partials, sharded)
     results = []

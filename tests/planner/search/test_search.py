@@ -128,7 +128,7 @@ def test_the_best_are_those_of_brute_force(model: Model, batch: int, only: dict[
 )
 def test_the_best_of_fine_tuning_are_those_of_brute_force(narrowed: dict[str, Any]) -> None:
     machine, job = make_tight_machine(4, gib=0.6), Job.model_validate({**dict(FEW), "global_batch": 8, **narrowed})
-    only: dict[str, Any] = {"recomputations": ("none", "full"), "placements": False}
+    only: dict[str, Any] = {"recomputations": ("none", "full"), "axes": ("tp", "pp"), "placements": False}
     model = SMALL.replace(layers=4, width=256, ffn=1024)
     every = search_by_brute_force(model, machine, job, **only)
     result = search(model=model, machine=machine, job=job, top=1, **only)
@@ -143,7 +143,7 @@ def test_the_best_tight_layout_is_that_of_brute_force(batch: int) -> None:
     """Of all that run out of memory with a probability above the limit, but less likely than not."""
     machine, job = make_tight_machine(4, gib=1.0), FEW.replace(global_batch=batch)
     planner = Planner(model=SMALL, machine=machine, job=job)
-    only: dict[str, Any] = {"recomputations": ("none", "full"), "placements": False}
+    only: dict[str, Any] = {"recomputations": ("none", "full"), "axes": ("tp", "pp"), "placements": False}
     every = search_by_brute_force(SMALL, machine, job, TIGHT_RISK, **only)
     risks = {item.layout: planner.out_of_memory_risk(item.layout, item.ranks) for item in every}
     fastest = min(item.step_time.seconds for item in every if risks[item.layout] <= FITS_RISK)
@@ -183,7 +183,8 @@ def test_the_search_chooses_how_often_gradients_are_reduced(gib: float, software
 def test_a_stack_finds_the_best_of_what_it_runs() -> None:
     """Of all layouts of ours, those that ``refuse`` lets pass under the stack, and its config can be told."""
     machine, job = make_tight_machine(4, gib=1.5), FEW.replace(stack=stack("megatron-core"))
-    ours = Space(SMALL, FEW, world=4)
+    only: dict[str, Any] = {"recomputations": ("none", "mlp", "full"), "placements": False}
+    ours = Space(SMALL, FEW, world=4, **only)
     candidates = ours.expand(ours.partials, ours.partials.dp.nonzero()[0])
     candidates = ours.shard(ours.partials, ours.place(ours.partials, candidates))
     every = [ours.layout(ours.partials, candidates, at) for at in range(len(candidates.partial))]
@@ -196,7 +197,7 @@ def test_a_stack_finds_the_best_of_what_it_runs() -> None:
     assert 100 < len(runs) < len(every) / 2
     planner = Planner(model=SMALL, machine=machine, job=job)
     fitting = [item for item in map(planner.estimate, runs) if planner.fits(item.layout, item.ranks)]
-    result = search(model=SMALL, machine=machine, job=job, top=5)
+    result = search(model=SMALL, machine=machine, job=job, top=5, **only)
     best = result.best[0].step
     fastest = min((item.step_time.seconds, item.peak_bytes) for item in fitting)
     assert (best.time.step_seconds, best.memory.peak_bytes) == fastest
@@ -302,7 +303,8 @@ def test_the_layout_of_a_config_is_ranked_with_the_best() -> None:
 
 
 def test_a_search_without_a_fit_proposes_what_would_fit() -> None:
-    result = search(model=build_model("llama3-70b"), machine=NODE, job=JOB)
+    model, only = build_model("llama3-70b"), Where.parse("ac=none,full order=default")
+    result = search(model=model, machine=NODE, job=JOB, where=only)
     assert result.best == ()
     assert result.front == ()
     miss = result.misses[0]
@@ -315,8 +317,8 @@ def test_a_search_without_a_fit_proposes_what_would_fit() -> None:
     assert len(precisions) <= 1
     for name in (words.split()[1] for words in precisions):
         smaller = JOB.replace(precision=name)
-        assert Planner(model=build_model("llama3-70b"), machine=NODE, job=smaller).fits(Layout.parse(miss.layout))
-    few = search(model=build_model("llama3-70b"), machine=NODE, job=JOB.replace(global_batch=8))
+        assert Planner(model=model, machine=NODE, job=smaller).fits(Layout.parse(miss.layout))
+    few = search(model=model, machine=NODE, job=JOB.replace(global_batch=8), where=only)
     assert any(" ranks with gbs " in mend for miss in few.misses for mend in miss.fixes)
 
 
@@ -378,12 +380,14 @@ def test_a_search_by_cost_compares_with_the_cheapest() -> None:
 
 def test_a_search_by_cost_proposes_all_ranks_where_that_costs_the_same() -> None:
     machine, job = make_tight_machine(4, gib=64.0), FEW.replace(global_batch=64)
-    result = search(model=SMALL, machine=machine, job=job, by="cost", within=0.02)
+    only: dict[str, Any] = {"recomputations": ("none", "full"), "axes": ("tp", "pp"), "placements": False}
+    result = search(model=SMALL, machine=machine, job=job, by="cost", within=0.02, **only)
     assert result.proposal is not None
     proposed = result.proposal.choice
     assert proposed.gpu_hours <= 1.02 * result.best[0].gpu_hours
     by_world = [
-        search(model=SMALL, machine=machine, job=job, by="cost", worlds=(world,)).best[0] for world in (1, 2, 4)
+        search(model=SMALL, machine=machine, job=job, by="cost", top=1, worlds=(world,), **only).best[0]
+        for world in (1, 2, 4)
     ]
     similar = [best for best in by_world if best.gpu_hours <= 1.02 * result.best[0].gpu_hours]
     assert proposed.step.world == max(best.step.world for best in similar)
@@ -451,7 +455,8 @@ def test_few_sequences_on_many_ranks_are_first_searched_beyond_a_node() -> None:
     The first layout was then one that fits by any means, and none was found for large models of experts.
     """
     machine = with_ranks(NODE, 64)
-    assert search(model=EXPERTS, machine=machine, job=FEW.replace(global_batch=2), top=1).evaluated < 100
+    job, only = FEW.replace(global_batch=2), ("none", "full")
+    assert search(model=EXPERTS, machine=machine, job=job, top=1, recomputations=only).evaluated < 100
 
 
 @pytest.mark.long  # of 7 million layouts
@@ -488,7 +493,8 @@ def test_a_search_that_ends_at_its_work_limit_does_not_claim_that_nothing_fits()
     machine, job = make_tight_machine(4, gib=0.6), FEW.replace(global_batch=4)
 
     def find(**options: Any) -> SearchResult:
-        return search(model=EXPERTS, machine=machine, job=job, top=1, recomputations=("none", "full"), **options)
+        only: dict[str, Any] = {"recomputations": ("none", "full"), "placements": False}
+        return search(model=EXPERTS, machine=machine, job=job, top=1, **only, **options)
 
     limited, exact = find(work=SearchWork(exact_units=0)), find(exact=True)
     assert (limited.best, limited.undecided, exact.best, exact.undecided) == ((), True, (), False)
@@ -655,8 +661,9 @@ def test_no_single_change_is_faster_than_the_best_of_a_search_at_its_work_limit(
 
 def test_a_search_within_its_work_limit_is_exact() -> None:
     machine, job = make_tight_machine(4, gib=1.5), FEW.replace(global_batch=4)
-    limited = search(model=EXPERTS, machine=machine, job=job, top=5)
-    exact = search(model=EXPERTS, machine=machine, job=job, top=5, exact=True)
+    only: dict[str, Any] = {"recomputations": ("none", "moe", "full"), "placements": False}
+    limited = search(model=EXPERTS, machine=machine, job=job, top=5, **only)
+    exact = search(model=EXPERTS, machine=machine, job=job, top=5, exact=True, **only)
     assert limited.gap == 0
     assert limited.replace(seconds=0) == exact.replace(seconds=0)
 

@@ -42,12 +42,12 @@ def list_layouts(model: Model, where: Where = ANY) -> list[Estimate]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("model", "where"), mark_share(2, [(SHALLOW, ""), (SPARSE, "ac=none,full")]), ids=["dense", "moe"]
+    ("model", "where"), mark_share(2, [(SHALLOW, "ac=none,full"), (SPARSE, "ac=none,full")]), ids=["dense", "moe"]
 )
 def test_the_proposal_is_the_simplest_of_all_layouts_within_the_margin(model: Model, where: str) -> None:
     machine, job, only = make_tight_machine(4, gib=1.0), SHORT, Where.parse(where)
     every = list_layouts(model, only)
-    assert len(every) > 1000
+    assert len(every) > 500
     best = min(item.step_time.seconds for item in every)
     for within in (0.01, 0.3):
         whole = search(model=model, machine=machine, job=job, within=within, where=only)
@@ -133,9 +133,9 @@ def test_no_more_layouts_are_estimated_than_allowed() -> None:
 @pytest.mark.parametrize("first", mark_share(5, range(5)))
 def test_a_constrained_search_finds_the_best_of_those_that_meet_the_constraints(first: int) -> None:
     """Return each term once, together with two others."""
-    machine, job, every = make_tight_machine(4, gib=1.0), SHORT, list_layouts(SHALLOW)
+    machine, job, every = make_tight_machine(4, gib=1.0), SHORT, list_layouts(SHALLOW, Where.parse("ac=none,full"))
     terms = random.Random(5).sample(TERMS, len(TERMS))
-    where = Where.parse(" ".join(terms[first::5]))
+    where = Where.parse(" ".join(("ac=none,full", *terms[first::5])))
     left = [item for item in every if where.is_satisfied_by(item.layout)]
     assert len(left) > 100, str(where)
     result = search(model=SHALLOW, machine=machine, job=job, top=1, within=0.1, where=where)

@@ -226,7 +226,7 @@ def losses(module: nn.Module, lost: Any) -> list[float]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pair", [*mark_share(3, CASES), *GRADIENTS], indirect=True)
+@pytest.mark.parametrize("pair", [*mark_share(3, CASES), *mark_share(2, GRADIENTS)], indirect=True)
 def test_gradients_and_steps_are_those_of_transformers(pair: tuple[Any, HuggingFaceFolder]) -> None:
     theirs, folder = pair
     ours: Any = decoder(folder)
@@ -281,7 +281,7 @@ def save_imported(checkpoints: Path, source: Path) -> None:
     checkpoint.save(checkpoints, built=built, progress=progress, model=model, layout=layout, job=job)
 
 
-@pytest.mark.parametrize("pair", mark_share(4, GRADIENTS), indirect=True)
+@pytest.mark.parametrize("pair", mark_share(7, GRADIENTS), indirect=True)
 def test_transformers_loads_an_exported_folder(
     pair: tuple[Any, HuggingFaceFolder], forked: Fork, tmp_path: Path
 ) -> None:

@@ -165,7 +165,7 @@ publish_nf4 = partial(publish_four_bit, base=BASE_FORMATS["nf4"])
 @pytest.mark.parametrize(
     ("text", "kind", "base"),
     mark_share(
-        3,
+        5,
         [
             ("tp2", "lora", {"base": "nf4"}),
             ("dp2 zero3", "dora", {"base": "nf4"}),
@@ -309,10 +309,8 @@ def start(base: Path, layout: Layout, adapter: Adapter) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("name", "text", "adapter"),
     [
-        ("fp8", "tp2", Adapter(rank=3, base="fp8")),
-        ("mxfp4", "dp2 ep2", Adapter(rank=3, base="mxfp4", targets=("q_proj", "v_proj"))),
         *mark_share(
-            11,
+            13,
             [
                 ("fp8 of latents", "dp2 ep2 zero2", Adapter(rank=3, base="fp8", targets=("kv_b_proj", *ON_EXPERTS))),
                 ("fp8 of experts", "dp2 ep2 zero3 ac=full", Adapter(rank=3, base="fp8", targets=ON_EXPERTS)),
@@ -325,6 +323,8 @@ def start(base: Path, layout: Layout, adapter: Adapter) -> dict[str, Tensor]:
                 ("mxfp4", "dp2 ep2 zero3", Adapter(rank=3, base="bf16")),
                 ("fp8", "dp2 zero3", Adapter(kind="dora", rank=3, base="fp8")),
                 ("fp8", "dp2 zero3", Adapter(rank=3)),
+                ("fp8", "tp2", Adapter(rank=3, base="fp8")),
+                ("mxfp4", "dp2 ep2", Adapter(rank=3, base="mxfp4", targets=("q_proj", "v_proj"))),
                 ("mxfp4", "tp2", Adapter(rank=3)),
             ],
         ),

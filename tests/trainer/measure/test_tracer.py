@@ -180,7 +180,7 @@ OUTSIDE = ("embed.tokens", "head.norm", "head.out", "loss")
 def test_a_short_run_traces_its_last_step_and_a_long_one_every_other(
     forked: Fork, corpus: Path, tmp_path: Path
 ) -> None:
-    for steps, wanted, timed in ((3, [], 0), (4, [3], 0), (5, [4], 1), (9, [4, 6, 8], 3), (12, [4, 6, 8], 6)):
+    for steps, wanted, timed in ((3, [], 0), (4, [3], 0), (12, [4, 6, 8], 6)):
         run = make_run(tmp_path / str(steps), corpus, steps=steps)
         assert forked(1, list_traced_steps, run) == [(wanted, timed)]
     run = make_run(tmp_path / "more", corpus, steps=14).replace(trace_steps=5)
