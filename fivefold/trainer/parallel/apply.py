@@ -32,6 +32,8 @@ from fivefold.trainer.parallel.mesh import Ranks
 from fivefold.trainer.parallel.placement import ShardPlacement
 from fivefold.trainer.parallel.zero import ZeroUnit
 
+MAX_COMPILED_BLOCKS = 64  # graphs of one function: a block of each kind, with gradients and without
+
 
 class Applied(NamedTuple):
     """The ZeRO units of this rank, the store of deferred weight gradients, and the gradient reduction in flight.
@@ -107,9 +109,11 @@ def apply(module: Transformer, *, model: Model, layout: Layout, job: Job, ranks:
 def _make_compiler(table: Table) -> recompute.Compile:
     """Return torch.compile with the options that ``table`` needs.
 
-    If the table defers W, the compiler must not overwrite buffers that the weight gradient is computed from.
+    If the table defers W, the compiler must not overwrite buffers that the weight gradient is computed from. Each kind
+    of block is compiled with gradients and without: a hybrid has more of them than PyTorch's limit of 8 lets compile.
     """
     defers_wgrad = any(str(action).startswith("W") for row in table.rows for action in row)
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MAX_COMPILED_BLOCKS)
     return partial(
         torch.compile, options={"allow_buffer_reuse": False, "inplace_buffers": False} if defers_wgrad else None
     )

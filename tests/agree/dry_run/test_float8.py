@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
-from fivefold.planner.predict import Planner
+from fivefold.job import Job, get_recipe
+from fivefold.layout.spec import Layout
+from fivefold.machine.catalog import resolve
+from fivefold.planner.predict import Planner, predict
+from tests.agree.drawn import Drawn
 from tests.agree.dry_run.cases import Case
 from tests.agree.dry_run.compare import run
+from tests.agree.dry_run.drawn import list_miscounts
 from tests.agree.dry_run.matrix import WORST
+from tests.agree.parity.families import model_of
 from tests.selection import mark_share
 
 pytestmark = pytest.mark.slow
@@ -48,3 +56,22 @@ def test_the_planned_peak_includes_fp8_casts() -> None:
         for item in (case, case._replace(precision="bf16"))
     ]
     assert peaks[0] - peaks[1] == 1536 * (11008 + 4096) + 2 * 4
+
+
+@pytest.mark.parametrize("recipe", mark_share(4, ["fp8", "fp8-tiles", "mxfp8", "nvfp4"]))
+def test_experts_of_attention_stay_in_16_bits(recipe: str) -> None:
+    """They are counted as the trainer runs them, and take as long as in bf16."""
+    layout, machine = Layout.parse("dp2 zero2 mbs1"), resolve("b200:2", local=Path("/nowhere"))
+    model = model_of("jetmoe", layout).replace(layers=2)
+    jobs = [Job(sequence=16, global_batch=4, precision=get_recipe(name)) for name in (recipe, "bf16")]
+    assert list_miscounts(Drawn(0, model, layout, jobs[0])) == []
+    seconds = [
+        {
+            operation.name: operation.forward_seconds
+            for operation in predict(model=model, machine=machine, layout=layout, job=job).operations
+            if operation.name.startswith(("attention.experts", "attention.router"))
+        }
+        for job in jobs
+    ]
+    assert len(seconds[0]) == 3
+    assert seconds[0] == seconds[1]

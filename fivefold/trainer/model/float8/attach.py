@@ -1,7 +1,8 @@
-"""The layers whose GEMMs run in fp8: all linear layers and experts inside blocks.
+"""The layers whose GEMMs run in fp8: all linear layers and experts of an MLP inside blocks.
 
 Embedding, head, routers, norms and the core of attention stay in bf16 or fp32, as in torchao's converted models and
-in DeepSeek-V3 (arXiv:2412.19437 §3.3.1); per-layer inputs and the branch next to attention of Gemma 3n too.
+in DeepSeek-V3 (arXiv:2412.19437 §3.3.1); experts of attention, per-layer inputs and the branch next to attention of
+Gemma 3n too.
 """
 
 from __future__ import annotations
