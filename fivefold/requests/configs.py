@@ -152,7 +152,7 @@ def describe_notes(notes: ConfigNotes) -> Iterator[str]:
         key_list = "; ".join(f"{key.key}={key.value} ({key.means})" for key in notes.ignored)
         yield f"{notes.origin}: ignored as asked, so the answer is not of this config: {key_list}"
     if notes.launched_ranks is not None:
-        launched = f"{notes.launched_ranks} GPUs"
+        launched = f"{notes.launched_ranks} GPU{'s' if notes.launched_ranks > 1 else ''}"
         yield f"{notes.origin}: read as it is launched, on {launched}; its global batch is that of {launched}"
     if notes.approximated:
         key_list = "; ".join(f"{key.key}={key.value} ({key.means})" for key in notes.approximated)

@@ -249,6 +249,7 @@ def test_a_config_of_conversations_becomes_a_run_file_in_another_precision(
             "[parallelism]\ndata_parallel_shard_degree = 2\n",
             6,
         ),
+        ("mesh.yml", CONFIG.replace("steps: 2", "steps: 3") + "dp_shard_size: 2\n", 6),
     ],
 )
 def test_a_search_on_another_number_of_gpus_keeps_the_batch_of_the_config(

@@ -83,7 +83,7 @@ def to_job(config: ParsedConfig, overrides: Overrides) -> Reading:
     document, values = config.document, config.values
     kind = find_strategy(values.given)
     check_strategy(values)
-    ranks = resolve_world(document, overrides)
+    ranks = resolve_world(document, overrides, stated=document.ranks or _find_mesh_ranks(values, kind, overrides))
     preferences = read_preferences(values)
     model, missing = _read_model(values, document, config.model)
     if values["max_length"] is None and overrides.sequence is not None:
@@ -298,8 +298,7 @@ def _read_model(values: Values, document: Document, overrides: Model | None) -> 
 def _read_degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[str, Any]:
     """Return dp, cp, tp, and the sharding of weights and states."""
     tp = values[f"{PARALLEL}tp_size"]
-    cp = values.optional("sequence_parallel_degree") or values[f"{PARALLEL}cp_size"]
-    ulysses = values.to_int(f"{PARALLEL}sp_size")
+    cp, ulysses = _read_context_degrees(values)
     if cp > 1 and ulysses > 1:
         raise UserError(f"{values.origin}: cp_size={cp} and sp_size={ulysses}; accelerate takes one of them")
     cp = max(cp, ulysses)
@@ -337,6 +336,20 @@ def _read_degrees(values: Values, kind: str, ranks: int, per_node: int) -> dict[
         return fields | {"layout.zero": 0}
     _check_shards(values, dp)
     return fields | _read_fsdp(values, dp * cp, per_node)
+
+
+def _read_context_degrees(values: Values) -> tuple[int, int]:
+    """Return the sizes of a ring and of Ulysses."""
+    ring = values.optional("sequence_parallel_degree") or values[f"{PARALLEL}cp_size"]
+    return ring, values.to_int(f"{PARALLEL}sp_size")
+
+
+def _find_mesh_ranks(values: Values, kind: str, overrides: Overrides) -> int | None:
+    """Return the ranks of accelerate's mesh where a layout is searched, if its sizes leave none open."""
+    if not overrides.searches or kind != "fsdp" or values.given.get("expert_parallel_size"):
+        return None
+    copies, shards, tp = (values.to_int(f"{PARALLEL}{name}_size") for name in ("dp_replicate", "dp_shard", "tp"))
+    return copies * shards * tp * max(_read_context_degrees(values)) if shards > 1 else None
 
 
 def _check_shards(values: Values, dp: int) -> None:
