@@ -376,6 +376,10 @@ class Prices:
         drawn, applied = op.launches if self.launches_dropouts and any(op.launched_bytes) else (0, 0)
         if drawn:  # the mask of an adapter's input
             forward += self.memory_bound_seconds(op.launched_bytes[0]) + drawn * self.constants.smallest_kernel_seconds
+        dequantizing = op.dequantizing_kernels
+        if dequantizing > 1:
+            overhead = (dequantizing - 1) * self.constants.smallest_kernel_seconds
+            forward, dgrad = forward + overhead, dgrad + overhead * makes_dgrad
         cast_sizes = op.casts  # each cast is a kernel
         forward_casts = bool(cast_sizes.x) + bool(cast_sizes.weight)
         backward_casts = sum(
@@ -385,8 +389,12 @@ class Prices:
             forward,
             dgrad,
             wgrad,
-            launches + forward_casts + drawn,
-            op.backward_products * launches + backward_casts + applied + self._count_sums(op),
+            launches + forward_casts + dequantizing + drawn,
+            op.backward_products * launches
+            + backward_casts
+            + dequantizing * makes_dgrad
+            + applied
+            + self._count_sums(op),
         )
 
     def _count_sums(self, op: Op) -> int:

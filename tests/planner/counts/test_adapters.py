@@ -665,3 +665,20 @@ def test_a_base_in_fp8_is_dequantized_only_for_the_backward() -> None:
     assert down.backward_scratch == 2 * SMALL.width * SMALL.ffn
     assert down.keeps == plain["mlp.down"].keeps
     assert down.moved_cast_bytes == (0, 7 * SMALL.width * SMALL.ffn, 0)
+
+
+@pytest.mark.parametrize(("double", "kernels"), [(True, 3), (False, 1)])
+def test_double_quantization_runs_two_kernels_more_that_make_scales_in_fp32(double: bool, kernels: int) -> None:
+    """As dequantize_4bit of bitsandbytes: dequantize_blockwise, += offset, and the kernel that reads both."""
+    adapter = {"rank": 4, "base": "nf4", "double_quantization": double}
+    unit = Counts(SMALL, job(adapter, stack="ddp")).unit(LocalDegrees(sequences=1), Kind(slides=False, moe=False))
+    down = next(op for op in unit.ops if op.name == "mlp.down")
+    numel, scales = SMALL.width * SMALL.ffn, SMALL.width * SMALL.ffn // 64
+    packed, weight = numel // 2, 2 * numel
+    if double:
+        outer = 4 * -(-scales // 256) + 4
+        moved = (scales + outer + 4 * scales) + (4 * scales + 4 * scales) + (packed + 4 * scales + weight)
+    else:
+        moved = packed + 4 * scales + weight
+    assert down.moved_cast_bytes == (moved, moved, 0)
+    assert down.dequantizing_kernels == kernels

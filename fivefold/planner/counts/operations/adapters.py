@@ -622,17 +622,28 @@ def _freeze(op: Op, local: Local, adapter: Adapter | None) -> Op:
 
 
 def _dequantize(op: Op, local: Local, base: BaseFormat) -> Op:
-    """Return a product with a frozen weight that is dequantized before y and before dx, and freed after it."""
+    """Return a product with a frozen weight that is dequantized before y and before dx, and freed after it.
+
+    Of double quantization bitsandbytes makes fp32 scales first, by two kernels: dequantized, and with the offset added
+    (bitsandbytes@0.50.2:bitsandbytes/functional.py, ``dequantize_4bit``; all but short sequences run the same in the
+    forward: backends/cuda/ops.py, ``_dequant_linear_fallback``).
+    """
     _, out_features, in_features = op.shape
     experts = op.batch if op.name.startswith("moe.experts.") else 1
     numel = experts * out_features * in_features
     weight, scales = numel * local.width, 4 * ceil_div(numel, FOUR_BIT_BLOCK)
     moved = weight + base.count_bytes(experts, out_features, in_features)
-    scratch = weight
+    scratch, kernels = weight, 1
     if base.double_quantization and not local.job.stack.kernel_facts.fused_dequantization:
         # fp32 scales are freed before the product; its result is allocated after them
-        scratch = max(weight, weight + scales - sum(op.writes.values()))
-    return op._replace(forward_scratch=scratch, backward_scratch=weight, moved_cast_bytes=(moved, moved, 0))
+        scratch, kernels = max(weight, weight + scales - sum(op.writes.values())), 3
+        moved += 4 * scales  # written, read and written with the offset, and read
+    return op._replace(
+        forward_scratch=scratch,
+        backward_scratch=weight,
+        moved_cast_bytes=(moved, moved, 0),
+        dequantizing_kernels=kernels,
+    )
 
 
 def _dequantize_fp8(op: Op, local: Local, *, is_expert: bool) -> Op:

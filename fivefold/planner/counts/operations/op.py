@@ -96,6 +96,7 @@ class Op(NamedTuple):
     always_kept: tuple[str, ...] = ()  # written tensors that are kept even if the operation is recomputed
     casts: Float8Casts = Float8Casts()
     moved_cast_bytes: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
+    dequantizing_kernels: int = 0  # launched for a frozen weight in 4 bits before y, and again before dx
     cast_scratch_bytes: tuple[int, int] = (0, 0)  # bytes of casts in the backward: during dx; during the largest dW
     backward_products: int = 2  # forwards that the backward's FLOPs equal: 1 without dW or without dx, 0 without both
     accumulates_dgrad: bool = False  # adds the gradient of its input in place to that of other readers, if there is one
