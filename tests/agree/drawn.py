@@ -284,7 +284,7 @@ def _draw(chance: random.Random, number: int, frame: Frame) -> Drawn | None:
         job = _job(chance, layout).replace(adapter=Adapter() if frame.adapted else None)
         if frame.adapted:  # adapters are not modelled with the others, which most draws would have
             model = model.replace(**_draw_gate_fields(random.Random(f"{number} gates"), model))
-            model = _with_adapted_mixers(random.Random(f"{number} adapted mixers"), model, layout=layout)
+            model = _with_adapted_mixers(random.Random(chance.random()), model, layout=layout)
         else:
             model = _with_other_mixers_and_heads(chance, number, model, layout=layout)
         model = model.replace(**_draw_shape_fields(random.Random(f"{number} shapes"), model, tp=layout.tp))

@@ -688,7 +688,8 @@ PIPELINES = ("ends alone", "interleaved", "pairs of passes", "pp", "split backwa
 # Features, and those that no legal case holds with any of them: they exclude each other, or the trainer refuses them
 # by one line.
 IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
-    (SCANS, ("adapters", "documents", "freeze", "ring", *LENT_KEYS)),
+    (SCANS, ("documents", "freeze", "ring", *LENT_KEYS)),
+    (("lightning", "mamba", "negative eigenvalues", "rg lru"), ("adapters",)),
     (MIXTURES_OF_EXPERTS, ("dpo", "nosp", "sparse gates", "sub-norms", "wide shared layers", "xielu")),
     (("clamped experts",), (*INPUTS_OF_LAYERS, "gated shared expert", "plain mlp", "rg lru", "weighed inputs")),
     (("biased experts",), ("weighed inputs",)),
@@ -739,7 +740,7 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("norms by mixer",), (*INPUTS_OF_LAYERS, *LENT_KEYS, "adapters", "documents", "freeze", "no first norm", "ring")),
     (("normed stream", "parallel block"), (*INPUTS_OF_LAYERS, "no first norm", "norms by mixer", "post norm")),
     (("parallel block",), ("half layers", "normed stream")),
-    (("half layers",), (*INPUTS_OF_LAYERS, "adapters", "freeze")),
+    (("half layers",), (*INPUTS_OF_LAYERS, "freeze")),
     (("dropout",), INPUTS_OF_LAYERS),
     (INPUTS_OF_LAYERS, (*PIPELINES, "adapters", "etp", "freeze", "nosp", "tp", "zero3")),
     (LENT_KEYS, ("adapters", "freeze")),
