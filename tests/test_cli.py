@@ -81,7 +81,7 @@ def signals() -> object:
         (("predict", "nowhere/config.json", "h100:8", "dp8"), r"nowhere/config.json: no such file"),
         (("predict", "nano", "h100:8", ""), r"layout '' is empty; write for example .*"),
         (("ask", "changes", "nano", "h100:8", ""), r"layout '' is empty; write for example .*"),
-        (("predict", "a" * 300, "h100:8", "dp8"), r"unknown model 'a+…a+'; .fivefold models. lists all"),
+        (("predict", "a" * 300, "h100:8", "dp8"), r"unknown model 'a+…a+'; .fivefold models. lists all; or .*"),
         (("read", "a" * 300), r"a+…a+: too long for a file name; .*"),
         (("show", "a" * 300), r"a+…a+: too long for a file name; .*"),
         (("train", "a" * 300), r"a+…a+: too long for a file name; .*"),

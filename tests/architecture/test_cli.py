@@ -86,9 +86,9 @@ def test_the_readme_names_existing_commands_and_options(words: list[str], app: A
 
 def predict(code: str = "") -> subprocess.CompletedProcess[str]:
     script = f"from fivefold.cli import entry\nimport atexit, sys\n{code}\nentry()"
-    return subprocess.run(
-        [sys.executable, "-c", script, *PREDICT], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    command = [sys.executable, "-c", script, *PREDICT]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, env=environment)
 
 
 def test_predict_answers_cold_within_four_tenths_of_a_second() -> None:

@@ -12,10 +12,10 @@ from fivefold.adapter import Adapter
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.weights import count_adapters
 from tests.selection import mark_share
-from tests.third_party.test_adapters import job_of, train, train_with_peft
 
 peft = pytest.importorskip("peft")
 transformers = pytest.importorskip("transformers")
+from tests.third_party.test_adapters import job_of, train, train_with_peft  # noqa: E402 - which peft's absence skips
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing.*:FutureWarning")
 

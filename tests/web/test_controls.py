@@ -303,7 +303,7 @@ def test_a_job_value_that_the_layout_excludes_states_the_reason() -> None:
     assert reasons_by_stack["torchtitan"] == ""
     assert reasons_by_stack["megatron-core"].startswith("megatron-core does not support zero3")
     resolved, layout = resolve_question(model="deepseek-v3", machine="h800:512", layout="dp32 pp16 ep32", gbs=3840)
-    hybrid = resolve_question(model="lfm2-1.2b", machine="h100:8", layout="dp8 zero3", gbs=64)
+    hybrid = resolve_question(model="recurrentgemma-2b", machine="h100:8", layout="dp8 zero3", gbs=64)
     assert all("adapters are not modelled" in choice.reason for choice in list_job_choices(*hybrid)["adapter"])
     jobs = [  # of fields that no rule of a layout reads
         *(

@@ -322,13 +322,17 @@ def _read_deepspeed(values: Mapping[str, Any], origin: str) -> dict[str, Any]:
     return given
 
 
-def find_config_file(name: str, document: Document) -> Path | None:
-    """Return the path of a file that a config names from where it is, from a folder above, or from where it is run.
+def find_file_above(name: str, document: Document) -> Path | None:
+    """Return the path of a file that a config names from where it is, from a folder above, or from where it is run."""
+    return find_file(document, name, folders=[*list(document.folder.parents)[:3], Path()])
 
-    Else that of one next to the config with the last part of the name, of configs that name all files from one folder.
+
+def find_config_file(name: str, document: Document) -> Path | None:
+    """Return the path of a config that another one names, as ``find_file_above`` does.
+
+    Else that of one next to it with the last part of the name, of configs that name all files from one folder.
     """
-    path = find_file(document, name, folders=[*list(document.folder.parents)[:3], Path()])
-    return path or find_file(document, Path(name).name)
+    return find_file_above(name, document) or find_file(document, Path(name).name)
 
 
 def _load(name: str, document: Document) -> Document:

@@ -40,7 +40,7 @@ from fivefold.interop.huggingface.keys import (
     PREFIX,
     STAGE_3,
 )
-from fivefold.interop.huggingface.parse import find_config_file, find_strategy
+from fivefold.interop.huggingface.parse import find_file_above, find_strategy
 from fivefold.interop.keys import Values, is_number, to_list
 from fivefold.job import Recipe, get_recipe
 from fivefold.layout.names import Offloaded
@@ -286,7 +286,7 @@ def _read_model(values: Values, document: Document, overrides: Model | None) -> 
         values.mark_not_modelled("base_model_config", f"the config of {config_name}; what is counted is {model_name}")
     if model_name is None:
         return None, (NO_MODEL,)
-    if file := find_config_file(f"{model_name}/config.json", document):
+    if file := find_file_above(f"{model_name}/config.json", document):
         return catalog.resolve(str(file.parent)), ()
     if published := catalog.find_published(str(model_name)):
         return published, ()

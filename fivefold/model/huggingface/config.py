@@ -243,8 +243,8 @@ class Config(Record):
     indexer_types: tuple[str, ...] | None = None  # full: the layer chooses keys; shared: it takes those chosen before
     # the same in older keys: a letter or word for each layer, or a period that begins after some layers
     index_topk_pattern: str | tuple[str, ...] | None = None
-    index_topk_freq: int = 1
-    index_skip_topk_offset: int = 2
+    index_topk_freq: Layer = 1
+    index_skip_topk_offset: Layer = 2
 
     @model_validator(mode="before")
     @classmethod

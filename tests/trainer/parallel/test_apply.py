@@ -32,7 +32,8 @@ class Kind(nn.Module):
         return x
 
 
-def test_each_kind_of_block_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+@torch._dynamo.config.patch(recompile_limit=8)
+def test_each_kind_of_block_is_compiled() -> None:
     graphs: list[torch.fx.GraphModule] = []
 
     def collect(graph: torch.fx.GraphModule, _inputs: list[Tensor]) -> Callable[..., Any]:
@@ -40,7 +41,6 @@ def test_each_kind_of_block_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None
         return graph.forward
 
     torch._dynamo.reset()
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 8)
     _make_compiler(schedule("1f1b", pp=1, v=1, micro_batches=1))
     for number in range(KINDS):
         block = Kind(number)
