@@ -75,7 +75,18 @@ class SelfAttention(nn.Module):
 
     def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor | tuple[Tensor, ...]:
         """Apply attention: [R, D] → [R, D]; with keys and values [B, T, K, H], if later layers attend to them."""
-        heads, gate = self._compute_heads(x_RD, rows)
+        out, gate, lent = self._attend_rows(x_RD, rows)
+        if gate is not None:
+            out = self.run("attention.core.gate", self.kernels.gate_output, out, gate, self.gate_activation)
+            del gate
+        if self.out_norm is not None:
+            out = self.run("attention.out_norm", self.out_norm, out)
+        (out_RD,) = project(self.run, "attention.out", out, self.out, keys_B=rows.keys)
+        return out_RD if lent is None else (out_RD, *lent)
+
+    def _attend_rows(self, x_RD: Tensor, rows: RowInputs) -> tuple[Tensor, Any, tuple[Tensor, ...] | None]:
+        """Return the output of the core [R, N · H], what else ``_compute_heads`` returns, and k and v if lent."""
+        heads, carried = self._compute_heads(x_RD, rows)
         lent = heads[1:] if self.lends_kv else None
         if self.hooks is not None:
             heads = self.run("attention.enter", self.hooks.enter, *heads)
@@ -89,15 +100,7 @@ class SelfAttention(nn.Module):
             out_BTNH = join_chunks(out_BTNH, sequences=sequences, tokens=tokens)
         if self.hooks is not None:
             out_BTNH = self.run("attention.leave", self.hooks.leave, out_BTNH)
-        out = out_BTNH.flatten(2).flatten(0, 1)
-        del out_BTNH
-        if gate is not None:
-            out = self.run("attention.core.gate", self.kernels.gate_output, out, gate, self.gate_activation)
-            del gate
-        if self.out_norm is not None:
-            out = self.run("attention.out_norm", self.out_norm, out)
-        (out_RD,) = project(self.run, "attention.out", out, self.out, keys_B=rows.keys)
-        return out_RD if lent is None else (out_RD, *lent)
+        return out_BTNH.flatten(2).flatten(0, 1), carried, lent
 
     def _attend_in_pairs(self, heads: tuple[Tensor, ...], rows: RowInputs) -> Tensor:
         """Return the differences of pairs of heads [B, T, N/2, 2H]."""
@@ -120,8 +123,11 @@ class SelfAttention(nn.Module):
             out_BTNH = self.run(name, self.core, q, k, v, documents, self.sinks, keys)
         return out_BTNH
 
-    def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Tensor | None]:
-        """Compute q [B, T, N, H], k and v [B, T, K, H], rotated, from x [R, D]; and the gate, [R, N · H] or [R, N]."""
+    def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Any]:
+        """Compute q [B, T, N, H], k and v [B, T, K, H], rotated, from x [R, D]; and the gate, [R, N · H] or [R, N].
+
+        ``ExpertAttention`` has what its output needs of the routing in place of the gate.
+        """
         raise NotImplementedError
 
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.model.spec import Model
-from fivefold.trainer.model.attention import SelfAttention, split_heads
-from fivefold.trainer.model.chunked_attention import join_chunks
+from fivefold.trainer.model.attention import Heads, SelfAttention, split_heads
 from fivefold.trainer.model.experts import GroupedLinear
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.lora import project
@@ -42,6 +41,16 @@ class ExpertAttention(SelfAttention):
 
     def forward(self, x_RD: Tensor, rows: RowInputs) -> Tensor:
         """Apply attention: [R, D] → [R, D]."""
+        out, (share, permutation, offsets), _ = self._attend_rows(x_RD, rows)
+        out = self.run("attention.out.gather", _collect_heads, out, share, permutation, self.shape.kv_heads)
+        (out,) = self.run("attention.experts.out", self.experts.multiply, out, offsets, "out")
+        out_RD: Tensor = self.run("attention.combine", combine_copies, out, permutation, self.kernels)
+        if self.bias_out is not None:
+            out_RD = self.run("attention.bias", add_bias, out_RD, self.bias_out)
+        return out_RD
+
+    def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, tuple[Tensor, Permutation, Tensor]]:
+        """Compute q, k and v [B, T, heads, H], rotated; and the copies' weights, their order and the experts' ends."""
         logits = self.run("attention.router", self.routing.router, x_RD)
         weights, chosen = self.run("attention.topk", self.routing.choose_experts, logits, rows.keys)
         permutation = self.routing.permute(chosen)
@@ -58,25 +67,7 @@ class ExpertAttention(SelfAttention):
             tables = rows.rotary(sliding=self.has_sliding_rope)
             q = self.run("rope.q", self.kernels.rotate_first, q, *tables)
             k = self.run("rope.k", self.kernels.rotate_first, k, *tables)
-        heads = (q, k, v)
-        del q, k, v
-        if self.hooks is not None:
-            heads = self.run("attention.enter", self.hooks.enter, *heads)
-        sequences, tokens = heads[0].shape[:2]
-        out_BTNH = self._attend(heads, rows)
-        del heads
-        if out_BTNH.shape[1] != tokens or len(out_BTNH) != sequences:
-            out_BTNH = join_chunks(out_BTNH, sequences=sequences, tokens=tokens)
-        if self.hooks is not None:
-            out_BTNH = self.run("attention.leave", self.hooks.leave, out_BTNH)
-        out = out_BTNH.flatten(2).flatten(0, 1)
-        del out_BTNH
-        out = self.run("attention.out.gather", _collect_heads, out, share, permutation, self.shape.kv_heads)
-        (out,) = self.run("attention.experts.out", self.experts.multiply, out, offsets, "out")
-        out_RD: Tensor = self.run("attention.combine", combine_copies, out, permutation, self.kernels)
-        if self.bias_out is not None:
-            out_RD = self.run("attention.bias", add_bias, out_RD, self.bias_out)
-        return out_RD
+        return (q, k, v), (share, permutation, offsets)
 
 
 def _spread(rows: Tensor, permutation: Permutation, kv_heads: int) -> Tensor:
