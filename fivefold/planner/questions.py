@@ -126,6 +126,37 @@ def _find_largest_micro_batch_of_any_batch(
     return _answer_micro_batch(planner, layout.replace(mbs=size), remark)
 
 
+def add_full_recomputation(
+    answer: QuestionAnswer,
+    *,
+    model: Model,
+    machine: Machine,
+    job: Job,
+    layout: Layout,
+    risk: float = FITS_RISK,
+    is_batch_given: bool = True,
+) -> QuestionAnswer:
+    """Return the answer of ``find_largest_micro_batch`` with the larger one of full recomputation, and its price."""
+    full = layout.replace(ac="full", mbs=job.min_micro_batch)
+    if full.ac == layout.ac or not is_legal(full, model=model, job=job, machine=machine):
+        return answer
+    try:
+        other = find_largest_micro_batch(
+            model=model, machine=machine, job=job, layout=full, risk=risk, is_batch_given=is_batch_given
+        )
+    except UserError:
+        return answer
+    if other.value <= answer.value or not (answer.step_seconds and other.step_seconds):
+        return answer
+    batch = 1 if is_batch_given else other.value / answer.value  # of its step, over that of the answer
+    longer = other.step_seconds / answer.step_seconds / batch - 1
+    remark = (
+        f"with full recomputation (ac=full) {other.line} fit; each sequence takes {abs(longer):.1%} "
+        f"{'more' if longer > 0 else 'less'} time"
+    )
+    return answer.replace(remarks=(*answer.remarks, remark))
+
+
 def _answer_micro_batch(planner: Planner, layout: Layout, *remarks: str) -> QuestionAnswer:
     answer = _answer("largest micro-batch", f"{_count_sequences(layout)} at a time", layout.mbs, planner, layout)
     return answer.replace(remarks=remarks)

@@ -46,6 +46,7 @@ USED_BY: Mapping[str, Sequence[Question]] = {
     "assume": ("run", "tokens"),
     "noise": ("batch",),
 }
+SEARCHED_SEQUENCES = 8  # per GPU, of the batch for whose fastest layout `ask micro-batch` answers if none is given
 MAX_BATCHES_TRIED = 4  # by `ask tokens`, of which each is advised for the tokens of a run with the one before
 
 
@@ -119,6 +120,9 @@ def find_answers(
         return [_find_longest_run(model, machine, job, layout, limits=limits, site=site, stated=stated, risk=risk)]
     if question == "batch" and layout is None:
         job = plan_batch_stage(model, job.replace(ramp=None), tokens=validate_tokens(tokens), is_given=False)[1]
+    is_batch_given = "global_batch" in stated or job.ramp is not None
+    if question == "micro-batch" and layout is None and not is_batch_given:
+        job = job.replace(global_batch=SEARCHED_SEQUENCES * machine.ranks)
     budget = WorkBudget()
     chosen, remark = (layout, "") if layout else _choose_layout(question, model, machine, job, budget=budget, risk=risk)
     planner = get_planner(model, machine, job, risk)
@@ -129,8 +133,10 @@ def find_answers(
     answers: Sequence[Any]
     match question:
         case "micro-batch":
-            is_given = "global_batch" in stated or job.ramp is not None
-            answers = [questions.find_largest_micro_batch(**about, is_batch_given=is_given)]
+            largest = questions.find_largest_micro_batch(**about, is_batch_given=is_batch_given)
+            if layout is None:
+                largest = questions.add_full_recomputation(largest, **about, is_batch_given=is_batch_given)
+            answers = [largest]
         case "sequence":
             run = partial(search, model=model, machine=machine, top=1, within=UNRANKABLE_DIFFERENCE, risk=risk)
             answers = [

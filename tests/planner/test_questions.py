@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import fivefold as ff
 from fivefold.adapter import Adapter
 from fivefold.cli import app
 from fivefold.job import Job
@@ -91,6 +92,24 @@ def test_without_a_given_batch_only_memory_limits_the_micro_batch(words: str) ->
     assert fits(layout.replace(mbs=size), jobs[0])
     assert not fits(layout.replace(mbs=size + 1), jobs[1])
     assert peak(layout.replace(mbs=size), jobs[0]) == answer.memory_bytes
+
+
+@pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
+@pytest.mark.parametrize("given", [{}, {"gbs": 128}])
+def test_the_largest_micro_batch_of_a_chosen_layout_names_that_of_full_recomputation(given: dict[str, int]) -> None:
+    (answer,) = ff.ask("micro-batch", "llama3-8b", "h100:8", seq=8192, **given)
+    chosen = Layout.parse(str(answer.layout))
+    assert chosen.ac != "full"
+    (full,) = ff.ask("micro-batch", "llama3-8b", "h100:8", str(chosen.replace(ac="full", mbs=1)), seq=8192, **given)
+    assert full.value > answer.value
+    seconds = [
+        float(each.step_seconds or 0) / given.get("gbs", 2 * chosen.pp * chosen.dp * each.value)
+        for each in (answer, full)
+    ]
+    more = seconds[1] / seconds[0] - 1
+    words = f"with full recomputation (ac=full) {full.line} fit; each sequence takes {more:.1%} more time"
+    assert answer.remarks[-1] == words
+    assert not any("full recomputation" in remark for remark in full.remarks)
 
 
 @pytest.mark.slow
