@@ -67,8 +67,7 @@ class Fp8Tensor:
 
     def get_shape(self) -> list[int]:
         """Return the shape of the values."""
-        shape: list[int] = self.codes.get_shape()
-        return shape
+        return self.codes.get_shape()
 
     def get_dtype(self) -> str:
         """Return the name of the format."""

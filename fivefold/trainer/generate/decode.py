@@ -112,8 +112,7 @@ class CachedDecoder:
             rows = rows._replace(experts=experts)
         self.length = new.stop
         last_BD = x_RD.unflatten(0, tokens_BT.shape)[:, -1]
-        logits_BV: Tensor = self.module.head(last_BD, None, 1.0)
-        return logits_BV
+        return self.module.head(last_BD, None, 1.0)
 
     def forget(self) -> None:
         """Empty the caches, for another text."""

@@ -57,14 +57,12 @@ class AltUpLayer(nn.Module):
         """Return the parts [R, n, D] corrected by what the layer made of the first, ``first_RD`` → ``y_RD``."""
         numbers = self._route("altup.correct", y_RD, self.correct, masks=True)
         new_RD = self.run("altup.innovation", torch.sub, y_RD, first_RD)
-        corrected: Tensor = self.run("altup.correct.add", _correct, predicted, numbers, new_RD)
-        return corrected
+        return self.run("altup.correct.add", _correct, predicted, numbers, new_RD)
 
     def read_first(self, parts: Tensor) -> Tensor:
         """Return a copy [R, D] of the first part, scaled, from which the layer's input is made."""
         first_RD = self.run("altup.copy", _copy_first, parts)
-        scaled_RD: Tensor = self.run("altup.scale", torch.mul, first_RD, self.scale)
-        return scaled_RD
+        return self.run("altup.scale", torch.mul, first_RD, self.scale)
 
     def _route(self, name: str, x_RD: Tensor, matrix: SharedMatrix, *, masks: bool) -> Tensor:
         """Return the numbers that ``matrix`` makes of tanh(router(norm(x) / D)); ``masks``: as in ``_multiply``."""
@@ -75,8 +73,7 @@ class AltUpLayer(nn.Module):
         routed = self.run(f"{name}.act", _tanh, logits)
         del logits
         clip = self.clip if torch.is_grad_enabled() else None
-        numbers: Tensor = self.run(name, _multiply, routed, matrix.weight, clip, masks)
-        return numbers
+        return self.run(name, _multiply, routed, matrix.weight, clip, masks)
 
 
 class Laurel(nn.Module):
@@ -98,8 +95,7 @@ class Laurel(nn.Module):
         out_RD = self.run("laurel.norm", self.norm, out_RD)
         out_RD = self.run("laurel.add", torch.add, h_RD, out_RD)
         out_RD = self.run("laurel.join", torch.add, onto_RD, out_RD)
-        mean_RD: Tensor = self.run("laurel.mean", torch.mul, out_RD, 1 / sqrt(2))
-        return mean_RD
+        return self.run("laurel.mean", torch.mul, out_RD, 1 / sqrt(2))
 
 
 def make_projections(model: Model) -> nn.ModuleList | None:
@@ -112,14 +108,12 @@ def make_projections(model: Model) -> nn.ModuleList | None:
 
 def add_to_others(parts: Tensor, y_RD: Tensor) -> Tensor:
     """Return the parts of the stream, with ``y_RD`` added to all but the first."""
-    out: Tensor = _AddToOthers.apply(parts, y_RD)  # type: ignore[no-untyped-call]
-    return out
+    return _AddToOthers.apply(parts, y_RD)
 
 
 def match_magnitudes(first_RD: Tensor, *others_RD: Tensor) -> Tensor:
     """Return all parts [R, n, D]: ``first``, and the others made as large as it, by the root of their mean square."""
-    out: Tensor = _MatchMagnitudes.apply(first_RD, *others_RD)  # type: ignore[no-untyped-call]
-    return out
+    return _MatchMagnitudes.apply(first_RD, *others_RD)
 
 
 def _copy_first(parts: Tensor) -> Tensor:
@@ -128,18 +122,15 @@ def _copy_first(parts: Tensor) -> Tensor:
 
 
 def _mix(parts: Tensor, numbers: Tensor) -> Tensor:
-    out: Tensor = _Mix.apply(parts, numbers)  # type: ignore[no-untyped-call]
-    return out
+    return _Mix.apply(parts, numbers)
 
 
 def _correct(parts: Tensor, numbers: Tensor, new_RD: Tensor) -> Tensor:
-    out: Tensor = _Correct.apply(parts, numbers, new_RD)  # type: ignore[no-untyped-call]
-    return out
+    return _Correct.apply(parts, numbers, new_RD)
 
 
 def _tanh(x: Tensor) -> Tensor:
-    out: Tensor = _Tanh.apply(x)  # type: ignore[no-untyped-call]
-    return out
+    return _Tanh.apply(x)
 
 
 def _multiply(x: Tensor, weight: Tensor, clip: float | None, masks: bool) -> Tensor:
@@ -147,8 +138,7 @@ def _multiply(x: Tensor, weight: Tensor, clip: float | None, masks: bool) -> Ten
 
     ``masks``: elements beyond it get no gradient.
     """
-    out: Tensor = _Multiply.apply(x, weight, clip, masks)  # type: ignore[no-untyped-call]
-    return out
+    return _Multiply.apply(x, weight, clip, masks)
 
 
 class _Mix(torch.autograd.Function):
@@ -192,8 +182,7 @@ class _Tanh(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (out,) = ctx.saved_tensors
-        x_grad: Tensor = torch.ops.aten.tanh_backward(grad, out)
-        return x_grad
+        return torch.ops.aten.tanh_backward(grad, out)
 
 
 class _Multiply(torch.autograd.Function):

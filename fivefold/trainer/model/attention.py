@@ -116,12 +116,9 @@ class SelfAttention(nn.Module):
                 q, k, v = (split_chunks(x, chunk=self.chunk) for x in (q, k, v))
                 documents = None if documents is None else split_chunks(documents, chunk=self.chunk, fill=-1)
         del heads
-        out_BTNH: Tensor
         if isinstance(self.core, Unfused):
-            out_BTNH = self.core(q, k, v, documents, keys, run=self.run)
-        else:
-            out_BTNH = self.run(name, self.core, q, k, v, documents, self.sinks, keys)
-        return out_BTNH
+            return self.core(q, k, v, documents, keys, run=self.run)
+        return self.run(name, self.core, q, k, v, documents, self.sinks, keys)
 
     def _compute_heads(self, x_RD: Tensor, rows: RowInputs) -> tuple[Heads, Any]:
         """Compute q [B, T, N, H], k and v [B, T, K, H], rotated, from x [R, D]; and the gate, [R, N · H] or [R, N].
@@ -220,8 +217,7 @@ class GroupedAttention(SelfAttention):
         del q, k, halves
         vectors = (getattr(self, vector) for vector in LAMBDAS)
         settings = self.initial_factor, self.epsilon
-        out: Tensor = self.run("attention.core.difference", subtract_heads, *outs, *vectors, *settings)
-        return out
+        return self.run("attention.core.difference", subtract_heads, *outs, *vectors, *settings)
 
     def _make_queries(self, q: Tensor, rows: RowInputs) -> Tensor:
         """Return the queries [B, T, N, H] of a layer without keys and values of its own."""
@@ -364,8 +360,7 @@ def _append_key(k_BTNH: Tensor, key_BT1H: Tensor) -> Tensor:
 
 def _join(normed: Tensor, latent: Tensor) -> Tensor:
     """Return a latent [R, q_rank] after and before its norm, side by side."""
-    joined: Tensor = _Join.apply(normed, latent)  # type: ignore[no-untyped-call]
-    return joined
+    return _Join.apply(normed, latent)
 
 
 class _Join(torch.autograd.Function):

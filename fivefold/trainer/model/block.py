@@ -184,8 +184,7 @@ class Block(nn.Module):
         z_RD = self._add_branch("mlp", y_RD, d_RD, rows, name="norm2" if is_post else "norm2_post")
         if not self.adds_lent_experts:
             return z_RD
-        added_RD: Tensor = self.run("mlp.shortcut", torch.add, z_RD, rows.experts)
-        return added_RD
+        return self.run("mlp.shortcut", torch.add, z_RD, rows.experts)
 
     def _connect_branches(self, x_RnD: Tensor, rows: RowInputs, lent: list[Tensor]) -> Tensor:
         """Connect the streams [R, n, D] with attention and feed-forward, each of which reads the norm of a sum of them.
@@ -217,18 +216,15 @@ class Block(nn.Module):
         """Return the norm ``name`` of the stream, times its gate if it has one."""
         normed_RD: Tensor = self.run(name, getattr(self, name), x_RD)
         gate: NormGate | None = getattr(self, f"{name}_gate")
-        gated_RD: Tensor = normed_RD if gate is None else gate(normed_RD)
-        return gated_RD
+        return normed_RD if gate is None else gate(normed_RD)
 
     def _feed_forward(self, entry_RD: Tensor, rows: RowInputs) -> Tensor:
         """Return the output of the experts or of the MLP, of which the layer has one."""
         if self.moe is None:
             assert self.mlp is not None
             is_mixed = isinstance(self.mlp, ReceptanceMlp)
-            mlp_RD: Tensor = self.mlp(entry_RD, rows.tokens if is_mixed else rows.keys)
-            return mlp_RD
-        experts_RD: Tensor = self.moe(entry_RD, rows.keys, ids_BT=rows.ids)
-        return experts_RD
+            return self.mlp(entry_RD, rows.tokens if is_mixed else rows.keys)
+        return self.moe(entry_RD, rows.keys, ids_BT=rows.ids)
 
     def _join_experts(self, entry_RD: Tensor, stream_RD: Tensor, rows: RowInputs) -> Tensor:
         """Return the MLP's output plus that of the experts next to it.
@@ -248,20 +244,17 @@ class Block(nn.Module):
             del input_RD
             del router_RD
             e_RD = self.run("moe.output_norm", self.moe.output_norm, e_RD)
-        joined_RD: Tensor = self.run("moe.join", torch.add, d_RD, e_RD)
-        return joined_RD
+        return self.run("moe.join", torch.add, d_RD, e_RD)
 
     def _scale(self, name: str, x_RD: Tensor, factor: float) -> Tensor:
         """Return ``factor`` times a tensor of the layer; a factor of 1 is no operation."""
-        scaled_RD: Tensor = x_RD if factor == 1 else self.run(name, torch.mul, x_RD, factor)
-        return scaled_RD
+        return x_RD if factor == 1 else self.run(name, torch.mul, x_RD, factor)
 
     def _join_mixer(self, a_RD: Tensor, h_RD: Tensor, rows: RowInputs, *, factor: float) -> Tensor:
         """Return attention's output plus ``factor`` times that of the Mamba-2 next to it, which reads ``h_RD``."""
         assert self.mixer is not None
         m_RD = self._scale("mixer.out.scale", self.mixer(h_RD, rows), factor)
-        joined_RD: Tensor = self.run("mixer.join", torch.add, a_RD, m_RD)
-        return joined_RD
+        return self.run("mixer.join", torch.add, a_RD, m_RD)
 
     def _add_branch(self, branch: str, onto_RD: Tensor, out_RD: Tensor, rows: RowInputs, *, name: str) -> Tensor:
         """Return ``onto_RD`` plus the output of ``branch``, through the norm ``name`` if the block has one there.

@@ -16,14 +16,12 @@ def split_chunks(x: Tensor, *, chunk: int, fill: float = 0) -> Tensor:
     """Split sequences into chunks: [B, T, …] → [B · ⌈T / C⌉, C, …], the last chunk of a sequence padded."""
     if padding := -x.shape[1] % chunk:
         x = F.pad(x, (*(0, 0) * (x.dim() - 2), 0, padding), value=fill)
-    chunks: Tensor = x.unflatten(1, (-1, chunk)).flatten(0, 1)
-    return chunks
+    return x.unflatten(1, (-1, chunk)).flatten(0, 1)
 
 
 def join_chunks(x: Tensor, *, sequences: int, tokens: int) -> Tensor:
     """Reverse ``split_chunks`` for ``sequences`` of ``tokens``."""
-    joined: Tensor = x.unflatten(0, (sequences, -1)).flatten(1, 2)[:, :tokens]
-    return joined
+    return x.unflatten(0, (sequences, -1)).flatten(1, 2)[:, :tokens]
 
 
 def make_chunk_keys(keys_B: Tensor, *, chunks: int) -> Tensor:

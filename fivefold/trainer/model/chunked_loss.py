@@ -29,8 +29,7 @@ def chunked_loss(
     ``h``: [rows, D]; ``targets`` of any shape. If ``h`` requires a gradient the scalar is NaN until its backward, which
     may run once, has filled it in. ``into``: an element of another tensor, in which the scalar is stored then.
     """
-    total: Tensor = _Chunked.apply(h, out.matrix, targets, out, scale, loss, into)  # type: ignore[no-untyped-call]
-    return total
+    return _Chunked.apply(h, out.matrix, targets, out, scale, loss, into)
 
 
 class _Chunked(torch.autograd.Function):

@@ -28,8 +28,7 @@ def compute_initial_factor(layer: int) -> float:
 @exclude_from_graphs
 def repeat_halves(v_BTKH: Tensor) -> tuple[Tensor, Tensor]:
     """Return the first and the second half of the value heads, each twice: [B, T, K, H] each."""
-    halves: tuple[Tensor, Tensor] = _RepeatHalves.apply(v_BTKH)  # type: ignore[no-untyped-call]
-    return halves
+    return _RepeatHalves.apply(v_BTKH)
 
 
 @exclude_from_graphs
@@ -38,8 +37,7 @@ def subtract_heads(
 ) -> Tensor:
     """Return y [B, T, N/2, 2H] of the outputs of both cores; ``initial``: λ₀; q1 to k2 [H] make λ."""
     settings = initial, epsilon
-    out: Tensor = _SubtractHeads.apply(o1_BTNH, o2_BTNH, q1, k1, q2, k2, *settings)  # type: ignore[no-untyped-call]
-    return out
+    return _SubtractHeads.apply(o1_BTNH, o2_BTNH, q1, k1, q2, k2, *settings)
 
 
 class _RepeatHalves(torch.autograd.Function):

@@ -134,8 +134,7 @@ def apply_mask(x: Tensor, mask: Tensor, *, scale: float) -> Tensor:
 @exclude_from_graphs
 def apply_dropout(x: Tensor, keys: Tensor, rate: float) -> Tensor:
     """Apply dropout to ``x`` [..., D] by the ``keys`` [...] of its rows."""
-    out: Tensor = _Dropped.apply(x, keys, rate)  # type: ignore[no-untyped-call]
-    return out
+    return _Dropped.apply(x, keys, rate)
 
 
 class PlacedNoise(nn.Module):
@@ -175,8 +174,7 @@ class Dropout(PlacedNoise):
 
         ``keys_B``: keys of the sequences; ``tokens``: number of tokens of each sequence on this rank.
         """
-        out: Tensor = apply_dropout(x_RD, self.own_rows(self.make_row_keys(keys_B, tokens)), self.rate)
-        return out
+        return apply_dropout(x_RD, self.own_rows(self.make_row_keys(keys_B, tokens)), self.rate)
 
 
 class AdapterDropout(PlacedNoise):
@@ -194,5 +192,4 @@ class AdapterDropout(PlacedNoise):
     def draw(self, keys_B: Tensor, *, rows: int, columns: range) -> Tensor:
         """Return the mask [rows, columns] of this rank's rows of all sequences with keys ``keys_B``."""
         keys = self.make_keys_of_part(keys_B, rows=rows)
-        mask: Tensor = dropout_mask(keys, len(columns), self.rate, columns.start)
-        return mask
+        return dropout_mask(keys, len(columns), self.rate, columns.start)

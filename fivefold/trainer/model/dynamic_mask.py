@@ -41,15 +41,13 @@ def attend(run: Run, layer: DynamicMask, heads: tuple[Tensor, Tensor, Tensor], r
     numbers = run("attention.mask.act", make_numbers, numbers, layer.a)
     mask = run("attention.mask", make_mask, numbers, layer, rule, v.shape[1])
     del numbers
-    out: Tensor = run("attention.core", attend_masked, q, k, v, mask, rule.scale)
-    return out
+    return run("attention.core", attend_masked, q, k, v, mask, rule.scale)
 
 
 @exclude_from_graphs
 def make_numbers(logits: Tensor, a: Tensor) -> Tensor:
     """Return exp(a · softplus(logits)) of ``logits`` [R, K]."""
-    numbers: Tensor = _Numbers.apply(logits, a)  # type: ignore[no-untyped-call]
-    return numbers
+    return _Numbers.apply(logits, a)
 
 
 class _Numbers(torch.autograd.Function):
@@ -70,8 +68,7 @@ class _Numbers(torch.autograd.Function):
 @exclude_from_graphs
 def make_mask(numbers: Tensor, layer: DynamicMask, rule: AttentionMask, tokens: int) -> Tensor:
     """Return the mask [B, N, T, S] of the ``numbers`` [B · T, K] of keys: −∞ where a query does not see the key."""
-    mask: Tensor = _Mask.apply(numbers, layer.keep, layer.group, rule.window, tokens)  # type: ignore[no-untyped-call]
-    return mask
+    return _Mask.apply(numbers, layer.keep, layer.group, rule.window, tokens)
 
 
 class _Mask(torch.autograd.Function):
@@ -97,8 +94,7 @@ class _Mask(torch.autograd.Function):
 @exclude_from_graphs
 def attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Return softmax(q·kᵀ·scale + mask)·v [B, T, N, H of v]."""
-    out: Tensor = _Attend.apply(q, k, v, mask, scale)  # type: ignore[no-untyped-call]
-    return out
+    return _Attend.apply(q, k, v, mask, scale)
 
 
 class _Attend(torch.autograd.Function):
@@ -144,5 +140,4 @@ def _compute_scores(q: Tensor, k: Tensor, mask: Tensor, scale: float) -> Tensor:
 
 def _group(x: Tensor, kv_heads: int) -> Tensor:
     """Group query heads by key head: [B, N, T, …] → [B, K, N / K · T, …]."""
-    grouped: Tensor = x.unflatten(1, (kv_heads, -1)).flatten(2, 3)
-    return grouped
+    return x.unflatten(1, (kv_heads, -1)).flatten(2, 3)

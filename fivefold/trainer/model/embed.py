@@ -33,8 +33,7 @@ Places = Callable[[], Tensor]
 
 def _make_table(rows: int, width: int) -> nn.Embedding:
     """Return an embedding table that is not initialized, like all weights here."""
-    table: nn.Embedding = nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
-    return table
+    return nn.Embedding.from_pretrained(torch.empty(rows, width), freeze=False)
 
 
 class Embed(nn.Module):
@@ -75,7 +74,6 @@ class Embed(nn.Module):
         sequences, for dropout.
         """
         ids = tokens_BT.flatten()
-        x_RD: Tensor
         if isinstance(self.tokens, embed_lora.AdaptedTable) and has_adapters_on():
             low = self.run("embed.tokens.lora_a", embed_lora.lower, ids, self.tokens)
             x_RD = self.run("embed.tokens", embed_lora.raise_, low, ids, self.tokens)
@@ -99,8 +97,7 @@ class Embed(nn.Module):
         if self.drop is not None and keys_B is not None:
             x_RD = self.run("embed.dropout", self.drop, x_RD, keys_B, tokens)
         if self.streams is not None:
-            streams_RnD: Tensor = self.run("embed.streams", repeat_streams, x_RD, self.streams)
-            return streams_RnD
+            return self.run("embed.streams", repeat_streams, x_RD, self.streams)
         if not self.makes_inputs:
             return x_RD
         inputs = make_inputs(self.run, self, ids, x_RD, layers=self.layers)
@@ -126,8 +123,7 @@ class _AddPositions(torch.autograd.Function):
 
 def add_positions(x_RD: Tensor, table: Tensor, places: Places) -> Tensor:
     """Return ``x`` plus the row of ``table`` at the place of each of its rows."""
-    out: Tensor = _AddPositions.apply(x_RD, table, places)  # type: ignore[no-untyped-call]
-    return out
+    return _AddPositions.apply(x_RD, table, places)
 
 
 def add_sinusoids(x_RD: Tensor, places: Places, has_endpoint: bool) -> Tensor:

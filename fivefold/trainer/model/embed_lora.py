@@ -42,14 +42,12 @@ def attach_to_table(table: nn.Embedding, adapter: Adapter) -> None:
 
 def lower(ids: Tensor, table: AdaptedTable) -> Tensor:
     """Return low = A[:, ids]ᵀ [R, rank]."""
-    low: Tensor = _LowerIds.apply(ids, table.lora_a)  # type: ignore[no-untyped-call]
-    return low
+    return _LowerIds.apply(ids, table.lora_a)
 
 
 def raise_(low: Tensor, ids: Tensor, table: AdaptedTable) -> Tensor:
     """Return the rows [R, D] of the table, with the update."""
-    out: Tensor = _RaiseIds.apply(low, ids, table)  # type: ignore[no-untyped-call]
-    return out
+    return _RaiseIds.apply(low, ids, table)
 
 
 class _LowerIds(torch.autograd.Function):

@@ -74,8 +74,7 @@ def _spread(rows: Tensor, permutation: Permutation, kv_heads: int) -> Tensor:
     """Order rows by expert [n, K · H] by token and key head: [R, K · k · H]."""
     places = permutation.places.view(len(permutation.starts), 1, -1)
     heads = torch.arange(kv_heads, device=rows.device)[:, None]
-    spread: Tensor = rows.unflatten(1, (kv_heads, -1))[places, heads].flatten(1)
-    return spread
+    return rows.unflatten(1, (kv_heads, -1))[places, heads].flatten(1)
 
 
 def _collect(rows: Tensor, permutation: Permutation, kv_heads: int) -> Tensor:
@@ -118,11 +117,9 @@ class _CollectHeads(torch.autograd.Function):
 
 @exclude_from_graphs
 def _spread_heads(rows: Tensor, permutation: Permutation, kv_heads: int) -> Tensor:
-    spread: Tensor = _SpreadHeads.apply(rows, permutation, kv_heads)  # type: ignore[no-untyped-call]
-    return spread
+    return _SpreadHeads.apply(rows, permutation, kv_heads)
 
 
 @exclude_from_graphs
 def _collect_heads(rows: Tensor, share: Tensor, permutation: Permutation, kv_heads: int) -> Tensor:
-    collected: Tensor = _CollectHeads.apply(rows, share, permutation, kv_heads)  # type: ignore[no-untyped-call]
-    return collected
+    return _CollectHeads.apply(rows, share, permutation, kv_heads)

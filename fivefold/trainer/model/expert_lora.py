@@ -44,19 +44,16 @@ def gate_up(run: Run, experts: Experts, x: Tensor, offsets: Tensor) -> tuple[Ten
     """Run ``experts.gate_up`` with its adapters, if it has some, as the operation ``moe.experts.gate_up``."""
     name = "moe.experts.gate_up"
     if "gate_up" not in experts.lora_scales or not has_adapters_on():
-        outs: tuple[Tensor, ...] = run(name, experts.gate_up, x, offsets)
-        return outs
+        return run(name, experts.gate_up, x, offsets)
     low = run(f"{name}.lora_a", lower, x, offsets, experts, "gate_up")
-    raised: tuple[Tensor, ...] = run(name, raise_, x, low, offsets, experts, "gate_up")
-    return raised
+    return run(name, raise_, x, low, offsets, experts, "gate_up")
 
 
 def project_down(run: Run, experts: Experts, m: Tensor, share: Tensor, offsets: Tensor) -> Tensor:
     """Run ``experts.project_down`` with its adapter, if it has one, as the operation ``moe.experts.down``."""
     name = "moe.experts.down"
     if "down" not in experts.lora_scales or not has_adapters_on():
-        out: Tensor = run(name, experts.project_down, m, share, offsets)
-        return out
+        return run(name, experts.project_down, m, share, offsets)
     low = run(f"{name}.lora_a", lower, m, offsets, experts, "down")
     (raised,) = run(name, raise_, m, low, offsets, experts, "down", share)
     return cast(Tensor, raised)
@@ -66,8 +63,7 @@ def project_down(run: Run, experts: Experts, m: Tensor, share: Tensor, offsets: 
 def lower(x: Tensor, offsets: Tensor, experts: Experts, shared: str) -> Tensor:
     """Return low = x A_eᵀ [n, rank] of rows ``x`` [n, in]; ``shared``: gate_up or down."""
     factor = None if x.requires_grad else experts.get_parameter(f"{shared}_lora_a")
-    low: Tensor = _LowerExperts.apply(x, factor, offsets, experts, shared)  # type: ignore[no-untyped-call]
-    return low
+    return _LowerExperts.apply(x, factor, offsets, experts, shared)
 
 
 @exclude_from_graphs
@@ -76,7 +72,7 @@ def raise_(
 ) -> tuple[Tensor, ...]:
     """Return the outputs of the experts on rows ``x``, with their adapters; ``share``: routing weights, of down."""
     names = experts.entries if shared == "gate_up" else ("down",)
-    outs: tuple[Tensor, ...] = _RaiseExperts.apply(x, low, offsets, experts, names)  # type: ignore[no-untyped-call]
+    outs: tuple[Tensor, ...] = _RaiseExperts.apply(x, low, offsets, experts, names)
     return tuple(experts.apply_bias(y, name, offsets, share) for y, name in zip(outs, names, strict=True))
 
 

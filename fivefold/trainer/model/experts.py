@@ -28,8 +28,7 @@ Ends = Callable[[Tensor, int], list[int]]
 
 def read_ends(offsets: Tensor, rows: int) -> list[int]:
     """Return ``offsets`` [E], the end of each expert's rows, as a list. Synchronizes host and device."""
-    ends: list[int] = offsets.tolist()
-    return ends
+    return offsets.tolist()
 
 
 class GroupedGemms:
@@ -209,8 +208,7 @@ def _expert_of_rows(rows: Tensor, offsets: Tensor) -> Tensor:
 def multiply_by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
     """Multiply rows [n, in] by their group's ``weights`` [E, in, out] → [n, out]; groups end at ``offsets`` [E]."""
     if _needs_fp32(x):
-        product: Tensor = mm_by_group(x, weights, offsets)
-        return product
+        return mm_by_group(x, weights, offsets)
     if _supports_grouped_mm(x, weights, weights.shape[2]):
         return F.grouped_mm(x, weights, offs=offsets)
     out = x.new_empty(x.shape[0], weights.shape[2])
@@ -222,8 +220,7 @@ def multiply_by_group(x: Tensor, weights: Tensor, offsets: Tensor, ends: Ends = 
 def sum_by_group(gradient: Tensor, x: Tensor, offsets: Tensor, ends: Ends = read_ends) -> Tensor:
     """Multiply ``gradient`` [n, out]ᵀ by ``x`` [n, in] in each group → [E, out, in]; 0 for a group without rows."""
     if _needs_fp32(x):
-        product: Tensor = mm_by_group(gradient.t(), x, offsets)
-        return product
+        return mm_by_group(gradient.t(), x, offsets)
     if _supports_grouped_mm(gradient, x, x.shape[1]):
         return F.grouped_mm(gradient.t(), x, offs=offsets)
     out = x.new_empty(offsets.shape[0], gradient.shape[1], x.shape[1])
@@ -256,8 +253,7 @@ def mm_by_group(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
 @mm_by_group.register_fake
 def _empty_product(left: Tensor, right: Tensor, offsets: Tensor) -> Tensor:
     shape = (left.shape[0], right.shape[2]) if right.dim() == 3 else (*offsets.shape, left.shape[0], right.shape[1])
-    out: Tensor = left.new_empty(shape)
-    return out
+    return left.new_empty(shape)
 
 
 def _supports_grouped_mm(x: Tensor, other: Tensor, columns: int) -> bool:
@@ -277,11 +273,9 @@ def _list_slices(ends: list[int]) -> list[slice]:
 @exclude_from_graphs
 def _grouped_linears(x: Tensor, offsets: Tensor, experts: GroupedLinear, names: tuple[str, ...]) -> tuple[Tensor, ...]:
     weight = experts.get_parameter(names[0])
-    products: tuple[Tensor, ...] = _GroupedLinears.apply(x, weight, offsets, experts, names)  # type: ignore[no-untyped-call]
-    return products
+    return _GroupedLinears.apply(x, weight, offsets, experts, names)
 
 
 @exclude_from_graphs
 def _add_bias(y: Tensor, share: Tensor | None, bias: Tensor, offsets: Tensor, experts: Experts) -> Tensor:
-    biased: Tensor = _AddBias.apply(y, share, bias, offsets, experts)  # type: ignore[no-untyped-call]
-    return biased
+    return _AddBias.apply(y, share, bias, offsets, experts)

@@ -114,8 +114,7 @@ class Flash:
             place = place_in(rule.layer, PROBABILITIES)
             chunks = len(q_BTNH) // len(keys_B)
             noise = DropoutNoise(keys_B, rule.dropout, place, self.heads.first_index(q_BTNH.shape[2]), chunks=chunks)
-        out: Tensor = self._attend_by_blocks(q_BTNH, k_BTKH, v_BTKH, sinks_N, rule, documents_BT, noise)
-        return out
+        return self._attend_by_blocks(q_BTNH, k_BTKH, v_BTKH, sinks_N, rule, documents_BT, noise)
 
     @exclude_from_graphs
     def _attend_by_blocks(
@@ -131,8 +130,7 @@ class Flash:
         """Attend with our own autograd function, document by document if ``documents_BT`` is given."""
         spans = None if documents_BT is None else list_self_attention_spans(documents_BT)
         rank = self.heads.rank
-        out: Tensor = _FlashAttention.apply(q, k, v, sinks, rule, spans, rank, noise)  # type: ignore[no-untyped-call]
-        return out
+        return _FlashAttention.apply(q, k, v, sinks, rule, spans, rank, noise)
 
 
 class _FlashAttention(torch.autograd.Function):

@@ -39,13 +39,11 @@ class HyperConnection(nn.Module):
     def forward(self, x_RnD: Tensor) -> tuple[Tensor, Tensor]:
         """Return what the branch reads, [R, D], and the numbers a [R, C] from which ``mix`` adds its output."""
         weights = self.weight, self.bias, self.scale
-        collapsed: tuple[Tensor, Tensor] = self.run(self.name, collapse, x_RnD, *weights, self)
-        return collapsed
+        return self.run(self.name, collapse, x_RnD, *weights, self)
 
     def mix(self, x_RnD: Tensor, branch_RD: Tensor, numbers: Tensor) -> Tensor:
         """Return the streams [R, n, D] after a branch, whose output is [R, D]."""
-        mixed: Tensor = self.run(f"{self.name}.mix", mix, x_RnD, branch_RD, numbers, self.hyper)
-        return mixed
+        return self.run(f"{self.name}.mix", mix, x_RnD, branch_RD, numbers, self.hyper)
 
 
 def repeat_streams(x_RD: Tensor, streams: int) -> Tensor:
@@ -57,14 +55,12 @@ def collapse(
     x_RnD: Tensor, weight: Tensor, bias: Tensor, scale: Tensor, connection: HyperConnection
 ) -> tuple[Tensor, Tensor]:
     """Return Σ pre_j x_j [R, D], and the numbers a [R, C]."""
-    out: tuple[Tensor, Tensor] = _CollapseStreams.apply(x_RnD, weight, bias, scale, connection)  # type: ignore[no-untyped-call]
-    return out
+    return _CollapseStreams.apply(x_RnD, weight, bias, scale, connection)
 
 
 def mix(x_RnD: Tensor, branch_RD: Tensor, numbers: Tensor, hyper: HyperConnections) -> Tensor:
     """Return post_k · branch + Σ comb_jk x_j, or + x_k: [R, n, D]."""
-    out: Tensor = _MixStreams.apply(x_RnD, branch_RD, numbers, hyper)  # type: ignore[no-untyped-call]
-    return out
+    return _MixStreams.apply(x_RnD, branch_RD, numbers, hyper)
 
 
 class _CollapseStreams(torch.autograd.Function):
@@ -161,8 +157,7 @@ class Sinkhorn:
         """Return the gradient of the numbers [R, n, n] from that of ``comb``."""
         for dim, sums, result in reversed(self.steps):
             gradient = (gradient - (gradient * result).sum(dim, keepdim=True)) / sums
-        logits_gradient: Tensor = torch.ops.aten._softmax_backward_data(gradient, self.softmax, -1, gradient.dtype)
-        return logits_gradient
+        return torch.ops.aten._softmax_backward_data(gradient, self.softmax, -1, gradient.dtype)
 
 
 def _make_pre(numbers: Tensor, hyper: HyperConnections) -> Tensor:

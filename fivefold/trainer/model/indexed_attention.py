@@ -69,8 +69,7 @@ class IndexedAttention(LatentAttention):
 
 def _join_queries(absorbed: Tensor, q_BTNH: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Append the last dims of each head, rotated, to its query of the latent: → [R, N, kv_rank + rope_dim]."""
-    joined: Tensor = _JoinQueries.apply(absorbed, q_BTNH, cos, sin)  # type: ignore[no-untyped-call]
-    return joined
+    return _JoinQueries.apply(absorbed, q_BTNH, cos, sin)
 
 
 class _JoinQueries(torch.autograd.Function):

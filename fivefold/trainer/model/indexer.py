@@ -71,8 +71,7 @@ class LightningIndexer(nn.Module):
 
 def disable_gradient(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """Return ``function`` under ``torch.no_grad``."""
-    wrapped: Callable[..., Tensor] = torch.no_grad()(function)
-    return wrapped
+    return torch.no_grad()(function)
 
 
 @disable_gradient
@@ -82,8 +81,7 @@ def _project(x: Tensor, weight: Tensor) -> Tensor:
 
 @disable_gradient
 def _normalize(x: Tensor, norm: LayerNorm) -> Tensor:
-    normed: Tensor = norm(x)
-    return normed
+    return norm(x)
 
 
 @disable_gradient
@@ -95,5 +93,4 @@ def _rotate(x_RNH: Tensor, cos: Tensor, sin: Tensor, first: int) -> Tensor:
 
 @disable_gradient
 def _choose(q: Tensor, k: Tensor, w: Tensor, first: int, tokens: int, topk: int, documents: Tensor | None) -> Tensor:
-    chosen: Tensor = choose_keys(q, k, w, first, tokens, topk, documents)
-    return chosen
+    return choose_keys(q, k, w, first, tokens, topk, documents)

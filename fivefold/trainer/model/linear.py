@@ -115,8 +115,7 @@ class LinearGemms:
 
     def wgrad(self, gradient: Tensor, columns: Any) -> Tensor | Cast:
         """Return the weight gradient ``gᵀ x`` [out, in] of ``gradient`` g [R, out]; ``columns``: x as prepared."""
-        product: Tensor = gradient.t() @ columns
-        return product
+        return gradient.t() @ columns
 
     def add_wgrad(self, gradient: Tensor, columns: Tensor, buffer: GradBuffer) -> None:
         """Add the weight gradient (see ``wgrad``) to ``buffer``, or write it there if the buffer is fresh."""
@@ -204,8 +203,7 @@ class Linear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Apply the layer: [R, in] → [R, out]."""
-        out: Tensor = fused_linears(x, self)[0]
-        return out
+        return fused_linears(x, self)[0]
 
 
 CompiledCall = Callable[[Tensor, tuple[Linear, ...]], tuple[Tensor, ...]]
@@ -219,8 +217,7 @@ def fused_linears(x: Tensor, *linears: Linear) -> tuple[Tensor, ...]:
     compiled_call = linears[0].compiled_call
     if compiled_call is not None and torch.compiler.is_compiling():
         return compiled_call(x, linears)
-    outs: tuple[Tensor, ...] = _apply_eagerly(x, linears)
-    return outs
+    return _apply_eagerly(x, linears)
 
 
 @exclude_from_graphs
@@ -228,8 +225,7 @@ def _apply_eagerly(x: Tensor, linears: tuple[Linear, ...]) -> tuple[Tensor, ...]
     weight = None
     if not x.requires_grad:  # a trained one, if there is any
         weight = next((linear.matrix for linear in linears if linear.matrix.requires_grad), linears[0].matrix)
-    products: tuple[Tensor, ...] = _FusedLinears.apply(x, weight, linears)  # type: ignore[no-untyped-call]
-    return products
+    return _FusedLinears.apply(x, weight, linears)
 
 
 def accumulate_grad(weight: Tensor, gradient: Tensor | Cast) -> None:

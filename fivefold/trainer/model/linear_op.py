@@ -47,8 +47,7 @@ def _get_layers(tokens: list[Tensor]) -> tuple[Linear, ...]:
 def products(x: Tensor, layers: tuple[Linear, ...]) -> tuple[Tensor, ...]:
     """Compute ``fused_linears`` in a graph, whose compiler allocates the products; only dW is a custom operation."""
     tokens, weights, biases = zip(*((layer.token, layer.matrix, layer.bias) for layer in layers), strict=True)
-    outs: tuple[Tensor, ...] = _Products.apply(x, len(layers), *tokens, *weights, *biases)  # type: ignore[no-untyped-call]
-    return outs
+    return _Products.apply(x, len(layers), *tokens, *weights, *biases)
 
 
 class _Products(torch.autograd.Function):

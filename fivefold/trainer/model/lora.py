@@ -105,7 +105,6 @@ def project(run: Run, name: str, x: Tensor, *linears: Linear, keys_B: Tensor | N
     Each layer with DoRA's magnitudes adds one, before which it may end too.
     """
     leaders = _list_leaders(linears) if _Switch.is_on else []
-    outs: tuple[Tensor, ...]
     if leaders:
         rows, *lows = run(f"{name}.lora_a", lower, x, keys_B, *leaders)  # followed by the masks of dropout
         outs = run(name, raise_, linears, x, rows, *lows)
@@ -129,8 +128,7 @@ def lower(x: Tensor, keys_B: Tensor | None, *leaders: Linear) -> tuple[Tensor, .
     from which masks are drawn; None: no dropout. Rows and masks have no gradient.
     """
     factor = None if x.requires_grad else leaders[0].lora_a  # autograd calls the backward if one input has a gradient
-    out: tuple[Tensor, ...] = _Lower.apply(x, factor, keys_B, leaders)  # type: ignore[no-untyped-call]
-    return out
+    return _Lower.apply(x, factor, keys_B, leaders)
 
 
 def raise_(linears: tuple[Linear, ...], x: Tensor, rows: Tensor, *lows: Tensor) -> tuple[Tensor, ...]:
@@ -139,14 +137,12 @@ def raise_(linears: tuple[Linear, ...], x: Tensor, rows: Tensor, *lows: Tensor) 
     ``lows``: the low-rank activations x·Aᵀ of the adapters, followed by the masks of their dropout if there is one.
     With magnitudes the outputs are those to ``rescale``, followed by the norms of the rows of each updated weight.
     """
-    outs: tuple[Tensor, ...] = _Raise.apply(x, rows, linears, *lows)  # type: ignore[no-untyped-call]
-    return outs
+    return _Raise.apply(x, rows, linears, *lows)
 
 
 def rescale(linear: Linear, z: Tensor, norms: Tensor) -> Tensor:
     """Return the output of ``linear`` with DoRA: ``z`` [R, out] times m / n; ``norms``: n [out] in fp32."""
-    out: Tensor = _Rescale.apply(z, norms, linear)  # type: ignore[no-untyped-call]
-    return out
+    return _Rescale.apply(z, norms, linear)
 
 
 class _Lower(torch.autograd.Function):

@@ -85,8 +85,7 @@ class Mlp(nn.Module):
 
 def sparsify(gate: Tensor, deviations: float) -> Tensor:
     """Return max(gate − (mean + ``deviations`` · deviation), 0), with mean and deviation of each row [R, F]."""
-    out: Tensor = _Sparsify.apply(gate, deviations)  # type: ignore[no-untyped-call]
-    return out
+    return _Sparsify.apply(gate, deviations)
 
 
 class _Sparsify(torch.autograd.Function):

@@ -54,8 +54,7 @@ class TokenDispatcher:
 
     def offsets(self, plan: Any) -> Tensor:
         """Return the end of the received rows of each expert of this rank: [local experts], int32."""
-        ends: Tensor = plan.cumsum(0, dtype=torch.int32)
-        return ends
+        return plan.cumsum(0, dtype=torch.int32)
 
     def combine(self, rows: Tensor, plan: Any) -> Tensor:
         """Send the experts' outputs [n', D] back → [n, D] in the order of ``send``."""
@@ -71,8 +70,7 @@ class SharedGate(nn.Module):
 
     def forward(self, x_RD: Tensor, shared_RD: Tensor) -> Tensor:
         """Multiply the shared experts' output by the factors of the rows ``x``."""
-        out_RD: Tensor = _GateShared.apply(x_RD, shared_RD, self.weight)  # type: ignore[no-untyped-call]
-        return out_RD
+        return _GateShared.apply(x_RD, shared_RD, self.weight)
 
 
 class _GateShared(torch.autograd.Function):
@@ -173,8 +171,7 @@ class Moe(ExpertRouting):
         if self.activation not in WEIGHTED:
             return self.kernels.weighted_gated
         methods = INPUT_WEIGHTED if self.moe.router_weight_on == "inputs" else WEIGHTED
-        activate: Callable[..., Tensor] = getattr(self.kernels, methods[self.activation])
-        return activate
+        return getattr(self.kernels, methods[self.activation])
 
     @property
     def _activation_settings(self) -> tuple[Any, ...]:
@@ -258,18 +255,16 @@ class _SumRows(torch.autograd.Function):
 @exclude_from_graphs
 def copy_rows(x: Tensor, weights: Tensor, permutation: Permutation, kernels: Kernels) -> tuple[Tensor, Tensor]:
     """Copy rows [R, D] and routing weights [R, k] to copies [n, D] and their weights [n], in order of expert."""
-    copies: Tensor = _Copy.apply(x, permutation, kernels)  # type: ignore[no-untyped-call]
+    copies: Tensor = _Copy.apply(x, permutation, kernels)
     return copies, weights.flatten().index_select(0, permutation.order)
 
 
 @exclude_from_graphs
 def _add_tokens(out: Tensor, x: Tensor, weights: Tensor, chosen: Tensor, experts: int) -> Tensor:
-    added: Tensor = _AddTokens.apply(out, x, weights, chosen, experts)  # type: ignore[no-untyped-call]
-    return added
+    return _AddTokens.apply(out, x, weights, chosen, experts)
 
 
 @exclude_from_graphs
 def combine_copies(rows: Tensor, permutation: Permutation, kernels: Kernels) -> Tensor:
     """Add the copies [n, D] of each row, which are in order of expert: [R, D]."""
-    combined: Tensor = _SumRows.apply(rows, permutation, kernels)  # type: ignore[no-untyped-call]
-    return combined
+    return _SumRows.apply(rows, permutation, kernels)

@@ -48,8 +48,7 @@ class Prediction(nn.Module):
         x_RD = self.run("mtp.project", self.project, joined)
         del joined
         x_RD = self.block(x_RD, rows)
-        out: Tensor = self.run("mtp.norm", self.norm, x_RD)
-        return out
+        return self.run("mtp.norm", self.norm, x_RD)
 
 
 def _side_by_side(e_RD: Tensor, h_RD: Tensor) -> Tensor:
@@ -63,12 +62,10 @@ def look_up(embed: Any, tokens_BT: Tensor) -> Tensor:
     """
     table: Tensor = embed.tokens.weight
     if not torch.is_grad_enabled():
-        embedded: Tensor = embed.lookup(tokens_BT.flatten(), table)
-        return embedded
+        return embed.lookup(tokens_BT.flatten(), table)
     leaf = table.detach().requires_grad_()
     leaf.register_post_accumulate_grad_hook(partial(_collect, table))
-    embedded_leaf: Tensor = embed.lookup(tokens_BT.flatten(), leaf)
-    return embedded_leaf
+    return embed.lookup(tokens_BT.flatten(), leaf)
 
 
 def _collect(table: Tensor, leaf: Tensor) -> None:
@@ -82,8 +79,7 @@ def join_losses(losses: Tensor, parts: list[Tensor], *, filled: bool) -> Tensor:
 
     ``filled``: the parts are views of it, into which their backward writes (a chunked loss).
     """
-    out: Tensor = _Joined.apply(losses, filled, *parts)  # type: ignore[no-untyped-call]
-    return out
+    return _Joined.apply(losses, filled, *parts)
 
 
 class _Joined(torch.autograd.Function):

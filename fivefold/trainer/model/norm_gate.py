@@ -35,5 +35,4 @@ class NormGate(nn.Module):
         low = self.run(f"{self.name}.gate_act", self.kernels.activate, low, "silu")
         logits_RD = self.run(f"{self.name}.gate_up", self.up, low)
         del low
-        gated_RD: Tensor = self.run(f"{self.name}.gate", self.kernels.gate_output, y_RD, logits_RD, "sigmoid")
-        return gated_RD
+        return self.run(f"{self.name}.gate", self.kernels.gate_output, y_RD, logits_RD, "sigmoid")

@@ -35,8 +35,7 @@ def make_inputs(run: Run, embed: Any, ids: Tensor, x_RD: Tensor, *, layers: int)
     del projected
     total = run("embed.per_layer.add", torch.add, normed, table.view_as(normed))
     del normed, table
-    inputs: Tensor = run("embed.per_layer.halve", torch.mul, total, 1 / sqrt(2))
-    return inputs
+    return run("embed.per_layer.halve", torch.mul, total, 1 / sqrt(2))
 
 
 class LayerInput(nn.Module):
@@ -60,5 +59,4 @@ class LayerInput(nn.Module):
         del gate
         out_RD = self.run("per_layer.project", self.project, act)
         del act
-        normed_RD: Tensor = self.run("per_layer.norm", self.norm, out_RD)
-        return normed_RD
+        return self.run("per_layer.norm", self.norm, out_RD)

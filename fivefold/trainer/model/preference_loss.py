@@ -83,5 +83,4 @@ def preference_loss(
     gradient. ``logits`` [rows, V] and ``targets`` [rows] of the sequences of ``reference``; the logits are overwritten
     with their gradient: use them for nothing else, and run backward once.
     """
-    out: Tensor = _PreferenceLoss.apply(logits, targets, reference, scale, loss, rescale)  # type: ignore[no-untyped-call]
-    return out
+    return _PreferenceLoss.apply(logits, targets, reference, scale, loss, rescale)

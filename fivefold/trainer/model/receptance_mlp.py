@@ -43,5 +43,4 @@ class ReceptanceMlp(nn.Module):
         del up_RF
         out_RD = self.run("mlp.down", self.down, act_RF)
         del act_RF
-        gated_RD: Tensor = self.run("mlp.gate", self.kernels.gate_output, out_RD, logits_RD, "sigmoid")
-        return gated_RD
+        return self.run("mlp.gate", self.kernels.gate_output, out_RD, logits_RD, "sigmoid")

@@ -44,8 +44,7 @@ class Router(nn.Module):
 
     def forward(self, x_RD: Tensor) -> Tensor:
         """Compute the expert logits: [R, D] → [R, E] in fp32."""
-        logits: Tensor = _route(x_RD, self)
-        return logits
+        return _route(x_RD, self)
 
 
 class ExpertRouting(nn.Module):
@@ -183,13 +182,11 @@ class _SqrtSoftplus(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         (scores,) = ctx.saved_tensors
         slope = scores.square().neg_().expm1_().div_(scores).mul_(-0.5)
-        logits_gradient: Tensor = slope.masked_fill_(scores == 0, 0).mul_(gradient)
-        return logits_gradient
+        return slope.masked_fill_(scores == 0, 0).mul_(gradient)
 
 
 def _compute_sqrt_softplus(logits: Tensor) -> Tensor:
-    scores: Tensor = _SqrtSoftplus.apply(logits)  # type: ignore[no-untyped-call]
-    return scores
+    return _SqrtSoftplus.apply(logits)
 
 
 # scores [R, E] of logits, of which the highest are chosen
@@ -221,8 +218,7 @@ class _ScaleExperts(torch.autograd.Function):
 
 @exclude_from_graphs
 def _add_balance(scores: Tensor, chosen: Tensor, layer: ExpertRouting) -> Tensor:
-    balanced: Tensor = _Balance.apply(scores, chosen, layer)  # type: ignore[no-untyped-call]
-    return balanced
+    return _Balance.apply(scores, chosen, layer)
 
 
 @exclude_from_graphs
@@ -244,11 +240,9 @@ def _mix_sparsely(
 
 @exclude_from_graphs
 def _scale_experts(weights: Tensor, chosen: Tensor, scale: Tensor) -> Tensor:
-    scaled: Tensor = _ScaleExperts.apply(weights, chosen, scale)  # type: ignore[no-untyped-call]
-    return scaled
+    return _ScaleExperts.apply(weights, chosen, scale)
 
 
 @exclude_from_graphs
 def _route(x: Tensor, router: Router) -> Tensor:
-    logits: Tensor = _Route.apply(x, router.weight, router)  # type: ignore[no-untyped-call]
-    return logits
+    return _Route.apply(x, router.weight, router)

@@ -156,8 +156,7 @@ class _Part(NamedTuple):
     def select_queries(self, x: Tensor) -> Tensor:
         """Select the part's queries: [B, N, T, H] → fp32 [B, K, N / K · rows, H]."""
         part: Tensor = x[:, :, self.queries].to(torch.promote_types(x.dtype, torch.float32))
-        grouped: Tensor = part.unflatten(1, (self.kv_heads, -1)).flatten(2, 3)
-        return grouped
+        return part.unflatten(1, (self.kv_heads, -1)).flatten(2, 3)
 
     def keep_mask(self, keys_B: Tensor, heads: int, keys: slice, *, rate: float, firsts: list[int]) -> Tensor:
         """Return a mask of the kept probabilities: bool [B, K, N / K · rows, keys]."""
@@ -169,8 +168,7 @@ class _Part(NamedTuple):
 
     def to_heads(self, x: Tensor) -> Tensor:
         """Reverse ``of`` in the dtype of ``x``; also for [B, K, N / K · rows]."""
-        by_query_head: Tensor = x.unflatten(2, (-1, self.rows)).flatten(1, 2)
-        return by_query_head
+        return x.unflatten(2, (-1, self.rows)).flatten(1, 2)
 
 
 class _Rule(NamedTuple):

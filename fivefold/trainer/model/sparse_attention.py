@@ -164,8 +164,7 @@ class SparseCore:
     ) -> Tensor:
         """Attend to the chosen keys: → [R, N, V]; keeps all inputs, the output and lse."""
         settings = tokens, self.value_dim, self.rule.scale
-        out: Tensor = _SparseCore.apply(q_RNH, keys_RH, chosen_RK, sinks_N, *settings)  # type: ignore[no-untyped-call]
-        return out
+        return _SparseCore.apply(q_RNH, keys_RH, chosen_RK, sinks_N, *settings)
 
 
 class _SparseCore(torch.autograd.Function):
@@ -180,7 +179,6 @@ class _SparseCore(torch.autograd.Function):
         value_dim: int,
         scale: float,
     ) -> Tensor:
-        out: Tensor
         out, lse = sparse_attention(q, keys, chosen, tokens, value_dim, scale)
         if sinks is not None:
             add_sinks(out, lse, sinks)
@@ -234,8 +232,7 @@ class UpGradient:
 @exclude_from_graphs
 def absorb_keys(q_BTNH: Tensor, up: UpGradient) -> Tensor:
     """Return the queries of the latent [R, N, kv_rank]: q W_uk, of the first dims of each head."""
-    out: Tensor = _AbsorbKeys.apply(q_BTNH.flatten(0, 1), up)  # type: ignore[no-untyped-call]
-    return out
+    return _AbsorbKeys.apply(q_BTNH.flatten(0, 1), up)
 
 
 class _AbsorbKeys(torch.autograd.Function):
@@ -262,8 +259,7 @@ class _AbsorbKeys(torch.autograd.Function):
 @exclude_from_graphs
 def absorb_values(out_RNV: Tensor, up: UpGradient) -> Tensor:
     """Return the values of each head [R, N · v_dim]: the core's output over latents, times W_uv."""
-    values: Tensor = _AbsorbValues.apply(out_RNV, up)  # type: ignore[no-untyped-call]
-    return values
+    return _AbsorbValues.apply(out_RNV, up)
 
 
 class _AbsorbValues(torch.autograd.Function):

@@ -36,8 +36,7 @@ class ExpertNoise(PlacedNoise):
         """Return uniform numbers in (0, 1) for this rank's ``rows``: [rows, columns]; ``keys_B``: of the sequences."""
         keys = self.make_keys_of_part(keys_B, rows=rows)
         bits = mix(keys[:, None] + torch.arange(self.columns, device=keys.device) * GAMMA)
-        uniform: Tensor = ((bits & (2**BITS - 1)).float() + 0.5) / 2**BITS
-        return uniform
+        return ((bits & (2**BITS - 1)).float() + 0.5) / 2**BITS
 
 
 def choose_experts(logits: Tensor, uniform: Tensor | None, *, jitter: float) -> tuple[Tensor, Tensor]:
@@ -63,8 +62,7 @@ def choose_experts(logits: Tensor, uniform: Tensor | None, *, jitter: float) -> 
 
 def weigh_experts(logits: Tensor, chosen: Tensor, factors: Tensor, *, jitter: float) -> Tensor:
     """Return the routing weights [R, 2] of the ``chosen`` experts; logits and choices are kept for the backward."""
-    weights: Tensor = _Weigh.apply(logits, chosen, factors, jitter)  # type: ignore[no-untyped-call]
-    return weights
+    return _Weigh.apply(logits, chosen, factors, jitter)
 
 
 class _Weigh(torch.autograd.Function):

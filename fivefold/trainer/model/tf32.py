@@ -62,8 +62,7 @@ class Tf32Gemms(LinearGemms):
 
     def wgrad(self, gradient: Tensor, columns: Tensor) -> Tensor:
         """Return ``gᵀ x`` [out, in]."""
-        product: Tensor = tf32_mm(gradient.t(), columns)
-        return product
+        return tf32_mm(gradient.t(), columns)
 
 
 class Tf32GroupedGemms(GroupedGemms):

@@ -16,15 +16,13 @@ from fivefold.trainer.model.operation import exclude_from_graphs
 @exclude_from_graphs
 def shift_tokens(h_RD: Tensor, tokens: int) -> Tensor:
     """Return the rows of the tokens before those of ``h`` [R, D]; zeros before a sequence, which has ``tokens``."""
-    shifted_RD: Tensor = _ShiftTokens.apply(h_RD, tokens)  # type: ignore[no-untyped-call]
-    return shifted_RD
+    return _ShiftTokens.apply(h_RD, tokens)
 
 
 @exclude_from_graphs
 def mix_tokens(h_RD: Tensor, shifted_RD: Tensor, shares_D: Tensor) -> Tensor:
     """Return the mean of both rows, of which ``h`` has the ``shares`` of its channels."""
-    mixed_RD: Tensor = _MixTokens.apply(h_RD, shifted_RD, shares_D)  # type: ignore[no-untyped-call]
-    return mixed_RD
+    return _MixTokens.apply(h_RD, shifted_RD, shares_D)
 
 
 class _ShiftTokens(torch.autograd.Function):

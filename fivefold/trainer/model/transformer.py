@@ -119,14 +119,12 @@ class Head(nn.Module):
         assert self.altup is not None
         others = [self.run("head.altup", project, parts[:, index]) for index, project in enumerate(self.altup, start=1)]
         matched = self.run("head.altup.scale", match_magnitudes, parts[:, 0], *others)
-        mean_RD: Tensor = self.run("head.altup.mean", torch.mean, matched, 1)
-        return mean_RD
+        return self.run("head.altup.mean", torch.mean, matched, 1)
 
     def _project(self, h_RD: Tensor, keys_B: Tensor | None = None) -> Tensor:
         """Return the logits [R, V] of normed hidden states [R, D]; ``keys_B``: for dropout of an adapter's input."""
         if self.out.lora_a is None:
-            logits_RV: Tensor = self.run("head.out", self.out, h_RD)
-            return logits_RV
+            return self.run("head.out", self.out, h_RD)
         (logits_RV,) = project(self.run, "head.out", h_RD, self.out, keys_B=keys_B)
         return logits_RV
 
@@ -143,17 +141,14 @@ class Head(nn.Module):
 
         ``keys_B``: random keys of the sequences, for dropout of an adapter's input; ``into``: as in ``chunked_loss``.
         """
-        total: Tensor
         loss = self._choose_nats()
         if self.chunked:
             chunked = partial(chunked_loss, scale=scale, loss=loss, into=into)
-            total = self.run("loss", chunked, h_RD, self.out, targets_BT)
-            return total
+            return self.run("loss", chunked, h_RD, self.out, targets_BT)
         logits_RV = self._project(h_RD, keys_B)
         del h_RD
         unchunked = partial(cross_entropy, scale=scale, loss=loss, rescale=self.kernels.rescale)
-        total = self.run("loss", unchunked, logits_RV, targets_BT.flatten())
-        return total
+        return self.run("loss", unchunked, logits_RV, targets_BT.flatten())
 
     def _compute_dpo_loss(
         self, h_RD: Tensor, targets_BT: Tensor, scale: float, reference: Reference | None, keys_B: Tensor | None
@@ -167,8 +162,7 @@ class Head(nn.Module):
                 logits_RV, targets, loss=self._choose_nats(), sequences=len(targets_BT), gradient_scale=None
             )
         loss = partial(preference_loss, reference=reference, scale=scale, loss=self._choose_nats())
-        sums: Tensor = self.run("loss", partial(loss, rescale=self.kernels.rescale), logits_RV, targets)
-        return sums
+        return self.run("loss", partial(loss, rescale=self.kernels.rescale), logits_RV, targets)
 
     def _choose_nats(self) -> Nats:
         return self.loss or partial(
@@ -234,7 +228,6 @@ class Transformer(nn.Module):
         ``keys_B``: keys of the sequences for dropout; None: no dropout. ``reference``: as in ``Head``.
         """
         entry = self.embed(tokens_BT, self.positions, keys_B) if entry_RD is None else entry_RD
-        x_RD: Tensor
         x_RD, all_inputs = entry if isinstance(entry, tuple) else (entry, None)
         del entry
         tokens, model = tokens_BT.shape[1], self.model
@@ -266,8 +259,7 @@ class Transformer(nn.Module):
         del lent, inputs, chosen, row_inputs
         if not last:
             return x_RD
-        out: Tensor = self.head(x_RD, targets_BT, scale, mtp_targets, rows, reference)
-        return out
+        return self.head(x_RD, targets_BT, scale, mtp_targets, rows, reference)
 
     def _rotary(self, tokens: int, *, like: Tensor) -> tuple[Tensor, ...]:
         """Return the cached tables of the first ``tokens``, in the dtype and on the device of ``like``."""

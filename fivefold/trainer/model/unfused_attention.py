@@ -43,8 +43,7 @@ class Unfused:
         del scores
         if self.rule.dropout and keys_B is not None:
             probabilities = run("attention.core.dropout", self._drop, probabilities, keys_B)
-        out: Tensor = run("attention.core.values", _values, probabilities, v_BTKH)
-        return out
+        return run("attention.core.values", _values, probabilities, v_BTKH)
 
     @exclude_from_graphs
     def _drop(self, shares: Tensor, keys_B: Tensor) -> Tensor:
@@ -52,26 +51,22 @@ class Unfused:
         first = self.heads.first_index(heads)
         numbers = score_rows(range(first, first + heads), range(tokens), device=shares.device)
         keys = row_keys(keys_B, numbers, place=place_in(self.rule.layer, PROBABILITIES))
-        out: Tensor = apply_dropout(shares, keys, self.rule.dropout)
-        return out
+        return apply_dropout(shares, keys, self.rule.dropout)
 
 
 @exclude_from_graphs
 def _scores(q: Tensor, k: Tensor, rule: AttentionMask) -> Tensor:
-    scores: Tensor = _Scores.apply(q, k, rule.scale)  # type: ignore[no-untyped-call]
-    return scores
+    return _Scores.apply(q, k, rule.scale)
 
 
 @exclude_from_graphs
 def _softmax(scores: Tensor, rule: AttentionMask, documents: Tensor | None) -> Tensor:
-    probabilities: Tensor = _Softmax.apply(scores, rule, documents)  # type: ignore[no-untyped-call]
-    return probabilities
+    return _Softmax.apply(scores, rule, documents)
 
 
 @exclude_from_graphs
 def _values(shares: Tensor, v: Tensor) -> Tensor:
-    out: Tensor = _Values.apply(shares, v)  # type: ignore[no-untyped-call]
-    return out
+    return _Values.apply(shares, v)
 
 
 class _Scores(torch.autograd.Function):

@@ -78,15 +78,13 @@ class Ulysses:
         if repeats > 1:
             k_BTKH = k_BTKH.repeat_interleave(repeats, dim=2)
             v_BTKH = v_BTKH.repeat_interleave(repeats, dim=2)
-        exchanged: tuple[Tensor, ...] = _AllToAll.apply(self.axis, _to_tokens, _to_heads, q_BTNH, k_BTKH, v_BTKH)  # type: ignore[no-untyped-call]
-        return exchanged
+        return _AllToAll.apply(self.axis, _to_tokens, _to_heads, q_BTNH, k_BTKH, v_BTKH)
 
     @exclude_from_graphs
     def leave(self, out_BTNH: Tensor) -> Tensor:
         """Exchange heads for tokens: [B, T, N / cp, H] → [B, T / cp, N, H]."""
-        (exchanged,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, out_BTNH)  # type: ignore[no-untyped-call]
-        local_out: Tensor = exchanged
-        return local_out
+        (exchanged,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, out_BTNH)
+        return exchanged
 
 
 class MixerUlysses:
@@ -108,16 +106,15 @@ class MixerUlysses:
             else (partial(_to_tokens_by_parts, parts=parts), partial(_to_heads_by_parts, parts=parts))
         )
         views = (x.view(-1, tokens, x.shape[1]) for x in rows)
-        exchanged: tuple[Tensor, ...] = _AllToAll.apply(self.axis, there, back, *views)  # type: ignore[no-untyped-call]
+        exchanged: tuple[Tensor, ...] = _AllToAll.apply(self.axis, there, back, *views)
         return tuple(x.flatten(0, 1) for x in exchanged)
 
     @exclude_from_graphs
     def leave(self, tokens: int, rows: Tensor) -> Tensor:
         """Exchange heads for tokens: [B · T, columns / cp] → [B · T / cp, columns]."""
         view = rows.view(-1, tokens * self.axis.size, rows.shape[1])
-        (exchanged,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, view)  # type: ignore[no-untyped-call]
-        local_rows: Tensor = exchanged.flatten(0, 1)
-        return local_rows
+        (exchanged,) = _AllToAll.apply(self.axis, _to_heads, _to_tokens, view)
+        return exchanged.flatten(0, 1)
 
 
 class TokenHalo:
@@ -245,8 +242,7 @@ class Ring:
         if rule.dropout and keys_B is not None:
             place = place_in(rule.layer, PROBABILITIES)
             noise = DropoutNoise(keys_B, rule.dropout, place, self.heads.first_index(q_BTNH.shape[2]))
-        out: Tensor = _Ring.apply(q_BTNH, k_BTKH, v_BTKH, sinks_N, self.axis, rule, hops, noise)  # type: ignore[no-untyped-call]
-        return out
+        return _Ring.apply(q_BTNH, k_BTKH, v_BTKH, sinks_N, self.axis, rule, hops, noise)
 
 
 class _Hop:

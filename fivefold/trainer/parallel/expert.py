@@ -119,8 +119,7 @@ class DispatchPlan:
 
     def read(self, numbers: Tensor, copies: int) -> list[int]:
         """Copy to the host the rows sent per ep rank, then received by etp and source rank. Dry runs use ``copies``."""
-        row_counts: list[int] = numbers.tolist()
-        return row_counts
+        return numbers.tolist()
 
 
 def _sort_by_expert(table: Tensor, columns: list[int], *, padded_rows_per_rank: int) -> Tensor | None:
@@ -193,13 +192,13 @@ class AllToAllDispatcher(TokenDispatcher):
     @exclude_from_graphs
     def send(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
         """Start the dispatch; return two empty tensors that only link ``arrive`` to it in the autograd graph."""
-        rows, share = _Dispatch.apply(rows, share, plan)  # type: ignore[no-untyped-call]
+        rows, share = _Dispatch.apply(rows, share, plan)
         return rows, share
 
     @exclude_from_graphs
     def arrive(self, rows: Tensor, share: Tensor, plan: DispatchPlan) -> tuple[Tensor, Tensor]:
         """Wait for the dispatch; return rows [n', D] and routing weights [n'] for the local experts, from all ranks."""
-        rows, share = _Arrive.apply(rows, share, plan)  # type: ignore[no-untyped-call]
+        rows, share = _Arrive.apply(rows, share, plan)
         return rows, share
 
     def offsets(self, plan: DispatchPlan) -> Tensor:
@@ -209,8 +208,7 @@ class AllToAllDispatcher(TokenDispatcher):
     @exclude_from_graphs
     def combine(self, rows: Tensor, plan: DispatchPlan) -> Tensor:
         """Send expert outputs back to the ranks of their tokens: [n', D] → [n, D]."""
-        combined: Tensor = _Return.apply(rows, plan)  # type: ignore[no-untyped-call]
-        return combined
+        return _Return.apply(rows, plan)
 
 
 class _Dispatch(torch.autograd.Function):

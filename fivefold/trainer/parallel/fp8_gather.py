@@ -93,8 +93,7 @@ def _row_amax(rows: Tensor, across: int) -> Tensor:
         return rows.new_zeros(0, across, dtype=torch.float32)
     if remainder := rows.shape[1] % TILE if across > 1 else 0:
         rows = F.pad(rows, (0, TILE - remainder))
-    row_maxima: Tensor = vector_norm(rows.unflatten(1, (across, -1)), torch.inf, dim=-1, dtype=torch.float32)
-    return row_maxima
+    return vector_norm(rows.unflatten(1, (across, -1)), torch.inf, dim=-1, dtype=torch.float32)
 
 
 class Payload:

@@ -227,8 +227,7 @@ class Pipeline:
 
 def end_stage(rows: Tensor, inbox: list[Tensor]) -> Tensor:
     """Return a scalar whose backward runs that of ``rows`` with the gradient from ``inbox``."""
-    stage_end: Tensor = _Exit.apply(rows, inbox)  # type: ignore[no-untyped-call]
-    return stage_end
+    return _Exit.apply(rows, inbox)
 
 
 def run_backward(end: Tensor, gradient: Tensor | None = None) -> None:

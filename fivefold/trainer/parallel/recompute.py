@@ -209,8 +209,7 @@ class RecomputedLayer(RecomputedOperation):
         elif self.inside is not None:
             self.inside.places.append(place)
         self.ending = self.inside
-        handle: SavedHandle = super().pack(tensor)
-        return handle
+        return super().pack(tensor)
 
     def rerun(self, inputs: list[Any], saved: list[Tensor]) -> Any:
         """Run the block up to the ``StopPoint``, filling ``saved``; its outputs are not needed."""

@@ -118,8 +118,7 @@ class GatherRows:
     @exclude_from_graphs
     def __call__(self, x: Tensor) -> Tensor:
         """All-gather local rows to all rows; without sp return ``x``."""
-        all_rows: Tensor = _GatherRows.apply(x, self.hooks)  # type: ignore[no-untyped-call]
-        return all_rows
+        return _GatherRows.apply(x, self.hooks)
 
 
 class _GatherRows(torch.autograd.Function):
@@ -170,8 +169,7 @@ class VocabParallel:
     @exclude_from_graphs
     def lookup(self, ids_R: Tensor, weight: Tensor) -> Tensor:
         """Embed ids of all rows → local rows [R, D] of the stream. The gradient of ``weight`` goes through autograd."""
-        x_RD: Tensor = _Lookup.apply(ids_R, weight, self)  # type: ignore[no-untyped-call]
-        return x_RD
+        return _Lookup.apply(ids_R, weight, self)
 
     def nats(self, logits: Tensor, targets: Tensor, gradient_scale: Tensor | float | None) -> Tensor:
         """Compute ``nats`` over the sharded vocabulary, in two passes without gathering logits; equal on all ranks."""

@@ -421,4 +421,4 @@ def watch_backward_end(inputs: tuple[Any, ...], ends: Ends) -> tuple[Any, ...]:
     """
     if not inputs[0].requires_grad:
         return inputs
-    return (_Entry.apply(inputs[0], ends), *inputs[1:])  # type: ignore[no-untyped-call]
+    return (_Entry.apply(inputs[0], ends), *inputs[1:])

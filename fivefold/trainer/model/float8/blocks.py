@@ -139,4 +139,4 @@ def _unpack(data: Tensor) -> Tensor:
 def _block_amax(x: Tensor, group_size: int) -> Tensor:
     """Return the largest |x| of each block of a row, fp32 [..., R, ⌈C/each⌉]."""
     padded = F.pad(x, (0, -x.shape[-1] % group_size))
-    return vector_norm(padded.unflatten(-1, (-1, group_size)), torch.inf, dim=-1)  # type: ignore[no-any-return]
+    return vector_norm(padded.unflatten(-1, (-1, group_size)), torch.inf, dim=-1)

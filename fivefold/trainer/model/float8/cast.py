@@ -96,8 +96,7 @@ def cast_per_block(
 
 def widen(cast: Cast, dtype: torch.dtype) -> Tensor:
     """Dequantize: ``data`` · ``scale`` in ``dtype``, computed in fp32."""
-    values: Tensor = _widen(cast.data, cast.scale, dtype)
-    return values
+    return _widen(cast.data, cast.scale, dtype)
 
 
 def add_cast_(total: Tensor, cast: Cast, *, fresh: bool) -> None:
@@ -202,13 +201,13 @@ def _amax(x: Tensor, rows: int, columns: int) -> Tensor:
     if x.numel() == 0:
         return x.new_zeros(_scale_shape(x, rows, columns), dtype=torch.float32)
     if rows == ONE:
-        return vector_norm(x, torch.inf, dtype=torch.float32)  # type: ignore[no-any-return]
+        return vector_norm(x, torch.inf, dtype=torch.float32)
     if columns == ALL:
         dims = (-1,) if rows else (-2, -1)
-        return vector_norm(x, torch.inf, dim=dims, keepdim=True, dtype=torch.float32)  # type: ignore[no-any-return]
+        return vector_norm(x, torch.inf, dim=dims, keepdim=True, dtype=torch.float32)
     padded = F.pad(x, (0, -x.shape[-1] % columns, 0, -x.shape[-2] % rows))
     parts = padded.unflatten(-1, (-1, columns)).unflatten(-3, (-1, rows))
-    return vector_norm(parts, torch.inf, dim=(-3, -1), dtype=torch.float32)  # type: ignore[no-any-return]
+    return vector_norm(parts, torch.inf, dim=(-3, -1), dtype=torch.float32)
 
 
 def _broadcast_scale(scale: Tensor, shape: torch.Size, part: slice) -> Tensor:

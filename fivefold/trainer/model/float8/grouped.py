@@ -53,10 +53,9 @@ class Float8GroupedGemms(GroupedGemms):
     def fprop(self, operand: Cast, weights: Tensor, offsets: Tensor, ends: Ends) -> Tensor:
         """Multiply rows [n, in] by their expert's ``weights`` [E, out, in], transposed → [n, out]."""
         weights_cast = get_stored_cast(weights) or self.casts.weight(weights)
-        product: Tensor = scaled_mm_by_group(
+        return scaled_mm_by_group(
             *operand, *weights_cast, offsets, weights.shape[2], get_compute_dtype(weights), self.kernel
         )
-        return product
 
     def dgrad(self, gradient: Tensor, weights: Tensor, offsets: Tensor, ends: Ends, total: Tensor | None) -> Tensor:
         """Multiply rows [n, out] by their expert's ``weights`` [E, out, in] → [n, in], added to ``total`` if given."""
@@ -81,10 +80,7 @@ class Float8GroupedGemms(GroupedGemms):
         gradient_cast = self._cast_along_groups(self.casts.gradient, gradient, offsets)
         if self.gradients_in_8_bits:
             return Cast(*scaled_sums_cast(*gradient_cast, *columns, offsets, gradient.shape[0], self.group_size))
-        sums: Tensor = scaled_sums(
-            *gradient_cast, *columns, offsets, gradient.shape[0], self.group_size, gradient.dtype
-        )
-        return sums
+        return scaled_sums(*gradient_cast, *columns, offsets, gradient.shape[0], self.group_size, gradient.dtype)
 
     def _cast_along_groups(self, caster: Caster, x: Tensor, offsets: Tensor) -> Cast:
         """Cast ``x`` [n, C] transposed → [C, n], with scales that do not cross groups."""

@@ -168,8 +168,7 @@ def product(a: Cast, b: Cast, *, inner: int, dtype: torch.dtype, kernel: bool, f
 
     ``fast``: fast accumulation of ``torch._scaled_mm``.
     """
-    out: Tensor = scaled_mm(*a, *b, inner, dtype, kernel, fast)
-    return out
+    return scaled_mm(*a, *b, inner, dtype, kernel, fast)
 
 
 @torch.library.custom_op("fivefold::scaled_mm", mutates_args=())

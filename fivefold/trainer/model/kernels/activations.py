@@ -96,8 +96,7 @@ class _Gated(torch.autograd.Function):
 
 def activate(up: Tensor, name: ActivationName) -> Tensor:
     """Return ``act(up)`` for the activation ``name``."""
-    out: Tensor = _Plain.apply(up, FUNCTIONS[name])  # type: ignore[no-untyped-call]
-    return out
+    return _Plain.apply(up, FUNCTIONS[name])
 
 
 class _Xielu(torch.autograd.Function):
@@ -130,8 +129,7 @@ def _sum_number(part: Tensor, alpha: Tensor) -> Tensor:
 
 def xielu(up: Tensor, alpha_p: Tensor, alpha_n: Tensor) -> Tensor:
     """Return xIELU of ``up`` (arXiv:2411.13010); ``alpha_p``, ``alpha_n`` [1]: inverse softplus of α_p and α_n − β."""
-    out: Tensor = _Xielu.apply(up, alpha_p, alpha_n)  # type: ignore[no-untyped-call]
-    return out
+    return _Xielu.apply(up, alpha_p, alpha_n)
 
 
 class _OutputGate(torch.autograd.Function):
@@ -172,14 +170,12 @@ def _scale_heads(x: Tensor, factor: Tensor) -> Tensor:
 
 def gate_output(x: Tensor, gate: Tensor, name: GateActivation) -> Tensor:
     """Return ``x`` [R, N · H] times the activation ``name`` of ``gate``, [R, N · H], or [R, N], one for each head."""
-    out: Tensor = _OutputGate.apply(x, gate, name)  # type: ignore[no-untyped-call]
-    return out
+    return _OutputGate.apply(x, gate, name)
 
 
 def activate_gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
     """Return ``act(gate) · up`` for the activation ``name`` (Shazeer, arXiv:2002.05202)."""
-    out: Tensor = _Gated.apply(gate, up, FUNCTIONS[name])  # type: ignore[no-untyped-call]
-    return out
+    return _Gated.apply(gate, up, FUNCTIONS[name])
 
 
 class _WeightedPlain(torch.autograd.Function):
@@ -199,8 +195,7 @@ class _WeightedPlain(torch.autograd.Function):
 
 def weighted_plain(up: Tensor, share: Tensor, name: ActivationName) -> Tensor:
     """Return ``act(up) · share``; ``up`` [n, F], ``share`` [n] in fp32."""
-    out: Tensor = _WeightedPlain.apply(up, share, FUNCTIONS[name])  # type: ignore[no-untyped-call]
-    return out
+    return _WeightedPlain.apply(up, share, FUNCTIONS[name])
 
 
 class _WeightedGated(torch.autograd.Function):
@@ -222,8 +217,7 @@ class _WeightedGated(torch.autograd.Function):
 
 def weighted_gated(gate: Tensor, up: Tensor, share: Tensor, name: ActivationName) -> Tensor:
     """Return ``act(gate) · up · share`` for the activation ``name``; ``gate``, ``up`` [n, F], ``share`` [n] in fp32."""
-    out: Tensor = _WeightedGated.apply(gate, up, share, FUNCTIONS[name])  # type: ignore[no-untyped-call]
-    return out
+    return _WeightedGated.apply(gate, up, share, FUNCTIONS[name])
 
 
 class _WeightedSwiglu(torch.autograd.Function):
@@ -244,8 +238,7 @@ class _WeightedSwiglu(torch.autograd.Function):
 
 def weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
     """Return ``silu(gate) · up · share``; ``gate``, ``up`` [n, F], ``share`` [n] in fp32."""
-    out: Tensor = _WeightedSwiglu.apply(gate, up, share)  # type: ignore[no-untyped-call]
-    return out
+    return _WeightedSwiglu.apply(gate, up, share)
 
 
 class _WeightedInputs(torch.autograd.Function):
@@ -273,8 +266,7 @@ def input_weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
 
     It takes gate and up of the unweighted input, which are linear in it (Llama 4).
     """
-    out: Tensor = _WeightedInputs.apply(gate, up, share)  # type: ignore[no-untyped-call]
-    return out
+    return _WeightedInputs.apply(gate, up, share)
 
 
 class _WeightedClamped(torch.autograd.Function):
@@ -303,8 +295,7 @@ class _WeightedClamped(torch.autograd.Function):
 
 def weighted_clamped_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
     """Return the clamped SwiGLU of ``gate``, ``up`` [n, F], times ``share`` [n] in fp32."""
-    out: Tensor = _WeightedClamped.apply(gate, up, share)  # type: ignore[no-untyped-call]
-    return out
+    return _WeightedClamped.apply(gate, up, share)
 
 
 class _Limited(torch.autograd.Function):
@@ -337,5 +328,4 @@ def activate_limited(gate: Tensor, up: Tensor, share: Tensor | None, name: Activ
 
     Neither gate nor up beyond the limit has a gradient.
     """
-    out: Tensor = _Limited.apply(gate, up, share, FUNCTIONS[name], limit)  # type: ignore[no-untyped-call]
-    return out
+    return _Limited.apply(gate, up, share, FUNCTIONS[name], limit)

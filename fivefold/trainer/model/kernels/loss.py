@@ -130,5 +130,4 @@ def cross_entropy(
     ``logits`` [rows, V], ``targets`` [rows]. Overwrites ``logits`` with their gradient: use them for nothing else, and
     run backward once. ``loss``: ``nats``, or its vocab-parallel form.
     """
-    out: Tensor = _CrossEntropy.apply(logits, targets, scale, loss, rescale)  # type: ignore[no-untyped-call]
-    return out
+    return _CrossEntropy.apply(logits, targets, scale, loss, rescale)

@@ -61,8 +61,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool
 
     Without ``weight``: x / rms(x). ``plus_one``: the factor is 1 + weight (Gemma).
     """
-    out: Tensor = _RmsNorm.apply(x, weight, epsilon, plus_one)  # type: ignore[no-untyped-call]
-    return out
+    return _RmsNorm.apply(x, weight, epsilon, plus_one)
 
 
 class RankSums:
@@ -100,8 +99,7 @@ class _SpreadRmsNorm(torch.autograd.Function):
 
 def spread_rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool = False, sums: RankSums) -> Tensor:
     """Compute ``rms_norm`` of rows whose columns are sharded over ranks: ``x`` [R, local D], ``weight`` [local D]."""
-    out: Tensor = _SpreadRmsNorm.apply(x, weight, epsilon, plus_one, sums)  # type: ignore[no-untyped-call]
-    return out
+    return _SpreadRmsNorm.apply(x, weight, epsilon, plus_one, sums)
 
 
 class _LayerNorm(torch.autograd.Function):
@@ -148,8 +146,7 @@ def layer_norm(
 
     Arguments as for ``rms_norm``.
     """
-    out: Tensor = _LayerNorm.apply(x, weight, bias, epsilon, plus_one)  # type: ignore[no-untyped-call]
-    return out
+    return _LayerNorm.apply(x, weight, bias, epsilon, plus_one)
 
 
 class _SpreadLayerNorm(torch.autograd.Function):
@@ -187,5 +184,4 @@ def spread_layer_norm(
     x: Tensor, weight: Tensor, bias: Tensor | None, *, epsilon: float, plus_one: bool = False, sums: RankSums
 ) -> Tensor:
     """Compute ``layer_norm`` of rows whose columns are sharded over ranks; sums of x and x² are reduced together."""
-    out: Tensor = _SpreadLayerNorm.apply(x, weight, bias, epsilon, plus_one, sums)  # type: ignore[no-untyped-call]
-    return out
+    return _SpreadLayerNorm.apply(x, weight, bias, epsilon, plus_one, sums)

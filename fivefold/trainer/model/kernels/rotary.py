@@ -28,8 +28,7 @@ class _Rotate(torch.autograd.Function):
 
 def rotate(x_BTNH: Tensor, *, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
     """Apply rotary position embedding over halves of the head dim, by ``rotary_tables`` [T, 1, H] in ``x``'s dtype."""
-    out: Tensor = _Rotate.apply(x_BTNH, cos_TH, sin_TH)  # type: ignore[no-untyped-call]
-    return out
+    return _Rotate.apply(x_BTNH, cos_TH, sin_TH)
 
 
 def rotate_first(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
@@ -77,5 +76,4 @@ class _RotatePairs(torch.autograd.Function):
 
 def rotate_pairs(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor, is_inverse: bool = False) -> Tensor:
     """Rotate the last dims of each head in pairs of neighbours, by tables ``paired``; ``is_inverse``: back."""
-    out: Tensor = _RotatePairs.apply(x_BTNH, cos_TH, sin_TH, -1 if is_inverse else 1)  # type: ignore[no-untyped-call]
-    return out
+    return _RotatePairs.apply(x_BTNH, cos_TH, sin_TH, -1 if is_inverse else 1)

@@ -48,8 +48,7 @@ def scan(
 
     ``factors``: the tensors that are the same for all tokens; ``groups``: the tokens of each group of a sequence.
     """
-    out: Tensor = _Scan.apply(compute, columns, groups, len(rows), *rows, *factors)  # type: ignore[no-untyped-call]
-    return out
+    return _Scan.apply(compute, columns, groups, len(rows), *rows, *factors)
 
 
 def scan_forward(
@@ -162,8 +161,7 @@ def accumulate(driven: Tensor, decay: Tensor, state: Tensor | None, *, size: int
     ``driven`` is overwritten; ``state`` [B, ...]: the state before the group; None: zero. ``size``: tokens of a chunk.
     All chunks are added up at once, token after token; then what each leaves to those after it, chunk after chunk.
     """
-    states: Tensor = _Accumulate.apply(driven, decay, state, size)  # type: ignore[no-untyped-call]
-    return states
+    return _Accumulate.apply(driven, decay, state, size)
 
 
 class _Accumulate(torch.autograd.Function):

@@ -68,8 +68,7 @@ class CompressedAttentionMixer(nn.Module):
         del q, kv, compressed, chosen
         out = run("rope.out", rotate_pairs, out.view(-1, tokens, net.heads, net.head_dim), *tables, True)
         out = run("mixer.out_down", project_groups, out.view(-1, net.out_groups, self.out_down.matrix.shape[1]), self)
-        out_RD: Tensor = run("mixer.out", self.out, out)
-        return out_RD
+        return run("mixer.out", self.out, out)
 
 
 def build_rms_norm(model: Model, dim: int) -> RmsNorm:
@@ -132,15 +131,13 @@ class CompressedIndexer(nn.Module):
         (w,) = run("mixer.indexer.w", fused_linears, x_RD, self.w)
         q = run("mixer.indexer.rope.q", rotate_pairs, q.view(-1, tokens, heads, self.shape.head_dim), *tables)
         settings = tokens, self.compress.rate, self.shape.topk
-        chosen: Tensor = run("mixer.indexer.choice", choose_compressed_keys, q.flatten(0, 1), keys, w, *settings)
-        return chosen
+        return run("mixer.indexer.choice", choose_compressed_keys, q.flatten(0, 1), keys, w, *settings)
 
 
 @exclude_from_graphs
 def project_groups(x: Tensor, mixer: CompressedAttentionMixer) -> Tensor:
     """Return the products of groups of heads [R, G, in] with a matrix of each: [R, G · out]."""
-    out: Tensor = _ProjectGroups.apply(x, mixer.out_down)  # type: ignore[no-untyped-call]
-    return out
+    return _ProjectGroups.apply(x, mixer.out_down)
 
 
 class _ProjectGroups(torch.autograd.Function):

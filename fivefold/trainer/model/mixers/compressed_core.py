@@ -31,8 +31,7 @@ def pool(values: Tensor, gates: Tensor, bias: Tensor, tokens: int, overlaps: boo
     ``bias`` [rate, series · H]: of the gates. ``overlaps``: the first half of the columns is for the next key, and the
     second one for that of the token.
     """
-    out: Tensor = _Pool.apply(values, gates, bias, tokens, overlaps)  # type: ignore[no-untyped-call]
-    return out
+    return _Pool.apply(values, gates, bias, tokens, overlaps)
 
 
 class _Pool(torch.autograd.Function):
@@ -73,8 +72,7 @@ class _Pool(torch.autograd.Function):
 def _group(x: Tensor, tokens: int, rate: int) -> Tensor:
     """View rows [B · T, C] as [B, keys, rate, C], without the last tokens, which are no complete key."""
     keys = tokens // rate
-    grouped: Tensor = x.view(-1, tokens, x.shape[1])[:, : keys * rate].unflatten(1, (keys, rate))
-    return grouped
+    return x.view(-1, tokens, x.shape[1])[:, : keys * rate].unflatten(1, (keys, rate))
 
 
 def _ungroup(x: Tensor, tokens: int) -> Tensor:
@@ -311,8 +309,7 @@ def attend(
 ) -> Tensor:
     """Attend with sinks: → [R, N, H]; keeps all inputs, the output and lse. Arguments: ``compressed_attention``."""
     settings = tokens, window, rate or 0, scale
-    out: Tensor = _CompressedCore.apply(q_RNH, keys_RH, compressed_SH, chosen_RK, sinks_N, settings)  # type: ignore[no-untyped-call]
-    return out
+    return _CompressedCore.apply(q_RNH, keys_RH, compressed_SH, chosen_RK, sinks_N, settings)
 
 
 class _CompressedCore(torch.autograd.Function):
@@ -326,7 +323,6 @@ class _CompressedCore(torch.autograd.Function):
         sinks: Tensor,
         settings: tuple[int, int, int, float],
     ) -> Tensor:
-        out: Tensor
         out, lse = compressed_attention(q, keys, compressed, chosen, *settings)
         add_sinks(out, lse, sinks)
         ctx.save_for_backward(q, keys, compressed, chosen, sinks, out, lse)

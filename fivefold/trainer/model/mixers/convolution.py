@@ -96,8 +96,7 @@ def convolve_silu(weight: Tensor, tokens: int, share: HeadShare, *inputs: Tensor
 
     ``share``: the share of the filters of each input that the inputs have.
     """
-    outs: tuple[Tensor, ...] = _ConvolveSilu.apply(weight, tokens, share, *inputs)  # type: ignore[no-untyped-call]
-    return outs
+    return _ConvolveSilu.apply(weight, tokens, share, *inputs)
 
 
 def convolve_silu_rows(x: Tensor, weight: Tensor, bias: Tensor | None, *, tokens: int) -> Tensor:

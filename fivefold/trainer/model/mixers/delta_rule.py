@@ -99,7 +99,7 @@ def hand_on_states(
     ``values`` [chunks, B, heads, T, value dim], which is overwritten; ``reads`` and ``keys`` [chunks, B, heads, T, key
     dim]; ``decays`` [chunks, B, heads, key dim or 1, 1]; ``state`` [B, heads, key dim, value dim], None: zero.
     """
-    corrected, before, after = _HandOn.apply(values, reads, keys, decays, state, is_last)  # type: ignore[no-untyped-call]
+    corrected, before, after = _HandOn.apply(values, reads, keys, decays, state, is_last)
     return corrected, before, None if is_last else after
 
 
@@ -155,14 +155,12 @@ def _flatten(x: Tensor) -> Tensor:
 
 def normalize_to_unit_length(x: Tensor) -> Tensor:
     """Return ``x`` divided by its length along the last dim."""
-    unit: Tensor = x * (x.square().sum(-1, keepdim=True) + UNIT_EPSILON).rsqrt()
-    return unit
+    return x * (x.square().sum(-1, keepdim=True) + UNIT_EPSILON).rsqrt()
 
 
 def invert_unit_lower(matrix: Tensor) -> Tensor:
     """Return the inverse of I + the part of ``matrix`` [..., C, C] below the diagonal."""
-    inverse: Tensor = _UnitLowerInverse.apply(matrix)  # type: ignore[no-untyped-call]
-    return inverse
+    return _UnitLowerInverse.apply(matrix)
 
 
 class _UnitLowerInverse(torch.autograd.Function):

@@ -119,8 +119,7 @@ GATES: Mapping[GateName, Callable[[Tensor], Tensor]] = {"silu": F.silu, "sigmoid
 @exclude_from_graphs
 def gated_norm(x: Tensor, z: Tensor, weight: Tensor, epsilon: float, gate: GateName = "silu") -> Tensor:
     """Return ``norm(x) · weight · gate(z)``, the norm over each head; ``x``, ``z`` [R, N · H], ``weight`` [H]."""
-    out: Tensor = _GatedNorm.apply(x, z, weight, epsilon, gate)  # type: ignore[no-untyped-call]
-    return out
+    return _GatedNorm.apply(x, z, weight, epsilon, gate)
 
 
 class _GatedNorm(torch.autograd.Function):

@@ -160,5 +160,4 @@ def multiply_decayed(lefts: Sequence[Tensor], right: Tensor, decay: Tensor) -> l
 
 def _split_pairs(x: Tensor, size: int) -> tuple[Tensor, ...]:
     """Return views [..., pairs of blocks, ``size``, dim] of the first and the second block of each pair."""
-    views: tuple[Tensor, ...] = x.unflatten(-2, (-1, 2, size)).unbind(-3)
-    return views
+    return x.unflatten(-2, (-1, 2, size)).unbind(-3)

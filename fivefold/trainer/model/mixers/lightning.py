@@ -68,8 +68,7 @@ class LightningMixer(nn.Module):
         o = self.run("mixer.norm", self.norm, o)
         y = self.run("mixer.core.gate", self.kernels.gate_output, o, gate, "sigmoid")
         del o, gate
-        out_RD: Tensor = self.run("mixer.out", self.out, y)
-        return out_RD
+        return self.run("mixer.out", self.out, y)
 
 
 def scan(

@@ -81,8 +81,7 @@ class MambaMixer(nn.Module):
         del xz
         if self.hooks is not None:
             y = self.run("mixer.leave", self.hooks.leave, rows.tokens, y)
-        out_RD: Tensor = self.run("mixer.out", self.out, y)
-        return out_RD
+        return self.run("mixer.out", self.out, y)
 
 
 @exclude_from_graphs
@@ -113,8 +112,7 @@ def core(
     norms = dt_norm, b_norm, c_norm
     factors = select, step, step_bias, a_log, d, *norms
     settings = shape, tokens, epsilon, sums_over_ranks, share, temporary_bytes
-    out: Tensor = _MambaCore.apply(xz, weight, bias, *factors, *settings)  # type: ignore[no-untyped-call]
-    return out
+    return _MambaCore.apply(xz, weight, bias, *factors, *settings)
 
 
 class _MambaCore(torch.autograd.Function):

@@ -76,8 +76,7 @@ class Mamba2Mixer(nn.Module):
 @exclude_from_graphs
 def scale_parts(projected: Tensor, parts: Sequence[int], factors: Sequence[float]) -> Tensor:
     """Return ``projected`` [R, ·] with a factor on the columns of each of ``parts``, which are so wide."""
-    scaled: Tensor = _ScaleParts.apply(projected, parts, factors)  # type: ignore[no-untyped-call]
-    return scaled
+    return _ScaleParts.apply(projected, parts, factors)
 
 
 class _ScaleParts(torch.autograd.Function):
@@ -121,8 +120,7 @@ def core(
     ``weight``, ``bias``: those of the convolution; ``share``: the heads' share of them; ``norm``: weight of the norm.
     """
     factors, settings = (a_log, dt_bias, d, norm), (shape, tokens, epsilon, share, fused, temporary_bytes)
-    out: Tensor = _Mamba2Core.apply(projected, weight, bias, *factors, *settings)  # type: ignore[no-untyped-call]
-    return out
+    return _Mamba2Core.apply(projected, weight, bias, *factors, *settings)
 
 
 class _Mamba2Core(torch.autograd.Function):
@@ -193,8 +191,7 @@ def _take_filters(weight: Tensor, bias: Tensor | None, shape: Mamba2, share: Hea
 
 def _split(projected: Tensor, shape: Mamba2) -> tuple[Tensor, ...]:
     """Return views of z, of x, B and C together, and of dt."""
-    parts: tuple[Tensor, ...] = projected.split((shape.inner_width, shape.conv_width, shape.heads), dim=1)
-    return parts
+    return projected.split((shape.inner_width, shape.conv_width, shape.heads), dim=1)
 
 
 def gate(o: Tensor, z: Tensor, weight: Tensor | None, shape: Mamba2, *, epsilon: float) -> tuple[Tensor, Tensor | None]:

@@ -79,8 +79,7 @@ class RGLRUMixer(nn.Module):
         del x, y
         if self.hooks is not None:
             o = self.run("mixer.leave", self.hooks.leave, rows.tokens, o)
-        out_RD: Tensor = self.run("mixer.out", self.out, o)
-        return out_RD
+        return self.run("mixer.out", self.out, o)
 
 
 @exclude_from_graphs
@@ -100,8 +99,7 @@ def core(
 ) -> Tensor:
     """Return the gated states [R, I] of ``x`` and ``y`` [R, I]; ``weight`` and ``bias``: bias of the convolution."""
     factors = weight, bias, input_weight, input_bias, rate_weight, rate_bias, rate
-    out: Tensor = _Core.apply(x, y, *factors, tokens, activation, temporary_bytes)  # type: ignore[no-untyped-call]
-    return out
+    return _Core.apply(x, y, *factors, tokens, activation, temporary_bytes)
 
 
 class _Core(torch.autograd.Function):
@@ -116,8 +114,7 @@ class _Core(torch.autograd.Function):
         del inputs
         ctx.save_for_backward(x, y, weight, bias, *gates, rate, o)
         ctx.settings = tokens, groups, activation
-        out: Tensor = activation.of(y.to(get_sum_dtype(y.dtype))).mul_(o).to(o.dtype)
-        return out
+        return activation.of(y.to(get_sum_dtype(y.dtype))).mul_(o).to(o.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
@@ -154,8 +151,7 @@ def _convolve_rows(x: Tensor, weight: Tensor, bias: Tensor, *, tokens: int) -> T
 
 def _split_blocks(x: Tensor, blocks: int) -> Tensor:
     """Return a view [blocks, R, I / blocks] of ``x`` [R, I]."""
-    view: Tensor = x.unflatten(1, (blocks, -1)).transpose(0, 1)
-    return view
+    return x.unflatten(1, (blocks, -1)).transpose(0, 1)
 
 
 def _project(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
@@ -173,7 +169,7 @@ def compute_chunks(
     x, input_logits, rate_logits, rate = inputs
     dtype = get_sum_dtype(x.dtype)
     log_decay = rate_logits.to(dtype).sigmoid() * (F.softplus(rate.to(dtype)) * -SHARPNESS)
-    root = _BoundedRoot.apply(-(log_decay * 2).expm1())  # type: ignore[no-untyped-call]
+    root = _BoundedRoot.apply(-(log_decay * 2).expm1())
     if state is None:  # a sequence begins with its input as it is
         root = torch.cat([torch.ones_like(root[:, :1]), root[:, 1:]], dim=1)
     states = x.to(dtype) * input_logits.to(dtype).sigmoid() * root
@@ -194,5 +190,4 @@ class _BoundedRoot(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (root,) = ctx.saved_tensors
-        bounded: Tensor = grad / (root * 2).clamp(min=1 / LARGEST_ROOT_GRADIENT)
-        return bounded
+        return grad / (root * 2).clamp(min=1 / LARGEST_ROOT_GRADIENT)

@@ -59,8 +59,7 @@ class RWKVMixer(nn.Module):
         del projected
         o = self.run("mixer.core.gate", self.kernels.gate_output, o, receptance, "sigmoid")
         del receptance
-        out_RD: Tensor = self.run("mixer.out", self.out, o)
-        return out_RD
+        return self.run("mixer.out", self.out, o)
 
 
 def average(

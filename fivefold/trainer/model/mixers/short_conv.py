@@ -55,8 +55,7 @@ def gated_conv(bcx: Tensor, weight: Tensor, bias: Tensor | None, tokens: int, ha
 
     ``halo``: exchanges the tokens before and after those that this rank has of each sequence; None: it has all.
     """
-    out: Tensor = _GatedConv.apply(bcx, weight, bias, tokens, halo)  # type: ignore[no-untyped-call]
-    return out
+    return _GatedConv.apply(bcx, weight, bias, tokens, halo)
 
 
 class _GatedConv(torch.autograd.Function):

@@ -95,10 +95,7 @@ class FourBitWeight(QuantizedWeight):
 
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the weight [out, in] of all ``elements``."""
-        out: Tensor = dequantize_four_bit(
-            elements, self.scales, list(self.shape), self.dtype, self.base.name, self.runs
-        )
-        return out
+        return dequantize_four_bit(elements, self.scales, list(self.shape), self.dtype, self.base.name, self.runs)
 
     def dequantize_rows(self, elements: Tensor, *, first: int, rows: int) -> Tensor:
         """Return ``rows`` rows from row ``first`` on in fp32; ``elements`` has only those of these rows."""

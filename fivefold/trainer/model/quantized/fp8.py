@@ -40,8 +40,7 @@ class Fp8Weight(BlockScaledWeight):
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the weight [out, in] of all ``elements``."""
         shape = list(self.shape)
-        out: Tensor = dequantize_fp8(elements, self.scales, shape, self.dtype, 0, shape[-2])
-        return out
+        return dequantize_fp8(elements, self.scales, shape, self.dtype, 0, shape[-2])
 
     def dequantize_rows(self, elements: Tensor, *, first: int, rows: int) -> Tensor:
         """Return ``rows`` rows from row ``first`` on in fp32; ``elements`` has only those of these rows."""

@@ -55,8 +55,7 @@ class Int8Weight(QuantizedWeight):
 
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the weight [out, in] of all ``elements``."""
-        out: Tensor = dequantize_int8(elements, self.absmax, list(self.shape), self.dtype)
-        return out
+        return dequantize_int8(elements, self.absmax, list(self.shape), self.dtype)
 
     def dequantize_rows(self, elements: Tensor, *, first: int, rows: int) -> Tensor:
         """Return ``rows`` rows from row ``first`` on in fp32; ``elements`` has only those of these rows."""

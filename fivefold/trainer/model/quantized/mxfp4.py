@@ -42,8 +42,7 @@ class Mxfp4Weight(BlockScaledWeight):
 
     def dequantize(self, elements: Tensor) -> Tensor:
         """Return the experts [E, out, in] of all ``elements``."""
-        out: Tensor = dequantize_mxfp4(elements, self.scales, list(self.shape), self.dtype)
-        return out
+        return dequantize_mxfp4(elements, self.scales, list(self.shape), self.dtype)
 
     def dequantize_rows(self, elements: Tensor, *, first: int, rows: int) -> Tensor:
         """Return ``rows`` rows from row ``first`` on in fp32; ``elements`` has only those of these rows."""

@@ -22,8 +22,7 @@ class _FusedPlain(torch.autograd.Function):
     def forward(ctx: Any, up: Tensor, kind: int) -> Tensor:
         ctx.kind = kind
         ctx.save_for_backward(up)
-        y: Tensor = plain_forward(up, kind)
-        return y
+        return plain_forward(up, kind)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
@@ -36,8 +35,7 @@ class _FusedGated(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor, kind: int) -> Tensor:
         ctx.kind = kind
         ctx.save_for_backward(gate, up)
-        y: Tensor = gate_forward(gate, up, kind)
-        return y
+        return gate_forward(gate, up, kind)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -50,8 +48,7 @@ class _Weighted(torch.autograd.Function):
     def forward(ctx: Any, gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
         ctx.kind = kind
         ctx.save_for_backward(gate, up, share)
-        y: Tensor = weighted_forward(gate, up, share, kind)
-        return y
+        return weighted_forward(gate, up, share, kind)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
@@ -64,8 +61,7 @@ def activate(up: Tensor, name: ActivationName) -> Tensor:
     kind = FUNCTIONS[name].kind
     if kind is None:
         return eager.activate(up, name)
-    out: Tensor = _FusedPlain.apply(up, kind)  # type: ignore[no-untyped-call]
-    return out
+    return _FusedPlain.apply(up, kind)
 
 
 def activate_gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
@@ -73,26 +69,22 @@ def activate_gated(gate: Tensor, up: Tensor, name: ActivationName) -> Tensor:
     kind = FUNCTIONS[name].kind
     if kind is None:
         return eager.activate_gated(gate, up, name)
-    out: Tensor = _FusedGated.apply(gate, up, kind)  # type: ignore[no-untyped-call]
-    return out
+    return _FusedGated.apply(gate, up, kind)
 
 
 def weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
     """Compute ``weighted_swiglu`` of ``kernels/activations.py`` in one kernel."""
-    out: Tensor = _Weighted.apply(gate, up, share, kinds.SILU)  # type: ignore[no-untyped-call]
-    return out
+    return _Weighted.apply(gate, up, share, kinds.SILU)
 
 
 def input_weighted_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
     """Compute ``input_weighted_swiglu`` of ``kernels/activations.py`` in one kernel."""
-    out: Tensor = _Weighted.apply(gate, up, share, kinds.INPUT_WEIGHTED_SILU)  # type: ignore[no-untyped-call]
-    return out
+    return _Weighted.apply(gate, up, share, kinds.INPUT_WEIGHTED_SILU)
 
 
 def weighted_clamped_swiglu(gate: Tensor, up: Tensor, share: Tensor) -> Tensor:
     """Compute ``weighted_clamped_swiglu`` of ``kernels/activations.py`` in one kernel."""
-    out: Tensor = _Weighted.apply(gate, up, share, kinds.CLAMPED_SWIGLU)  # type: ignore[no-untyped-call]
-    return out
+    return _Weighted.apply(gate, up, share, kinds.CLAMPED_SWIGLU)
 
 
 @torch.library.custom_op("fivefold::plain", mutates_args=())

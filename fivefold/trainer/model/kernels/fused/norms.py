@@ -44,8 +44,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool
     """Compute ``rms_norm`` of ``kernels/norms.py`` in one kernel, or in PyTorch if heads have their own weights."""
     if weight is not None and weight.dim() > 1:
         return eager.rms_norm(x, weight, epsilon=epsilon, plus_one=plus_one)
-    out: Tensor = _Norm.apply(x, weight, None, epsilon, False, plus_one)  # type: ignore[no-untyped-call]
-    return out
+    return _Norm.apply(x, weight, None, epsilon, False, plus_one)
 
 
 def layer_norm(
@@ -54,8 +53,7 @@ def layer_norm(
     """Compute ``layer_norm`` of ``kernels/norms.py`` in one kernel, or in PyTorch if heads have their own weights."""
     if weight is not None and weight.dim() > 1:
         return eager.layer_norm(x, weight, bias, epsilon=epsilon, plus_one=plus_one)
-    out: Tensor = _Norm.apply(x, weight, bias, epsilon, True, plus_one)  # type: ignore[no-untyped-call]
-    return out
+    return _Norm.apply(x, weight, bias, epsilon, True, plus_one)
 
 
 @torch.library.custom_op("fivefold::norm", mutates_args=())

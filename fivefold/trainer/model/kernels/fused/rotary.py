@@ -15,8 +15,7 @@ class _FusedRotate(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, cos: Tensor, sin: Tensor, first: int) -> Tensor:
         ctx.first = first
         ctx.save_for_backward(cos, sin)
-        y: Tensor = rotate(x, cos, sin, first, False)
-        return y
+        return rotate(x, cos, sin, first, False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
@@ -26,15 +25,13 @@ class _FusedRotate(torch.autograd.Function):
 
 def rotate_first(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
     """Compute ``rotate_first`` of ``kernels/rotary.py`` in one kernel."""
-    out: Tensor = _FusedRotate.apply(x_BTNH, cos_TH, sin_TH, 0)  # type: ignore[no-untyped-call]
-    return out
+    return _FusedRotate.apply(x_BTNH, cos_TH, sin_TH, 0)
 
 
 def rotate_last(x_BTNH: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
     """Compute ``rotate_last`` of ``kernels/rotary.py`` in one kernel."""
     first = x_BTNH.shape[-1] - cos_TH.shape[-1]
-    out: Tensor = _FusedRotate.apply(x_BTNH, cos_TH, sin_TH, first)  # type: ignore[no-untyped-call]
-    return out
+    return _FusedRotate.apply(x_BTNH, cos_TH, sin_TH, first)
 
 
 def append_rotated(k_BTNH: Tensor, key_BT1H: Tensor, cos_TH: Tensor, sin_TH: Tensor) -> Tensor:
