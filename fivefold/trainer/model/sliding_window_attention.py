@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from math import isqrt
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -82,9 +82,7 @@ def band_attention(
     return out, lse
 
 
-@band_attention.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return _outputs(q, v)
+band_attention.register_fake(lambda q, k, v, *_: _outputs(q, v))
 
 
 def _outputs(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -135,11 +133,7 @@ def band_attention_backward(
     return _copy_like(dq, q), _copy_like(dk, k), _copy_like(dv, v)
 
 
-@band_attention_backward.register_fake
-def _(
-    gradient: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, *rest: Any
-) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty_like(q), _empty_like(k), _empty_like(v)
+band_attention_backward.register_fake(lambda gradient, q, k, v, *_: (_empty_like(q), _empty_like(k), _empty_like(v)))
 
 
 class _Part(NamedTuple):

@@ -53,9 +53,7 @@ def choose_keys(
     return chosen
 
 
-@choose_keys.register_fake
-def _(q: Tensor, k: Tensor, w: Tensor, first: int, tokens: int, topk: int, documents: Tensor | None) -> Tensor:
-    return _empty_indices(q, tokens, topk)
+choose_keys.register_fake(lambda q, k, w, first, tokens, topk, *_: _empty_indices(q, tokens, topk))
 
 
 def _empty_indices(q_RNH: Tensor, tokens: int, topk: int) -> Tensor:
@@ -88,9 +86,7 @@ def sparse_attention(
     return out, lse
 
 
-@sparse_attention.register_fake
-def _(q: Tensor, keys: Tensor, chosen: Tensor, tokens: int, value_dim: int, scale: float) -> tuple[Tensor, Tensor]:
-    return _empty_outputs(q, value_dim)
+sparse_attention.register_fake(lambda q, keys, chosen, tokens, value_dim, *_: _empty_outputs(q, value_dim))
 
 
 @torch.library.custom_op("fivefold::sparse_attention_backward", mutates_args=())
@@ -120,9 +116,7 @@ def sparse_attention_backward(
     return q_grad, keys_grad.to(keys_RH.dtype)
 
 
-@sparse_attention_backward.register_fake
-def _(gradient: Tensor, q: Tensor, keys: Tensor, *rest: Any) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(q), torch.empty_like(keys)
+sparse_attention_backward.register_fake(lambda gradient, q, keys, *_: (torch.empty_like(q), torch.empty_like(keys)))
 
 
 def _empty_outputs(q_RNH: Tensor, value_dim: int) -> tuple[Tensor, Tensor]:

@@ -84,9 +84,7 @@ def _cast_blocks(x: Tensor, amax: Tensor | None, group_size: int) -> tuple[Tenso
     return data, scale, outer
 
 
-@_cast_blocks.register_fake
-def _(x: Tensor, amax: Tensor | None, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
-    return _empty(x, group_size)
+_cast_blocks.register_fake(lambda x, amax, group_size: _empty(x, group_size))
 
 
 def _empty(x: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -158,9 +158,7 @@ def _widen(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
     return out
 
 
-@_widen.register_fake
-def _(data: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
-    return torch.empty(data.shape, dtype=dtype, device=data.device)
+_widen.register_fake(lambda data, scale, dtype: torch.empty(data.shape, dtype=dtype, device=data.device))
 
 
 @torch.library.custom_op("fivefold::scale_", mutates_args=("x",))
@@ -170,9 +168,7 @@ def _scale_(x: Tensor, scale: Tensor) -> None:
         x[..., row_slice, :].mul_(_broadcast_scale(scale, x.shape, row_slice))
 
 
-@_scale_.register_fake
-def _(x: Tensor, scale: Tensor) -> None:
-    pass
+_scale_.register_fake(lambda *_: None)
 
 
 @torch.library.custom_op("fivefold::add_cast_", mutates_args=("total",))
@@ -183,9 +179,7 @@ def _add_cast_(total: Tensor, data: Tensor, scale: Tensor, fresh: bool) -> None:
     total.copy_(padded) if fresh else total.add_(padded)
 
 
-@_add_cast_.register_fake
-def _(total: Tensor, data: Tensor, scale: Tensor, fresh: bool) -> None:
-    pass
+_add_cast_.register_fake(lambda *_: None)
 
 
 def _scale_shape(x: Tensor, rows: int, columns: int) -> tuple[int, ...]:

@@ -118,20 +118,11 @@ def scaled_mm_by_group(
     return out
 
 
-@scaled_mm_by_group.register_fake
-def _(
-    x: Tensor,
-    x_scale: Tensor,
-    x_outer: Tensor | None,
-    weights: Tensor,
-    scales: Tensor,
-    outers: Tensor | None,
-    offsets: Tensor,
-    inner: int,
-    dtype: torch.dtype,
-    kernel: bool,
-) -> Tensor:
-    return torch.empty(x.shape[0], weights.shape[1], dtype=dtype, device=x.device)
+scaled_mm_by_group.register_fake(
+    lambda x, x_scale, x_outer, weights, scales, outers, offsets, inner, dtype, *_: torch.empty(
+        x.shape[0], weights.shape[1], dtype=dtype, device=x.device
+    )
+)
 
 
 @torch.library.custom_op("fivefold::cast_groups", mutates_args=())
@@ -202,20 +193,11 @@ def scaled_sums(
     return out
 
 
-@scaled_sums.register_fake
-def _(
-    a: Tensor,
-    a_scale: Tensor,
-    a_outer: Tensor | None,
-    b: Tensor,
-    b_scale: Tensor,
-    b_outer: Tensor | None,
-    offsets: Tensor,
-    inner: int,
-    group_size: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    return torch.empty(offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+scaled_sums.register_fake(
+    lambda a, a_scale, a_outer, b, b_scale, b_outer, offsets, inner, group_size, dtype: torch.empty(
+        offsets.shape[0], a.shape[0], b.shape[0], dtype=dtype, device=a.device
+    )
+)
 
 
 @torch.library.custom_op("fivefold::scaled_sums_cast", mutates_args=())

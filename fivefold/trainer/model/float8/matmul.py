@@ -191,20 +191,11 @@ def scaled_mm(
     return emulate_product(left, right).to(dtype)
 
 
-@scaled_mm.register_fake
-def _(
-    a: Tensor,
-    a_scale: Tensor,
-    a_outer: Tensor | None,
-    b: Tensor,
-    b_scale: Tensor,
-    b_outer: Tensor | None,
-    inner: int,
-    dtype: torch.dtype,
-    kernel: bool,
-    fast: bool,
-) -> Tensor:
-    return torch.empty(a.shape[0], b.shape[0], dtype=dtype, device=a.device)
+scaled_mm.register_fake(
+    lambda a, a_scale, a_outer, b, b_scale, b_outer, inner, dtype, *_: torch.empty(
+        a.shape[0], b.shape[0], dtype=dtype, device=a.device
+    )
+)
 
 
 @torch.library.custom_op("fivefold::scaled_mm_cast", mutates_args=())

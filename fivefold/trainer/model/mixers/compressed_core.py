@@ -131,9 +131,7 @@ def choose_compressed_keys(q_RNH: Tensor, k_SH: Tensor, w_RN: Tensor, tokens: in
     return chosen
 
 
-@choose_compressed_keys.register_fake
-def _(q: Tensor, k: Tensor, w: Tensor, tokens: int, rate: int, topk: int) -> Tensor:
-    return _empty_indices(q, tokens, rate, topk)
+choose_compressed_keys.register_fake(lambda q, k, w, tokens, rate, topk: _empty_indices(q, tokens, rate, topk))
 
 
 def _empty_indices(q_RNH: Tensor, tokens: int, rate: int, topk: int) -> Tensor:
@@ -164,9 +162,7 @@ def compressed_attention(
     return out, lse
 
 
-@compressed_attention.register_fake
-def _(q: Tensor, keys: Tensor, compressed: Tensor | None, chosen: Tensor | None, *settings: Any) -> Any:
-    return _empty_outputs(q)
+compressed_attention.register_fake(lambda q, *_: _empty_outputs(q))
 
 
 @torch.library.custom_op("fivefold::compressed_attention_backward", mutates_args=())

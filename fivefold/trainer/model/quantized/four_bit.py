@@ -166,9 +166,7 @@ def dequantize_four_bit(
     return out
 
 
-@dequantize_four_bit.register_fake
-def _(packed: Tensor, scales: list[Tensor], shape: list[int], dtype: torch.dtype, base: str, runs: list[int]) -> Tensor:
-    return packed.new_empty(shape, dtype=dtype)
+dequantize_four_bit.register_fake(lambda packed, scales, shape, dtype, *_: packed.new_empty(shape, dtype=dtype))
 
 
 def _list_runs(piece: MatrixSlice) -> list[int]:

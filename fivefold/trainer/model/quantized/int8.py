@@ -91,6 +91,4 @@ def dequantize_int8(elements: Tensor, absmax: Tensor, shape: list[int], dtype: t
     return out
 
 
-@dequantize_int8.register_fake
-def _(elements: Tensor, absmax: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
-    return elements.new_empty(shape, dtype=dtype)
+dequantize_int8.register_fake(lambda elements, absmax, shape, dtype: elements.new_empty(shape, dtype=dtype))

@@ -90,6 +90,4 @@ def dequantize_mxfp4(elements: Tensor, scales: Tensor, shape: list[int], dtype: 
     return out
 
 
-@dequantize_mxfp4.register_fake
-def _(elements: Tensor, scales: Tensor, shape: list[int], dtype: torch.dtype) -> Tensor:
-    return elements.new_empty(shape, dtype=dtype)
+dequantize_mxfp4.register_fake(lambda elements, scales, shape, dtype: elements.new_empty(shape, dtype=dtype))

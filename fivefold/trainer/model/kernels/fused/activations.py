@@ -100,9 +100,7 @@ def plain_forward(up: Tensor, kind: int) -> Tensor:
     return y
 
 
-@plain_forward.register_fake
-def _(up: Tensor, kind: int) -> Tensor:
-    return torch.empty_like(up, memory_format=torch.contiguous_format)
+plain_forward.register_fake(lambda up, *_: torch.empty_like(up, memory_format=torch.contiguous_format))
 
 
 @torch.library.custom_op("fivefold::plain_backward", mutates_args=())
@@ -124,9 +122,7 @@ def plain_backward(gradient: Tensor, up: Tensor, kind: int) -> Tensor:
     return up_gradient
 
 
-@plain_backward.register_fake
-def _(gradient: Tensor, up: Tensor, kind: int) -> Tensor:
-    return torch.empty_like(up, memory_format=torch.contiguous_format)
+plain_backward.register_fake(lambda gradient, up, *_: torch.empty_like(up, memory_format=torch.contiguous_format))
 
 
 @torch.library.custom_op("fivefold::gated", mutates_args=())
@@ -142,9 +138,7 @@ def gate_forward(gate: Tensor, up: Tensor, kind: int) -> Tensor:
     return y
 
 
-@gate_forward.register_fake
-def _(gate: Tensor, up: Tensor, kind: int) -> Tensor:
-    return torch.empty_like(gate, memory_format=torch.contiguous_format)
+gate_forward.register_fake(lambda gate, *_: torch.empty_like(gate, memory_format=torch.contiguous_format))
 
 
 @torch.library.custom_op("fivefold::gated_backward", mutates_args=())
@@ -167,9 +161,7 @@ def gate_backward(gradient: Tensor, gate: Tensor, up: Tensor, kind: int) -> tupl
     return gradients
 
 
-@gate_backward.register_fake
-def _(gradient: Tensor, gate: Tensor, up: Tensor, kind: int) -> tuple[Tensor, Tensor]:
-    return _pair(gate)
+gate_backward.register_fake(lambda gradient, gate, *_: _pair(gate))
 
 
 @torch.library.custom_op("fivefold::weighted", mutates_args=())
@@ -186,9 +178,7 @@ def weighted_forward(gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tens
     return y
 
 
-@weighted_forward.register_fake
-def _(gate: Tensor, up: Tensor, share: Tensor, kind: int) -> Tensor:
-    return torch.empty_like(gate, memory_format=torch.contiguous_format)
+weighted_forward.register_fake(lambda gate, *_: torch.empty_like(gate, memory_format=torch.contiguous_format))
 
 
 @torch.library.custom_op("fivefold::weighted_backward", mutates_args=())
@@ -214,9 +204,7 @@ def weighted_backward(
     return gradients
 
 
-@weighted_backward.register_fake
-def _(gradient: Tensor, gate: Tensor, up: Tensor, share: Tensor, kind: int) -> tuple[Tensor, Tensor, Tensor]:
-    return *_pair(gate), torch.empty_like(share)
+weighted_backward.register_fake(lambda gradient, gate, up, share, *_: (*_pair(gate), torch.empty_like(share)))
 
 
 def _pair(gate: Tensor) -> tuple[Tensor, Tensor]:

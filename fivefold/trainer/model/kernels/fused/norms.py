@@ -92,11 +92,7 @@ def norm(
     return [y, *stats]
 
 
-@norm.register_fake
-def _(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, epsilon: float, centered: bool, plus_one: bool
-) -> list[Tensor]:
-    return _empty_norm(x, centered)
+norm.register_fake(lambda x, weight, bias, epsilon, centered, *_: _empty_norm(x, centered))
 
 
 @torch.library.custom_op("fivefold::norm_backward", mutates_args=())
@@ -134,11 +130,9 @@ def norm_backward(
     return dx, partial
 
 
-@norm_backward.register_fake
-def _(
-    gradient: Tensor, x: Tensor, weight: Tensor | None, stats: list[Tensor], biased: bool, plus_one: bool
-) -> tuple[Tensor, Tensor]:
-    return _empty_backward(x, (weight is not None) + biased)
+norm_backward.register_fake(
+    lambda gradient, x, weight, stats, biased, *_: _empty_backward(x, (weight is not None) + biased)
+)
 
 
 def _empty_norm(x: Tensor, centered: bool) -> list[Tensor]:

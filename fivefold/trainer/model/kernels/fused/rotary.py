@@ -72,6 +72,4 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, first: int, is_inverse: bool) ->
     return y
 
 
-@rotate.register_fake
-def _(x: Tensor, cos: Tensor, sin: Tensor, first: int, is_inverse: bool) -> Tensor:
-    return torch.empty(x.shape, dtype=x.dtype, device=x.device)
+rotate.register_fake(lambda x, *_: torch.empty(x.shape, dtype=x.dtype, device=x.device))

@@ -23,9 +23,7 @@ def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     return y
 
 
-@gather_rows.register_fake
-def _(x: Tensor, index: Tensor) -> Tensor:
-    return x.new_empty(index.shape[0], x.shape[1])
+gather_rows.register_fake(lambda x, index: x.new_empty(index.shape[0], x.shape[1]))
 
 
 @torch.library.custom_op("fivefold::sum_copies", mutates_args=())
@@ -42,6 +40,4 @@ def sum_copies(copies: Tensor, places: Tensor, starts: Tensor) -> Tensor:
     return y
 
 
-@sum_copies.register_fake
-def _(copies: Tensor, places: Tensor, starts: Tensor) -> Tensor:
-    return copies.new_empty(starts.shape[0], copies.shape[1])
+sum_copies.register_fake(lambda copies, places, starts: copies.new_empty(starts.shape[0], copies.shape[1]))
