@@ -14,32 +14,47 @@ import torch
 from torch import Tensor
 
 
+class RankSums:
+    """Sums over the ranks that hold parts of the rows of a norm; ``width``: total number of columns."""
+
+    width: int
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return this rank's sums [R, n] summed over all ranks; ``rows`` may be overwritten."""
+        raise NotImplementedError
+
+
 class _RmsNorm(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor | None, epsilon: float, plus_one: bool) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, epsilon: float, plus_one: bool, sums: RankSums | None
+    ) -> Tensor:
+        squares = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32).square_()
+        means = squares.div_(x.shape[-1]) if sums is None else sums(squares).div_(sums.width)
+        rstd = means.add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, rstd)
-        ctx.plus_one = plus_one
+        ctx.plus_one, ctx.sums = plus_one, sums
         out = torch.mul(x, rstd).to(x.dtype)  # x · rstd is fp32, because rstd is
         return out if weight is None else _times_(out, weight, plus_one)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, None, None, None]:
         x, weight, rstd = ctx.saved_tensors
+        sums = ctx.sums
         normal = x * rstd  # fp32, like everything below
         product = grad * normal
         if weight is None:
             inner = product.mean(-1, keepdim=True)
             del product
-            return (grad - normal.mul_(inner)).mul_(rstd).to(x.dtype), None, None, None
+            return (grad - normal.mul_(inner)).mul_(rstd).to(x.dtype), None, None, None, None
         weight_grad = _sum_rows(product, weight)
-        inner = _times_(product, weight, ctx.plus_one).mean(-1, keepdim=True)
+        product = _times_(product, weight, ctx.plus_one)
+        inner = product.mean(-1, keepdim=True) if sums is None else sums(product.sum(-1, keepdim=True)).div_(sums.width)
         del product
         x_grad = grad * weight.float()
         if ctx.plus_one:
             x_grad.add_(grad)
-        return x_grad.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None, None
+        return x_grad.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None, None, None
 
 
 def _times_(x: Tensor, weight: Tensor, plus_one: bool) -> Tensor:
@@ -56,50 +71,14 @@ def _sum_rows(x: Tensor, weight: Tensor) -> Tensor:
     return x.flatten(0, -1 - weight.dim()).sum(0, dtype=sum_dtype).to(weight.dtype)
 
 
-def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
+def rms_norm(
+    x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool = False, sums: RankSums | None = None
+) -> Tensor:
     """Return ``x / rms(x) · weight`` over the last dim, computed in fp32. ``x`` [..., D], ``weight`` [D] → [..., D].
 
-    Without ``weight``: x / rms(x). ``plus_one``: the factor is 1 + weight (Gemma).
+    Without ``weight``: x / rms(x). ``plus_one``: the factor is 1 + weight (Gemma). ``sums``: set if D is sharded.
     """
-    return _RmsNorm.apply(x, weight, epsilon, plus_one)
-
-
-class RankSums:
-    """Sums over the ranks that hold parts of the rows of a norm; ``width``: total number of columns."""
-
-    width: int
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """Return this rank's sums [R, n] summed over all ranks; ``rows`` may be overwritten."""
-        raise NotImplementedError
-
-
-class _SpreadRmsNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float, plus_one: bool, sums: RankSums) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float32)
-        rstd = sums(norm.square_()).div_(sums.width).add_(epsilon).rsqrt_()
-        ctx.save_for_backward(x, weight, rstd)
-        ctx.plus_one, ctx.sums = plus_one, sums
-        return _times_(torch.mul(x, rstd).to(x.dtype), weight, plus_one)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
-        x, weight, rstd = ctx.saved_tensors
-        normal = x * rstd
-        product = grad * normal
-        weight_grad = _sum_rows(product, weight)
-        inner = ctx.sums(_times_(product, weight, ctx.plus_one).sum(-1, keepdim=True)).div_(ctx.sums.width)
-        del product
-        x_grad = grad * weight.float()
-        if ctx.plus_one:
-            x_grad.add_(grad)
-        return x_grad.sub_(normal.mul_(inner)).mul_(rstd).to(x.dtype), weight_grad, None, None, None
-
-
-def spread_rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool = False, sums: RankSums) -> Tensor:
-    """Compute ``rms_norm`` of rows whose columns are sharded over ranks: ``x`` [R, local D], ``weight`` [local D]."""
-    return _SpreadRmsNorm.apply(x, weight, epsilon, plus_one, sums)
+    return _RmsNorm.apply(x, weight, epsilon, plus_one, sums)
 
 
 class _LayerNorm(torch.autograd.Function):
