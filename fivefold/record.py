@@ -60,12 +60,7 @@ class Record(BaseModel):
     """
 
     model_config = ConfigDict(
-        frozen=True,
-        extra="forbid",
-        strict=False,
-        allow_inf_nan=False,
-        protected_namespaces=(),
-        defer_build=True,
+        frozen=True, extra="forbid", strict=False, allow_inf_nan=False, protected_namespaces=(), defer_build=True
     )
 
     @model_validator(mode="before")

@@ -48,12 +48,7 @@ class Timing(NamedTuple):
     busy: float
 
 
-def calibrate_hosts(
-    process: Process,
-    *,
-    quick: bool = False,
-    points: Points | None = None,
-) -> Machine | None:
+def calibrate_hosts(process: Process, *, quick: bool = False, points: Points | None = None) -> Machine | None:
     """Measure the hosts of ``process``'s world; return the machine on rank 0, None on the other ranks.
 
     Every rank calls it. Raises ``UserError`` if there are GPUs, or if hosts have unequal numbers of ranks.

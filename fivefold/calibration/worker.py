@@ -49,14 +49,7 @@ from fivefold.calibration.step_clock import WARM, build_step, summarize_steps
 from fivefold.calibration.step_grid import GridRun, list_grid_runs, select_fitting_runs
 from fivefold.calibration.unit_clock import MeasuredUnitSeconds
 from fivefold.layout.spec import Layout
-from fivefold.machine.spec import (
-    AttentionPoint,
-    Calibration,
-    Collective,
-    CollectivePoint,
-    KernelPoint,
-    MatmulPoint,
-)
+from fivefold.machine.spec import AttentionPoint, Calibration, Collective, CollectivePoint, KernelPoint, MatmulPoint
 from fivefold.record import UserError
 from fivefold.trainer.host import count_memory_bytes
 from fivefold.units import Dtype

@@ -339,11 +339,7 @@ def dump_dry_run(dry_run: DryRun, predicted: Step | None) -> dict[str, object]:
         "first_step": [
             summary.first.model_dump(mode="json") for summary in dry_run.rank_summaries if summary.rank in dry_run.ranks
         ],
-        "peak": {
-            "rank": peak.rank,
-            "bytes": peak.parts,
-            "largest": [tensors._asdict() for tensors in peak.largest],
-        },
+        "peak": {"rank": peak.rank, "bytes": peak.parts, "largest": [tensors._asdict() for tensors in peak.largest]},
         "findings": dry_run.findings,
         "assumed": dry_run.assumed,
     }

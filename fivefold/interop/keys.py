@@ -252,9 +252,7 @@ class Values:
         for name, value in self.given.items():
             if self.find_key(name) is None and value != {} and not self._is_marked(name):
                 yield ParsedKey(
-                    key=name,
-                    value=shorten_value(value),
-                    means=f"is not a known key of {self.software} {self.version}",
+                    key=name, value=shorten_value(value), means=f"is not a known key of {self.software} {self.version}"
                 )
         yield from self._iterate_kind("foreign")
         yield from self._iterate_marked(self.not_modelled)

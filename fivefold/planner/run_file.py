@@ -25,10 +25,7 @@ def write_run_file(content: str, job: Job, *, run: RunEstimate, command: str) ->
     """
     every = min(job.steps, max(1, round(run.interval_seconds / run.step_seconds)))
     duration = f"{run.seconds / 86400:.1f} days" if run.seconds >= 2 * 86400 else show_seconds(run.seconds)
-    head = [
-        f"# {command}",
-        f"# {duration} on {run.ranks} GPUs, {run.step_seconds:.3g} s a step",
-    ]
+    head = [f"# {command}", f"# {duration} on {run.ranks} GPUs, {run.step_seconds:.3g} s a step"]
     tail = [
         "",
         "[data]",

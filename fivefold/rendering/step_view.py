@@ -126,11 +126,7 @@ def list_key_figures(step: Step) -> tuple[Figure, ...]:
     return (
         Figure("step time", show_seconds(step.time.step_seconds), bound),
         Figure("peak memory", show_bytes(memory.peak_bytes), format_verdict(memory), find_verdict_tone(memory)),
-        Figure(
-            "MFU, causal",
-            f"{step.mfu.causal:.1%}",
-            f"{step.mfu.non_causal:.1%} non-causal; HFU {step.hfu:.1%}",
-        ),
+        Figure("MFU, causal", f"{step.mfu.causal:.1%}", f"{step.mfu.non_causal:.1%} non-causal; HFU {step.hfu:.1%}"),
         Figure("tokens/s per GPU", show_count(step.tokens_per_second_per_gpu)),
     )
 

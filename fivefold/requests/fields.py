@@ -145,9 +145,7 @@ PrecisionNames = Annotated[Lines, Field(description="Precisions to compare, such
 # Options of the terminal only: files and output formats.
 IgnoredKeys = Annotated[
     tuple[str, ...],
-    Field(
-        description="Continue although these keys of a config may change memory, FLOPs, communication or time.",
-    ),
+    Field(description="Continue although these keys of a config may change memory, FLOPs, communication or time."),
     Option(metavar="KEY[,KEY]"),
 ]
 ConfigFile = Annotated[
@@ -159,10 +157,7 @@ ConfigFile = Annotated[
     Option(("--from",)),
 ]
 ConfigMachine = Annotated[str | None, Field(description="With --from: the machine, such as h100:64.")]
-ConfigTarget = Annotated[
-    str | None,
-    Field(description="Machine and number of GPUs that run it, such as h100:64."),
-]
+ConfigTarget = Annotated[str | None, Field(description="Machine and number of GPUs that run it, such as h100:64.")]
 ConfigModel = Annotated[
     str | None, Field(description="Model (catalog name or file), for a layout or a config that names none.")
 ]

@@ -62,11 +62,7 @@ def compare(predicted: Step, measured: Step) -> list[QuantityComparison]:
         *_compare_states(predicted.memory.stages, measured.memory.stages),
         _build_row("peak memory", "bytes", predicted.memory.peak_bytes, measured.memory.peak_bytes),
         _build_row(
-            "hardware FLOPs",
-            "FLOPs",
-            predicted.work.hardware_flops,
-            measured.work.hardware_flops,
-            exact=counts_all,
+            "hardware FLOPs", "FLOPs", predicted.work.hardware_flops, measured.work.hardware_flops, exact=counts_all
         ),
         *_compare_traffic(predicted, measured),
         _build_row("step time", "seconds", predicted.time.step_seconds, measured.time.step_seconds),

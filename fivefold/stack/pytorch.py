@@ -189,7 +189,7 @@ KEMPNERFORGE = StackEntry(
         "reduce": Fact("step", f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/training/grad.py: set_requires_gradient_sync"),
     },
     runs={
-        "zero": Fact((2, 3), f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/distributed/parallel.py: reshard_after_forward"),
+        "zero": Fact((2, 3), f"{KEMPNERFORGE_REPOSITORY}:kempnerforge/distributed/parallel.py: reshard_after_forward")
     },
 )
 
@@ -242,8 +242,7 @@ TORCHTUNE = StackEntry(
             ("adamw", "adamw8bit", "adamw4bit", "sgd"), f"{TUNE}:recipes/configs: torch.optim, bitsandbytes, torchao"
         ),
         "config_precisions": Fact(
-            ("bf16-pure", "bf16-full", "fp32"),
-            f"{TUNE}:torchtune/training/precision.py, get_dtype: no master copy",
+            ("bf16-pure", "bf16-full", "fp32"), f"{TUNE}:torchtune/training/precision.py, get_dtype: no master copy"
         ),
         "offloads": Fact(
             ("activations", "parameters"),

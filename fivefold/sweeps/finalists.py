@@ -25,12 +25,7 @@ ROUNDS = 2  # trials of each layout, because one may run while the computer is b
 
 
 def measure_best(
-    *,
-    model: Model,
-    machine: Machine,
-    job: Job,
-    count: int,
-    report: Callable[[str, int, int], None] | None = None,
+    *, model: Model, machine: Machine, job: Job, count: int, report: Callable[[str, int, int], None] | None = None
 ) -> tuple[list[Finalist], Machine]:
     """Return the ``count`` best distinct layouts, fastest measured first, and ``machine`` with their units measured.
 

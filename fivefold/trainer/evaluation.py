@@ -47,11 +47,7 @@ class Evaluator:
         ranks = self.built.ranks
         loader = self.run.loader(self.shards, split="heldout")
         batches = list_heldout_batches(
-            loader,
-            rows=self.run.evaluate_sequences,
-            mbs=self.layout.mbs,
-            rank=ranks["dp"].rank,
-            ranks=self.layout.dp,
+            loader, rows=self.run.evaluate_sequences, mbs=self.layout.mbs, rank=ranks["dp"].rank, ranks=self.layout.dp
         )
         rows = np.stack(list(batches))
         total = self.engine.evaluate(torch.from_numpy(rows)).double()

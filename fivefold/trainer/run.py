@@ -193,11 +193,7 @@ class Run(Record):
         """Return how the records of the corpus become samples; None for text."""
         data = self.data
         return sample_format(
-            data.format,
-            key=data.key,
-            loss_on=data.loss_on,
-            tokenizer=data.tokenizer,
-            chat_template=data.chat_template,
+            data.format, key=data.key, loss_on=data.loss_on, tokenizer=data.tokenizer, chat_template=data.chat_template
         )
 
     def loader(self, shards: Shards, *, split: Split = "train", ahead: int = 0) -> Loader:

@@ -115,14 +115,7 @@ def take_precision(result: SearchResult, job: Job) -> Job:
     return job.replace(precision=Job.read(dict(ranked_steps[0].step.job), origin="job").precision)
 
 
-def show_walk(
-    request: SearchOptions,
-    model: Model,
-    machine: Machine,
-    job: Job,
-    *,
-    stated: Collection[str],
-) -> None:
+def show_walk(request: SearchOptions, model: Model, machine: Machine, job: Job, *, stated: Collection[str]) -> None:
     """Print the single changes of the layout that the request keeps."""
     from fivefold.rendering import search as page
 

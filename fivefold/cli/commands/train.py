@@ -79,11 +79,7 @@ def train(request: TrainOptions) -> None:
         if layout.world > 1 and "RANK" not in os.environ:
             options += ["--json"] if request.as_json else []
             options += ["--trace", str(request.trace)] if request.trace else []
-            _launch_ranks(
-                settings,
-                layout,
-                words=["train", str(request.run), "--layout", str(layout), *options],
-            )
+            _launch_ranks(settings, layout, words=["train", str(request.run), "--layout", str(layout), *options])
         else:
             _train_here(settings, layout, model=model, machine=machine, json=request.as_json)
 

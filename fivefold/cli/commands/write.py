@@ -65,13 +65,7 @@ def _plan(request: WriteOptions, job: Job) -> ConfigPlan:
     if not Path(what).suffix and not Path(what).exists():
         if model is None:
             raise UserError(f"layout {what!r} needs a model; add --model NAME")
-        return ConfigPlan(
-            resolve(model),
-            Layout.parse(what, machine=loaded_machine),
-            job,
-            nodes,
-            gpus or "",
-        )
+        return ConfigPlan(resolve(model), Layout.parse(what, machine=loaded_machine), job, nodes, gpus or "")
     config = load_config([what], build_request(gpus, model, sequence=request.seq), ignore=request.ignore)
     for line in describe_notes(config.notes):
         print_line(f"note: {line}")

@@ -58,10 +58,7 @@ class ExaminedSteps(NamedTuple):
 
 
 def run_steps(
-    user: UserCode,
-    *,
-    recompute_in: tuple[str, ...] = (),
-    follow: Callable[[nn.Module], tuple[str, ...]] | None = None,
+    user: UserCode, *, recompute_in: tuple[str, ...] = (), follow: Callable[[nn.Module], tuple[str, ...]] | None = None
 ) -> ExaminedSteps:
     """Run two steps, with some modules recomputed. ``follow`` chooses the modules whose calls are recorded."""
     watch = ModuleRecorder()

@@ -36,16 +36,7 @@ from fivefold.trainer.measure.meter import GROUPED as GROUPED_FLOAT8
 
 aten = torch.ops.aten
 OPERATIONS_WITHOUT_KERNEL = frozenset(
-    {
-        "empty",
-        "new_empty",
-        "lift_fresh",
-        "_unsafe_view",
-        "empty_like",
-        "_local_scalar_dense",
-        "set_",
-        "detach_",
-    }
+    {"empty", "new_empty", "lift_fresh", "_unsafe_view", "empty_like", "_local_scalar_dense", "set_", "detach_"}
 )
 WRITE_ONLY_OPERATIONS = frozenset(
     {"copy_", "zero_", "fill_", "_foreach_copy_", "_foreach_zero_"}

@@ -84,11 +84,7 @@ ACCELERATE: Table = {
     **approximate_keys(
         "the width of Ulysses' messages", "accelerate.deepspeed_config.seq_parallel_communication_data_type"
     ),
-    **approximate_keys(
-        "how keys travel; counted as a ring",
-        f"{PARALLEL}cp_comm_strategy",
-        default="alltoall",
-    ),
+    **approximate_keys("how keys travel; counted as a ring", f"{PARALLEL}cp_comm_strategy", default="alltoall"),
 }
 
 DS = "deepspeed."

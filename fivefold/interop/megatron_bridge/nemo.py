@@ -74,13 +74,7 @@ GATED = {"normalization": "RMSNorm", "gated_linear_unit": True, "position_embedd
 
 
 def _set_sizes(layers: int, width: int, heads: int, ffn: int, **others: Any) -> dict[str, Any]:
-    return {
-        "num_layers": layers,
-        "hidden_size": width,
-        "num_attention_heads": heads,
-        "ffn_hidden_size": ffn,
-        **others,
-    }
+    return {"num_layers": layers, "hidden_size": width, "num_attention_heads": heads, "ffn_hidden_size": ffn, **others}
 
 
 # Class of a model's config → the class whose fields it takes over, and its own. Fields without cost are left out.

@@ -112,9 +112,7 @@ def _emit_sizes(model: Model) -> dict[str, Any]:
     difference_text = find_difference(
         llama_spec,
         model.replace(
-            rope_scaling=llama_spec.rope_scaling,
-            rope_theta=llama_spec.rope_theta,
-            norm_epsilon=llama_spec.norm_epsilon,
+            rope_scaling=llama_spec.rope_scaling, rope_theta=llama_spec.rope_theta, norm_epsilon=llama_spec.norm_epsilon
         ),
     )
     if difference_text:

@@ -53,13 +53,7 @@ TOML: Table = {
     "quantize.grouped_mm.float8.fqns": part(f"{PRECISION}: whether experts are in fp8", []),
     "quantize.grouped_mm.mx.fqns": part(f"{PRECISION}: whether experts are in MX fp8", []),
     "fault_tolerance.enable": unmodelled_key("TorchFT replicas in addition to those of the layout", False),
-    **ignored_keys(
-        "job.*",
-        "profiling.*",
-        "memory_estimation.*",
-        "fault_tolerance.*",
-        "training.dataset",
-    ),
+    **ignored_keys("job.*", "profiling.*", "memory_estimation.*", "fault_tolerance.*", "training.dataset"),
     **ignored_keys(
         "model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset_path"
     ),

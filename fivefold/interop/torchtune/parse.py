@@ -59,11 +59,7 @@ OTHER_RECIPES = {
 MODEL_SIGNS = {"teacher_model": "knowledge_distillation", "policy_model": "ppo"}
 
 # Keys that tell one if the file does not name its recipe
-SIGNS = {
-    "tasks": "eleuther_eval",
-    "prompt": "generate",
-    "quantizer": "qat",
-}
+SIGNS = {"tasks": "eleuther_eval", "prompt": "generate", "quantizer": "qat"}
 
 COMMAND = re.compile(
     r"tune run((?:[ \t]+(?:\\\n#?[ \t]*)?--\S+(?:[ =]\S+)?)*)[ \t]+(?:\\\n#?[ \t]*)?([\w/]+)\s.*--config"

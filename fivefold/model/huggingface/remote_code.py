@@ -67,7 +67,4 @@ def translate_remote_config(config: dict[str, Any], *, name: str) -> dict[str, A
                 f"{name}: {key}={config[key]!r} differs from {other}={config.get(other)!r}; give both the same value"
             )
     kept = {key: value for key, value in config.items() if key not in remote.supported and key not in remote.same}
-    return {
-        **{remote.keys.get(key, key): value for key, value in kept.items()},
-        "architectures": [remote.architecture],
-    }
+    return {**{remote.keys.get(key, key): value for key, value in kept.items()}, "architectures": [remote.architecture]}

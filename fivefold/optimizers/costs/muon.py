@@ -11,13 +11,7 @@ from math import prod
 
 from fivefold.job import Job
 from fivefold.model.weights import Weight
-from fivefold.optimizers.cost import (
-    OptimizerCost,
-    Payloads,
-    Product,
-    count_fp32_bytes,
-    count_local_numel,
-)
+from fivefold.optimizers.cost import OptimizerCost, Payloads, Product, count_fp32_bytes, count_local_numel
 from fivefold.optimizers.costs.adamw import COST as ADAMW
 from fivefold.optimizers.sharded_weight import ShardedWeight, split_families
 

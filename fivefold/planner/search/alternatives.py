@@ -32,11 +32,7 @@ EQUAL_TIME_SHARE = 5e-4  # share of a step that prints as 0.0 %
 
 
 def explain_choices(
-    chosen: Evaluated,
-    *,
-    where: Where = ANY,
-    planners: Sequence[Planner] = (),
-    evaluated: Iterable[Evaluated] = (),
+    chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] = (), evaluated: Iterable[Evaluated] = ()
 ) -> Iterator[Why]:
     """Yield a line per choice. A choice without a legal alternative has none.
 

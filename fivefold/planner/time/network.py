@@ -309,12 +309,7 @@ def _price_tree(place: GroupPlacement, constants: Constants) -> list[AlphaBetaCo
     load = max(2 / place.near.rate if place.local > 1 else 0.0, _compute_nic_load(place))
     per_byte = load / constants.tree_rate_share
     lines = _list_protocols(
-        place,
-        constants,
-        inner_steps=near_steps,
-        outer_steps=far_steps,
-        per_byte=per_byte,
-        hop_per_byte=per_byte / 2,
+        place, constants, inner_steps=near_steps, outer_steps=far_steps, per_byte=per_byte, hop_per_byte=per_byte / 2
     )
     return [line._replace(filled=filled) for line, filled in zip(lines, constants.tree_shares, strict=True)]
 

@@ -170,12 +170,7 @@ def _label_step_ends(layout: Layout, seconds: float) -> dict[str, float]:
 
 
 def _step_time(
-    compute: float,
-    exposed: dict[str, float],
-    update: float,
-    stages: Sequence[StageTime],
-    *,
-    total: float | None = None,
+    compute: float, exposed: dict[str, float], update: float, stages: Sequence[StageTime], *, total: float | None = None
 ) -> StepTime:
     """Return a rank's parts as a ``StepTime``; without ``total`` there is no bubble."""
     busy = compute + sum(exposed.values()) + update

@@ -17,13 +17,7 @@ from typing import NamedTuple
 from fivefold.machine.spec import Machine
 from fivefold.profiling.traces import breakdown, messages
 from fivefold.profiling.traces.breakdown import Timeline
-from fivefold.profiling.traces.critical_path import (
-    EndOrder,
-    PathSums,
-    Segment,
-    count_late_arrivals,
-    find_critical_path,
-)
+from fivefold.profiling.traces.critical_path import EndOrder, PathSums, Segment, count_late_arrivals, find_critical_path
 from fivefold.profiling.traces.job_traces import JobTraces, Progress, read_traces
 from fivefold.profiling.traces.matching import find_starts, match, measure_waits
 from fivefold.profiling.traces.rank_trace import StepWindow

@@ -104,9 +104,7 @@ class Timeline:
         return launches
 
 
-def sum_kernel_lines(
-    windows: Sequence[tuple[RankEvents, StepWindow]],
-) -> tuple[list[KernelLine], list[KernelLine]]:
+def sum_kernel_lines(windows: Sequence[tuple[RankEvents, StepWindow]]) -> tuple[list[KernelLine], list[KernelLine]]:
     """Return the time by category and by kernel, as means over the windows, the largest first.
 
     A category names the kernel that takes most of it.

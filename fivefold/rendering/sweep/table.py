@@ -66,8 +66,7 @@ def _shorten(grid: Grid) -> RenderableType:
         [Text(f"{len(grid.rows) - MAX_ROWS:,} more are in the file", style="dim")] if len(grid.rows) > MAX_ROWS else []
     )
     return Group(
-        replace(grid, rows=grid.rows[:MAX_ROWS], values=grid.values[:MAX_ROWS], records=grid.records[:MAX_ROWS]),
-        *rest,
+        replace(grid, rows=grid.rows[:MAX_ROWS], values=grid.values[:MAX_ROWS], records=grid.records[:MAX_ROWS]), *rest
     )
 
 

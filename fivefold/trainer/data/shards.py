@@ -191,12 +191,7 @@ class SplitWriter:
         return f"{self.split}-trained.bin"
 
     def add(
-        self,
-        tokens: Tokens,
-        *,
-        lengths: NDArray[np.int64],
-        text_bytes: int,
-        trained: NDArray[np.bool_] | None = None,
+        self, tokens: Tokens, *, lengths: NDArray[np.int64], text_bytes: int, trained: NDArray[np.bool_] | None = None
     ) -> None:
         """Append complete documents: their ``tokens``, ends included, and their ``lengths`` [documents].
 

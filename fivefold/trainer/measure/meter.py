@@ -57,10 +57,7 @@ GROUPED = {
 GROUPED_INNER = 7  # index of their argument that is the size of the dim summed over
 GROUPED_MATMULS = (aten._grouped_mm.default, torch.ops.fivefold.mm_by_group.default)
 # our sliding-window attention → index of the first argument after tensors: scale, offset, window, softcap
-BANDS = {
-    torch.ops.fivefold.band_attention.default: 3,
-    torch.ops.fivefold.band_attention_backward.default: 6,
-}
+BANDS = {torch.ops.fivefold.band_attention.default: 3, torch.ops.fivefold.band_attention_backward.default: 6}
 ATTENTION_FORWARD = (
     torch.ops.fivefold.band_attention.default,
     aten._scaled_dot_product_flash_attention_for_cpu.default,

@@ -65,11 +65,7 @@ def _list_machine_offers() -> list[tuple[str, str]]:
         (
             machine.name,
             " · ".join(
-                (
-                    f"{machine.memory_bytes / GIB:.0f} GiB",
-                    f"{machine.ranks_per_node} GPUs per node",
-                    *machine.instances,
-                )
+                (f"{machine.memory_bytes / GIB:.0f} GiB", f"{machine.ranks_per_node} GPUs per node", *machine.instances)
             ),
         )
         for machine in list_machines()

@@ -95,9 +95,7 @@ def compare_runs(site: WebServer, query: RunQuestion) -> dict[str, Any]:
         "Loss": draw(lambda log: list_points(log, "loss"), "loss over steps", y_title="nats per token"),
         "Gradient norm": draw(lambda log: list_points(log, "gradient_norm"), "gradient norm over steps"),
         "Tokens per second": draw(
-            list_speeds,
-            "tokens per second over steps",
-            expect=lambda step: step.tokens_per_second_per_gpu * step.world,
+            list_speeds, "tokens per second over steps", expect=lambda step: step.tokens_per_second_per_gpu * step.world
         ),
         "MFU, causal": draw(
             lambda log: list_points(log, "mfu_causal"), "MFU over steps", expect=lambda step: step.mfu.causal

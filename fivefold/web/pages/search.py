@@ -105,10 +105,7 @@ def render_best(query: SearchPage, fits: Sequence[Fit]) -> str:
     """Return the best layouts of a search that still runs as a table."""
     best = fits[:SKETCHED]
     return render_fragment(
-        "best_so_far.html",
-        grid=make_grid(FITS, best),
-        to=lambda fit: plan_of_fit(query, fit),
-        number=len(fits),
+        "best_so_far.html", grid=make_grid(FITS, best), to=lambda fit: plan_of_fit(query, fit), number=len(fits)
     )
 
 

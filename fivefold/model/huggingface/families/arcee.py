@@ -11,10 +11,6 @@ ARCEE = Family(
     model_type="arcee",
     architecture="ArceeForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias mlp_bias"),
-    defaults={
-        **expand_names(width=2560, ffn=18_432, positions=4096),
-        "hidden_act": "relu2",
-        "norm_epsilon": 1e-5,
-    },
+    defaults={**expand_names(width=2560, ffn=18_432, positions=4096), "hidden_act": "relu2", "norm_epsilon": 1e-5},
     to_model=lambda config: build_model(config, mlp="plain"),
 )

@@ -38,10 +38,7 @@ ARIA_TEXT = Family(
         "moe_num_shared_experts": "n_shared_experts",
     }
     | map_same_names("attention_bias mlp_bias"),
-    defaults={
-        "intermediate_size": 4096,
-        **expand_names(experts=8, topk=2, shared_experts=2),
-    },
+    defaults={"intermediate_size": 4096, **expand_names(experts=8, topk=2, shared_experts=2)},
     to_model=_build_aria,
     tensors=decoder.TENSORS
     | decoder.SHARED_EXPERT_TENSORS

@@ -8,12 +8,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.families import deepseek
-from fivefold.model.huggingface.mapping import (
-    build_model,
-    read_biased_experts,
-    read_latent,
-    read_mlp_layer_types,
-)
+from fivefold.model.huggingface.mapping import build_model, read_biased_experts, read_latent, read_mlp_layer_types
 from fivefold.model.spec import Model
 
 

@@ -25,11 +25,7 @@ def _build_mpt(config: Config) -> Model:
     config = config.replace(intermediate_size=4 * config.hidden_size, hidden_dropout=config.attention_dropout)
     scale, usual = config.attention_multiplier, (config.hidden_size // config.num_attention_heads) ** -0.5
     return build_model(
-        config,
-        **FIELDS,
-        norm_bias=False,
-        qkv_clip=config.qkv_clip,
-        attention_scale=None if scale == usual else scale,
+        config, **FIELDS, norm_bias=False, qkv_clip=config.qkv_clip, attention_scale=None if scale == usual else scale
     )
 
 
@@ -58,9 +54,7 @@ BLOOM = Family(
         "norm_epsilon": 1e-5,
         "tie_word_embeddings": True,
     },
-    supported={
-        "apply_residual_connection_post_layernorm": Supported((False,), "norms within the residual stream"),
-    },
+    supported={"apply_residual_connection_post_layernorm": Supported((False,), "norms within the residual stream")},
     to_model=_build_bloom,
     tensors={
         "blocks": "transformer.h.{}",

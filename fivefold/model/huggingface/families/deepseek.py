@@ -9,13 +9,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
-from fivefold.model.huggingface.mapping import (
-    build_model,
-    read_experts,
-    read_latent,
-    read_mlp_layer_types,
-    read_mtp,
-)
+from fivefold.model.huggingface.mapping import build_model, read_experts, read_latent, read_mlp_layer_types, read_mtp
 from fivefold.model.spec import Model
 
 KEYS = (
@@ -26,9 +20,7 @@ KEYS = (
         "n_group topk_group topk_method scoring_func norm_topk_prob aux_loss_alpha"
     )
 )
-DEFAULTS = {
-    **expand_names(kv_rank=512, q_rank=1536, nope_dim=128, rope_dim=64, v_dim=128),
-}
+DEFAULTS = {**expand_names(kv_rank=512, q_rank=1536, nope_dim=128, rope_dim=64, v_dim=128)}
 LAYER_FREQUENCY = Supported((1,), "experts in every n-th layer only")  # read by the family's published code
 TENSORS = decoder.EXPERT_TENSORS | decoder.SHARED_EXPERT_TENSORS | decoder.LATENT_TENSORS
 
@@ -48,12 +40,7 @@ def _build_deepseek(config: Config, *, score: str, methods: tuple[str, ...], moe
         "score": score,
         "scaling": config.routed_scaling_factor,
     }
-    return build_model(
-        config,
-        **read_latent(config),
-        moe=experts | moe,
-        mtp=read_mtp(config),
-    )
+    return build_model(config, **read_latent(config), moe=experts | moe, mtp=read_mtp(config))
 
 
 def _build_v2(config: Config) -> Model:

@@ -14,10 +14,7 @@ DIFFLLAMA = Family(
     model_type="diffllama",
     architecture="DiffLlamaForCausalLM",
     keys=drop_keys(decoder.KEYS, "attention_dropout") | map_same_names("attention_bias"),
-    defaults={
-        **expand_names(width=2048, ffn=8192, layers=16),
-        "norm_epsilon": 1e-5,
-    },
+    defaults={**expand_names(width=2048, ffn=8192, layers=16), "norm_epsilon": 1e-5},
     supported={"attention_dropout": Supported((0,), "dropout of a difference of two softmaxes")},
     to_model=lambda config: build_model(config, differential=True),
     tensors=decoder.TENSORS | {f"attention.lambda_{name}": f"self_attn.lambda_{name}" for name in LAMBDAS},

@@ -14,10 +14,7 @@ DOGE = Family(
     keys=decoder.KEYS
     | map_same_names("attention_bias mlp_bias hidden_dropout sliding_window")
     | {"keep_window_size": "index_topk"},
-    defaults={
-        **expand_names(vocab=32_768, width=1024, ffn=2048, heads=8),
-        "index_topk": 2048,
-    },
+    defaults={**expand_names(vocab=32_768, width=1024, ffn=2048, heads=8), "index_topk": 2048},
     supported={"is_moe": Supported((False,), "experts that are found by keys")},
     overwritten=(
         "num_experts",

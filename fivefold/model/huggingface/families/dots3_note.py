@@ -9,12 +9,7 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.families import deepseek_v32
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
-from fivefold.model.huggingface.mapping import (
-    build_model,
-    find_period,
-    read_biased_experts,
-    read_mlp_layer_types,
-)
+from fivefold.model.huggingface.mapping import build_model, find_period, read_biased_experts, read_mlp_layer_types
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 
@@ -75,14 +70,7 @@ def _build(config: Config) -> Model:
         }
     moe = read_biased_experts(config) | read_mlp_layer_types(config, dense=config.first_k_dense_replace)
     moe["shared_ffn"] = config.shared_expert_intermediate_size
-    return build_model(
-        config,
-        **fields,
-        **_read_rope(config, slides),
-        output_gate=True,
-        gate_per_head=True,
-        moe=moe,
-    )
+    return build_model(config, **fields, **_read_rope(config, slides), output_gate=True, gate_per_head=True, moe=moe)
 
 
 def _list_sliding(config: Config) -> tuple[bool, ...]:

@@ -14,12 +14,7 @@ from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, expand_na
 from fivefold.model.huggingface.families import gemma
 from fivefold.model.huggingface.families.gemma import TENSORS
 from fivefold.model.huggingface.family import Supported, Wrapper
-from fivefold.model.huggingface.mapping import (
-    build_model,
-    list_sliding_layers,
-    read_head_dim,
-    read_windows,
-)
+from fivefold.model.huggingface.mapping import build_model, list_sliding_layers, read_head_dim, read_windows
 from fivefold.model.huggingface.rope import KINDS, read_rope_tables
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.spec import Model

@@ -146,12 +146,7 @@ GLM4V_MOE_TEXT = replace(
     model_type="glm4v_moe_text",
     architecture="Glm4vMoeTextModel",
     keys=drop_keys(GLM4_MOE.keys, *decoder.MTP_KEYS, "use_qk_norm"),
-    defaults={
-        **GLM4_MOE.defaults,
-        "vocab_size": 151_424,
-        "max_position_embeddings": 65_536,
-        "attention_bias": True,
-    },
+    defaults={**GLM4_MOE.defaults, "vocab_size": 151_424, "max_position_embeddings": 65_536, "attention_bias": True},
     has_mrope=True,
     write=lambda model: {},
 )

@@ -71,9 +71,7 @@ GPT2 = Family(
     keys=KEYS,
     defaults=DEFAULTS,
     supported=CROSS_ATTENTION
-    | {
-        "scale_attn_by_inverse_layer_idx": Supported((False,), "an attention scale per layer"),
-    },
+    | {"scale_attn_by_inverse_layer_idx": Supported((False,), "an attention scale per layer")},
     to_model=_build_gpt2,
     tensors={
         **GPT_PLACES,

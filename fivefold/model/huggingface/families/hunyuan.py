@@ -20,11 +20,7 @@ from fivefold.model.huggingface.rope import read_table
 from fivefold.model.spec import Model
 
 V1_KEYS = drop_keys(decoder.KEYS, "original_max_position_embeddings") | map_same_names("attention_bias")
-V1_DEFAULTS = {
-    "vocab_size": 290_943,
-    "intermediate_size": 11_008,
-    "norm_epsilon": 1e-5,
-}
+V1_DEFAULTS = {"vocab_size": 290_943, "intermediate_size": 11_008, "norm_epsilon": 1e-5}
 V1_NORMS = {"attention.q_norm": "self_attn.query_layernorm", "attention.k_norm": "self_attn.key_layernorm"}
 SHARED_TENSORS = {f"moe.shared.{part}": f"mlp.shared_mlp.{part}_proj" for part in ("gate", "up", "down")}
 

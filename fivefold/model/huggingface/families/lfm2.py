@@ -163,10 +163,7 @@ LFM2_MOE = Family(
         "first_k_dense_replace": 2,
     },
     to_model=_build_lfm2_moe,
-    write=lambda model: {
-        **_write_layers(model),
-        "use_expert_bias": bool(model.moe and model.moe.balance == "free"),
-    },
+    write=lambda model: {**_write_layers(model), "use_expert_bias": bool(model.moe and model.moe.balance == "free")},
     tensors=TENSORS
     | {
         "moe.router": "feed_forward.gate",

@@ -22,12 +22,7 @@ def _build_internlm3(config: Config) -> Model:
     return build_model(config)
 
 
-LLAMA = Family(
-    model_type="llama",
-    architecture="LlamaForCausalLM",
-    keys=KEYS,
-    defaults={"intermediate_size": 11_008},
-)
+LLAMA = Family(model_type="llama", architecture="LlamaForCausalLM", keys=KEYS, defaults={"intermediate_size": 11_008})
 INTERNLM3 = Family(
     model_type="internlm3",
     architecture="LlamaForCausalLM",

@@ -8,12 +8,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import EXPERT_GATE_UP, FusedTensor, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Wrapper
-from fivefold.model.huggingface.mapping import (
-    build_model,
-    find_period,
-    list_rotating_layers,
-    read_chunks,
-)
+from fivefold.model.huggingface.mapping import build_model, find_period, list_rotating_layers, read_chunks
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.spec import Model
 

@@ -8,12 +8,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import (
-    build_model,
-    read_biased_experts,
-    read_mlp_layer_types,
-    read_windows,
-)
+from fivefold.model.huggingface.mapping import build_model, read_biased_experts, read_mlp_layer_types, read_windows
 from fivefold.model.huggingface.rope import read_rope_tables
 from fivefold.model.spec import Model
 

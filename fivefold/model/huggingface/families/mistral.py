@@ -10,9 +10,7 @@ from fivefold.model.huggingface.mapping import build_model, read_experts, read_w
 from fivefold.model.huggingface.rope import read_temperature
 from fivefold.model.spec import Model
 
-DEFAULTS = {
-    **expand_names(ffn=14_336, kv_heads=8, positions=131_072),
-}
+DEFAULTS = {**expand_names(ffn=14_336, kv_heads=8, positions=131_072)}
 
 
 def _build_mistral(config: Config) -> Model:

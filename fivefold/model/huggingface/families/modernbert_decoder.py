@@ -8,12 +8,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import FusedTensor, drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.model.huggingface.mapping import (
-    build_model,
-    list_sliding_layers,
-    read_activation,
-    read_windows,
-)
+from fivefold.model.huggingface.mapping import build_model, list_sliding_layers, read_activation, read_windows
 from fivefold.model.huggingface.rope import LAYERS, read_gemma3_rope
 from fivefold.model.spec import Model
 

@@ -74,12 +74,7 @@ OLMO3 = Family(
     model_type="olmo3",
     architecture="Olmo3ForCausalLM",
     keys=decoder.KEYS | map_same_names("attention_bias sliding_window layer_types"),
-    defaults={
-        **DEFAULTS,
-        "sliding_window": 4096,
-        "rope_theta": 500_000.0,
-        "rope_local_base_freq": 500_000.0,
-    },
+    defaults={**DEFAULTS, "sliding_window": 4096, "rope_theta": 500_000.0, "rope_local_base_freq": 500_000.0},
     to_model=_build_olmo3,
     write=decoder.write_layer_types,
     tensors=TENSORS,

@@ -43,14 +43,7 @@ def _build_phimoe(config: Config) -> Model:
     if config.num_experts_per_tok != 2:
         raise config.mistake(f"num_experts_per_tok={config.num_experts_per_tok}, but SparseMixer chooses two; use 2")
     moe = read_experts(config, score="sparsemixer", normalized=False, jitter=config.router_jitter_noise)
-    return build_model(
-        config,
-        **rope,
-        **read_windows(config),
-        norm="layernorm",
-        head_bias=config.head_bias,
-        moe=moe,
-    )
+    return build_model(config, **rope, **read_windows(config), norm="layernorm", head_bias=config.head_bias, moe=moe)
 
 
 PHI = Family(
@@ -109,9 +102,7 @@ PHIMOE = Family(
         "router_aux_loss_coef": 0.001,
         "router_jitter_noise": 0.01,
     },
-    supported={
-        "input_jitter_noise": Supported((0,), "noise on the router's input"),
-    },
+    supported={"input_jitter_noise": Supported((0,), "noise on the router's input")},
     to_model=_build_phimoe,
     tensors=decoder.MIXTRAL_TENSORS,
     stacked_tensors=decoder.name_stacked_experts(router="router"),

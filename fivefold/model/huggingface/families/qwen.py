@@ -9,12 +9,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
-from fivefold.model.huggingface.mapping import (
-    build_model,
-    read_experts,
-    read_gated_experts,
-    read_windows,
-)
+from fivefold.model.huggingface.mapping import build_model, read_experts, read_gated_experts, read_windows
 from fivefold.model.spec import Model
 
 WINDOWS = map_same_names("use_sliding_window sliding_window max_window_layers layer_types")

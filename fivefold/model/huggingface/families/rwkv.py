@@ -66,9 +66,5 @@ RWKV = Family(
         "mlp.receptance": "feed_forward.receptance",
         "mlp.down": "feed_forward.value",
     },
-    ones={
-        **{f"mixer.mix_{name}": (0, 1) for name in MIXED},
-        "mlp.mix_up": (0, 1),
-        "mlp.mix_receptance": (0, 1),
-    },
+    ones={**{f"mixer.mix_{name}": (0, 1) for name in MIXED}, "mlp.mix_up": (0, 1), "mlp.mix_receptance": (0, 1)},
 )

@@ -6,12 +6,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
-from fivefold.model.huggingface.mapping import (
-    build_model,
-    find_period,
-    list_rotating_layers,
-    read_windows,
-)
+from fivefold.model.huggingface.mapping import build_model, find_period, list_rotating_layers, read_windows
 from fivefold.model.spec import Model
 
 

@@ -44,11 +44,7 @@ XGLM = Family(
     ),
     write=write_scaled,
     tensors=TENSORS
-    | {
-        "blocks": "model.layers.{}",
-        "embed.tokens": "model.embed_tokens",
-        "head.norm": "model.layer_norm",
-    },
+    | {"blocks": "model.layers.{}", "embed.tokens": "model.embed_tokens", "head.norm": "model.layer_norm"},
 )
 # CTRL: the embedding is multiplied by the root of its width, and the head has a bias.
 CTRL = Family(

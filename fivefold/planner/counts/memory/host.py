@@ -19,10 +19,7 @@ from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.ddp_buckets import list_gradients
 from fivefold.planner.counts.memory.peak import count_rank_memory
-from fivefold.planner.counts.memory.states import (
-    accumulates_on_host,
-    count_reduced_width,
-)
+from fivefold.planner.counts.memory.states import accumulates_on_host, count_reduced_width
 from fivefold.planner.counts.update import count_scratch_bytes, list_stages
 from fivefold.units import ceil_div
 

@@ -133,12 +133,7 @@ def scan_flops(groups: Sequence[int], *, dim: int) -> tuple[int, int]:
 
 
 def compute_chunks(
-    inputs: Sequence[Tensor],
-    state: Tensor | None,
-    *,
-    net: KimiDelta,
-    is_last: bool = False,
-    only_state: bool = False,
+    inputs: Sequence[Tensor], state: Tensor | None, *, net: KimiDelta, is_last: bool = False, only_state: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """Run ``compute_chunks`` of ``trainer/model/mixers/kimi_delta.py`` with symbolic tensors."""
     q, k, v, f, b, a_log, dt_bias = inputs

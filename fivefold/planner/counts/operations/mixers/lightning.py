@@ -28,12 +28,7 @@ from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.norms import NORMS
-from fivefold.planner.counts.operations.chunks import (
-    ChunkGroup,
-    count_hand_on_flops,
-    split_sequence,
-    sum_flops,
-)
+from fivefold.planner.counts.operations.chunks import ChunkGroup, count_hand_on_flops, split_sequence, sum_flops
 from fivefold.planner.counts.operations.launches import count_launched_bytes, count_launches
 from fivefold.planner.counts.operations.linear import LinearInput, build_sub_norm, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local

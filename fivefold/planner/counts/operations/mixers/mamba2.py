@@ -22,12 +22,7 @@ from collections.abc import Sequence
 
 from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.mamba2 import Mamba2
-from fivefold.planner.counts.operations.chunks import (
-    ChunkGroup,
-    count_hand_on_flops,
-    split_sequence,
-    sum_flops,
-)
+from fivefold.planner.counts.operations.chunks import ChunkGroup, count_hand_on_flops, split_sequence, sum_flops
 from fivefold.planner.counts.operations.launches import (
     GATE_LAUNCHES,
     count_convolution_launches,
@@ -37,12 +32,7 @@ from fivefold.planner.counts.operations.launches import (
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.gated_delta_net import list_swapped
-from fivefold.planner.counts.operations.mixers.symbolic_scan import (
-    ScanInputs,
-    count_scratch,
-    decay_pairs,
-    hand_on_sums,
-)
+from fivefold.planner.counts.operations.mixers.symbolic_scan import ScanInputs, count_scratch, decay_pairs, hand_on_sums
 from fivefold.planner.counts.operations.op import Op, elementwise, rename_tensors
 from fivefold.planner.counts.operations.symbolic import Tensor, addcmul
 
