@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fivefold.model.norms import NORMS, NormName
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
-from fivefold.trainer.model.kernels.norms import RankSums, rms_norm, spread_layer_norm
+from fivefold.trainer.model.kernels.norms import RankSums, spread_layer_norm, spread_rms_norm
 
 
 class RmsNorm(nn.Module):
@@ -29,7 +29,7 @@ class RmsNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Normalize [..., D] → [..., D], computed in fp32."""
         if self.sums is not None:
-            return rms_norm(x, self.weight, epsilon=self.epsilon, plus_one=self.plus_one, sums=self.sums)
+            return spread_rms_norm(x, self.weight, epsilon=self.epsilon, plus_one=self.plus_one, sums=self.sums)
         return self.kernels.rms_norm(x, self.weight, epsilon=self.epsilon, plus_one=self.plus_one)
 
 

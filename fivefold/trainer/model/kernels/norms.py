@@ -71,13 +71,16 @@ def _sum_rows(x: Tensor, weight: Tensor) -> Tensor:
     return x.flatten(0, -1 - weight.dim()).sum(0, dtype=sum_dtype).to(weight.dtype)
 
 
-def rms_norm(
-    x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool = False, sums: RankSums | None = None
-) -> Tensor:
+def rms_norm(x: Tensor, weight: Tensor | None, *, epsilon: float, plus_one: bool = False) -> Tensor:
     """Return ``x / rms(x) · weight`` over the last dim, computed in fp32. ``x`` [..., D], ``weight`` [D] → [..., D].
 
-    Without ``weight``: x / rms(x). ``plus_one``: the factor is 1 + weight (Gemma). ``sums``: set if D is sharded.
+    Without ``weight``: x / rms(x). ``plus_one``: the factor is 1 + weight (Gemma).
     """
+    return _RmsNorm.apply(x, weight, epsilon, plus_one, None)
+
+
+def spread_rms_norm(x: Tensor, weight: Tensor, *, epsilon: float, plus_one: bool = False, sums: RankSums) -> Tensor:
+    """Compute ``rms_norm`` of rows whose columns are sharded over ranks: ``x`` [R, local D], ``weight`` [local D]."""
     return _RmsNorm.apply(x, weight, epsilon, plus_one, sums)
 
 
