@@ -653,6 +653,19 @@ def test_gradients_of_shortcuts_and_of_latent_experts_are_counted_once(number: i
     assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32)) == []
 
 
+@pytest.mark.parametrize("mlp", ["gated", "plain"])
+@pytest.mark.parametrize("schedule", mark_share(2, ["zb1p", "zb2p"]))
+def test_experts_have_a_second_dx_at_the_peak_where_dw_waits(schedule: str, mlp: str) -> None:
+    """No weight's gradient, of 2048 bytes here, exists then; plain experts have one dx."""
+    model = MIXTURE.replace(layers=4, mlp=mlp, activation="silu" if mlp == "gated" else "gelu")
+    model = model.replace(moe=MoE(experts=4, topk=2, ffn=8))
+    job = FP32.replace(sequence=24, global_batch=16)
+    case = Drawn(ON_GPUS, model, Layout.parse(f"pp2 {schedule} mbs2"), job)
+    verdict = run(Counted.from_case(case))
+    assert verdict.unequal == ()
+    assert all(-512 < stage.planned - stage.dry_run <= 0 for stage in verdict.stages), verdict.stages  # but for scalars
+
+
 @pytest.mark.parametrize("joins_mlp", mark_share(2, [True, False]))
 @pytest.mark.parametrize("schedule", mark_share(2, ["zb1p", "1f1b"]))
 def test_the_peak_has_no_sums_of_experts_before_their_first_w_and_no_order_of_rows_after_their_backward(

@@ -26,7 +26,15 @@ from fivefold.planner.counts.operations.linear import (
 )
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.mixers.rwkv import gate_by_sigmoid, mix, shift
-from fivefold.planner.counts.operations.op import Op, OpMessage, elementwise, exchange, matmul, rename_tensors
+from fivefold.planner.counts.operations.op import (
+    Float8Casts,
+    Op,
+    OpMessage,
+    elementwise,
+    exchange,
+    matmul,
+    rename_tensors,
+)
 from fivefold.units import ceil_div
 
 
@@ -347,9 +355,7 @@ def _list_grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list
     ops += [to_grouped(op) for op in _list_up_and_gate(local, entry, "moe.experts", ffn=ffn, bias=moe.expert_bias)]
     # dx of gate and up are summed before their dW are computed
     if local.facts.sums_expert_dgrad and not local.job.precision.is_low_precision:
-        wgrad_bytes = 0 if source == "arrived" else ops[-1].wgrad_numels[0] * local.job.precision.gradients_bytes
-        first = len(entry.ops)
-        ops[first] = ops[first]._replace(backward_scratch=max(0, rows * model.expert_width * width - wgrad_bytes))
+        ops[-1] = ops[-1]._replace(casts=Float8Casts(product=rows * model.expert_width * width))
     ops.append(_weigh_activation(local, share, numel=rows * ffn))
     down_input = activated
     if keeps_casts(local):
