@@ -175,11 +175,11 @@ class Config(Record):
     intermediate_multiple: Ffn = 256
     intermediate_multiplier: Scalar | None = 1.0
 
-    num_experts: Experts | None = None
+    num_experts: Annotated[int, Field(ge=0, le=2**20)] | None = None  # 0: a dense model, in Granite 4
     identity_experts: Annotated[int, Field(ge=0, le=2**16)] | None = None
     sublayers: Layer | None = None  # layers of all blocks, in a family whose blocks are two layers
     use_routing_bias: bool = True
-    num_experts_per_tok: Experts | None = None
+    num_experts_per_tok: Annotated[int, Field(ge=0, le=2**20)] | None = None
     enable_moe_block: bool = False  # experts next to the MLP of each layer
     topk_of_layers: Experts | tuple[Experts, ...] | None = None  # experts per token of all layers, or of each
     moe_intermediate_size: Ffn | None = None

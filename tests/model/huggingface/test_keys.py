@@ -74,6 +74,7 @@ FOUND: list[tuple[str, str, Any]] = [  # what this test has found, once
     ("gemma3_text", "rope_parameters", {"rope_type": "linear", "factor": 3.0}),
     ("gpt_oss", "rope_parameters", None),
     ("gpt2", "num_attention_heads", 2),
+    ("granitemoehybrid", "num_local_experts", 0),
     ("deepseek_v3", "mlp_bias", True),
     ("deepseek_v3", "topk_group", 3),
     ("cohere2_moe", "rope_scaling", {"rope_type": "linear", "factor": 3.0}),
@@ -95,6 +96,17 @@ VISION = {
     "image_size": 16,
     "patch_size": 8,
 }
+
+
+def test_granite_4_without_experts_is_the_dense_model_of_the_reference() -> None:
+    dense = FAMILIES["granitemoehybrid"] | {"num_local_experts": 0, "num_experts_per_tok": 0}
+    with silence_transformers(), torch.device("meta"):
+        theirs = build_reference("granitemoehybrid", dense)
+    model = from_config({"model_type": "granitemoehybrid", **dense}, name="x")
+    assert model.moe is None
+    assert model.parameters == sum(weight.numel() for weight in theirs.parameters())
+    with pytest.raises(UserError, match=r"moe\.experts must be 1 or more, not 0"):
+        from_config({"model_type": "mixtral", **FAMILIES["mixtral"], "num_local_experts": 0}, name="x")
 
 
 @pytest.mark.parametrize("outer", [{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}], ids=str)
