@@ -47,7 +47,6 @@ KERNELS = {
     "embedding": "copy",
     "loss": "cross_entropy",
 }
-IN_16_BITS = ("head.out", "moe.router", "attention.router", "attention.experts.")  # beginnings, if others are in fp8
 FUSED_INTO_SUM = ("attention.dropout", "mlp.dropout")  # fused with the residual addition that follows
 
 
@@ -329,8 +328,7 @@ class Prices:
     def _price_linear(self, op: Op) -> OpTime:
         """Return the seconds of a linear layer, or of the experts' grouped one (``op.batch`` > 1), with its casts."""
         m, n, k = op.shape
-        in_16_bits = ".lora_" in op.name or op.name.startswith(IN_16_BITS)
-        low_precision = self.job.precision.is_low_precision and not in_16_bits
+        low_precision = op.low_precision
         dtype = self.dtype if low_precision else self.high_precision_dtype
         aligned = self._get_alignment(n, k)  # the number of tokens is never a row length
         forward = self.matmul(m, n, k, dtype=dtype, batch=op.batch, aligned=aligned)

@@ -24,13 +24,15 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.counts import Counts, get_group_degrees
 from fivefold.planner.counts.memory.stages import count_expert_table_bytes, count_input_bytes, scale_index_bytes
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import Planner
 from fivefold.step import StageMemory, count_sent_bytes
 from tests.agree.said import Compared, Said, add_up, count_planned
 
 EXACT = ("parameters_bytes", "gradients_bytes", "optimizer_bytes", "activations_bytes")
+LOW_PRECISION = ("float8_e4m3fn", "float8_e5m2", "float4_e2m1fn_x2", "uint8")  # uint8: two numbers of fp4
 SCALARS = 64  # bytes of the losses and counters that a rank holds
 
 
@@ -101,6 +103,7 @@ def run(case: ComparedOnMachine) -> Verdict:
         ),
         *_host(tapes, case, planned=step.memory.host_bytes or 0),
         *_totals(tapes, model, layout, job, flops=step.work.hardware_flops),
+        *_low_precision(tapes, planner.counts, layout),
         *(
             f"rank {tape.rank} {line}"
             for tape, stages in zip(tapes, held, strict=True)
@@ -176,9 +179,23 @@ def _totals(tapes: list[RankTapes], model: Model, layout: Layout, job: Job, *, f
     return lines
 
 
-def work(tape: Tape) -> int:
-    """FLOPs of one rank's step."""
-    flops = [kernel.flops for kernel in tape.kernels]
+def _low_precision(tapes: list[RankTapes], counts: Counts, layout: Layout) -> list[str]:
+    """Of all ranks, the FLOPs of products of fp8 or fp4: one line if the planner's operations say otherwise."""
+    job, part = counts.job, get_local_degrees(layout)
+    planned = 0
+    for unit, times in counts.tally_units(layout).items():
+        for op in counts.unit(get_group_degrees(part, unit), unit.name).ops:
+            wide = job.precision.wide_gradients and op.backward_products > (op.differentiates != ())
+            products = 1 + op.recomputed + op.backward_products - wide
+            planned += op.low_precision * times * products * op.flops
+    planned *= layout.cp * layout.dp * layout.tp * layout.micro_batches(job)
+    done = layout.world // len(tapes) * sum(work(tape.steady, dtypes=LOW_PRECISION) for tape in tapes)
+    return [f"flops in fp8 or fp4: {done} dry-run, {planned} planned"] if done != planned else []
+
+
+def work(tape: Tape, *, dtypes: tuple[str, ...] = ()) -> int:
+    """FLOPs of one rank's step, or those of products of ``dtypes``."""
+    flops = [kernel.flops if not dtypes or kernel.dtype in dtypes else 0 for kernel in tape.kernels]
     return sum(flops[first] for kind, first, _, _ in tape if kind == KERNEL)
 
 

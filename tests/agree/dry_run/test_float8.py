@@ -9,6 +9,10 @@ import pytest
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
+from fivefold.machine.spec import Machine
+from fivefold.model.catalog import build_model
+from fivefold.model.spec import Model
+from fivefold.model.vision_weights import PREFIX
 from fivefold.planner.predict import Planner, predict
 from tests.agree.drawn import Drawn
 from tests.agree.dry_run.cases import Case
@@ -58,20 +62,37 @@ def test_the_planned_peak_includes_fp8_casts() -> None:
     assert peaks[0] - peaks[1] == 1536 * (11008 + 4096) + 2 * 4
 
 
+IN_16_BITS = {  # of a family: beginnings of the names of its matmuls that stay in 16 bits, besides head and router
+    "jetmoe": ("attention.experts.", "attention.router"),
+    "deepseek_v32": ("attention.indexer.", "attention.core.absorb"),
+    "deepseek_v4": ("mixer.indexer.", "mixer.compress.", "mixer.out_down"),
+    "gemma3n_text": ("laurel.", "per_layer.", "altup.", "embed.per_layer", "embed.altup", "head.altup"),
+    "axk2": ("norm1.gate_", "norm2.gate_", "attention.indexer."),
+}
+
+
 @pytest.mark.parametrize("recipe", mark_share(4, ["fp8", "fp8-tiles", "mxfp8", "nvfp4"]))
-def test_experts_of_attention_stay_in_16_bits(recipe: str) -> None:
-    """They are counted as the trainer runs them, and take as long as in bf16."""
+@pytest.mark.parametrize("family", IN_16_BITS)
+def test_matmuls_in_16_bits_are_counted_and_take_as_long_as_in_bf16(family: str, recipe: str) -> None:
+    """The dry run counts the FLOPs of those that run in few bits."""
     layout, machine = Layout.parse("dp2 zero2 mbs1"), resolve("b200:2", local=Path("/nowhere"))
-    model = model_of("jetmoe", layout).replace(layers=2)
+    model = model_of(family, layout)
     jobs = [Job(sequence=16, global_batch=4, precision=get_recipe(name)) for name in (recipe, "bf16")]
     assert list_miscounts(Drawn(0, model, layout, jobs[0])) == []
-    seconds = [
-        {
-            operation.name: operation.forward_seconds
-            for operation in predict(model=model, machine=machine, layout=layout, job=job).operations
-            if operation.name.startswith(("attention.experts", "attention.router"))
-        }
-        for job in jobs
-    ]
-    assert len(seconds[0]) == 3
+    seconds = [list_forward_seconds(IN_16_BITS[family], model=model, machine=machine, job=job) for job in jobs]
+    assert seconds[0]
     assert seconds[0] == seconds[1]
+
+
+def test_a_vision_tower_takes_as_long_in_fp8_as_in_bf16() -> None:
+    model, machine = build_model("gemma3-4b"), resolve("b200:2", local=Path("/nowhere"))
+    jobs = [Job(sequence=512, global_batch=4, precision=get_recipe(name), images=1) for name in ("fp8", "bf16")]
+    seconds = [list_forward_seconds((PREFIX,), model=model, machine=machine, job=job) for job in jobs]
+    assert seconds[0]
+    assert seconds[0] == seconds[1]
+
+
+def list_forward_seconds(beginnings: tuple[str, ...], *, model: Model, machine: Machine, job: Job) -> dict[str, float]:
+    """Of the operations whose names begin so."""
+    operations = predict(model=model, machine=machine, layout=Layout.parse("dp2 zero2 mbs1"), job=job).operations
+    return {part.name: part.forward_seconds for part in operations if part.name.startswith(beginnings)}

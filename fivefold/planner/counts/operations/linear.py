@@ -223,7 +223,10 @@ def keeps_casts(local: Local) -> bool:
 
 
 def add_casts(op: Op, local: Local, *, first: bool = True, experts: int = 0, cast_rows: int = 0) -> Op:
-    """Return ``op`` with the bytes of its casts if they are made around its products.
+    """Return ``op`` in the recipe's fp8 or fp4, with the bytes of its casts if they are made around its products.
+
+    Only these linear layers, and experts, leave 16 bits: not the head, routers, indexers, compressed keys, experts of
+    attention, adapters, per-layer inputs, LAuReL, gates of norms, nor a vision tower (``trainer/model/float8``).
 
     ``first``: the input is cast too. ``experts``: groups of rows; ``cast_rows``: rows of the input that this rank
     casts, if it gathers the other ranks' casts.
@@ -231,6 +234,7 @@ def add_casts(op: Op, local: Local, *, first: bool = True, experts: int = 0, cas
     recipe = local.job.precision
     if not recipe.is_low_precision:
         return op
+    op = op._replace(low_precision=True)
     rows, out_features, in_features = op.shape
     if keeps_casts(local):  # W reads the output gradient as cast for dx (Transformer Engine's WeightGradStore)
         return op._replace(wgrad_operand_bytes=count_low_precision_bytes(local, rows * op.batch * out_features))

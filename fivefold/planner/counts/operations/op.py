@@ -94,6 +94,7 @@ class Op(NamedTuple):
     gradients: dict[str, int] | None = None  # bytes of the gradients of written tensors, if their sizes differ
     recomputed: bool = False  # runs a second time, in the backward
     always_kept: tuple[str, ...] = ()  # written tensors that are kept even if the operation is recomputed
+    low_precision: bool = False  # its products run in the recipe's fp8 or fp4; others stay in 16 bits or fp32
     casts: Float8Casts = Float8Casts()
     moved_cast_bytes: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
     dequantizing_kernels: int = 0  # launched for a frozen weight in 4 bits before y, and again before dx
