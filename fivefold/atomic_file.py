@@ -15,6 +15,15 @@ FREE_SPACE = f"free some space or {NAME_ANOTHER}"
 ADVICE = {errno.ENOSPC: FREE_SPACE, errno.EDQUOT: FREE_SPACE}
 
 
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk (fsync), so that they survive a power cut."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 @contextmanager
 def replace_file(path: Path, *, contents: str, advice: str = "") -> Iterator[Path]:
     """Yield a temporary path next to ``path`` that replaces it when the block ends.

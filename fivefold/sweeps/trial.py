@@ -114,7 +114,7 @@ def prepare(folder: Path, *, model: Model, machine: Machine, layout: Layout, job
         "evaluate_every": steps,
         "evaluate_sequences": 1,
         "job": job.replace(steps=steps, ramp=None, learning_rate=rate).model_dump(mode="json"),
-        "data": {"corpus": str(folder / "corpus.jsonl"), "format": "completions" if _is_supervised(job) else "text"},
+        "data": {"corpus": str(folder / "corpus.jsonl"), "format": "completions" if job.has_targets else "text"},
         "checkpoints": {"every_steps": 0},
         "faults": {"max_restarts": 0},
     }
@@ -128,7 +128,7 @@ def _write_corpus(path: Path, job: Job) -> None:
 
     They are prompts and completions for a supervised job, each a sequence long.
     """
-    length = job.sequence + 1 if _is_supervised(job) else max(DOCUMENT, job.sequence + 1)
+    length = job.sequence + 1 if job.has_targets else max(DOCUMENT, job.sequence + 1)
     documents = 2 + int(SPARE * ceil_div(job.tokens_per_step + 1, length))
     files = cycle(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
     text = ""
@@ -137,13 +137,9 @@ def _write_corpus(path: Path, job: Job) -> None:
             while len(text) < length:
                 text += next(files).read_text(encoding="utf-8", errors="replace")
             prompt, rest = f"{number} ", text[:length]
-            record = {"prompt": prompt, "completion": rest} if _is_supervised(job) else {"text": prompt + rest}
+            record = {"prompt": prompt, "completion": rest} if job.has_targets else {"text": prompt + rest}
             out.write(json.dumps(record) + "\n")
             text = text[length:]
-
-
-def _is_supervised(job: Job) -> bool:
-    return job.objective != "pretrain"
 
 
 def judge_trial(pair: Path, *, code: int, output: str) -> Trial:

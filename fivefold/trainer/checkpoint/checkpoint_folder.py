@@ -19,6 +19,7 @@ from typing import Any
 
 from pydantic import JsonValue, NonNegativeInt
 
+from fivefold.atomic_file import sync
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -106,14 +107,14 @@ def finish(temporary: Path, final: Path, *, checkpoint: Checkpoint, keep: int) -
         json.dump({**values, "digest": _compute_digest(values)}, file, indent=1)
         file.flush()
         os.fsync(file.fileno())
-    _sync(temporary)
+    sync(temporary)
     replaced = final.with_name(f"{final.name}.replaced")
     if final.exists():  # the old one keeps a name that `latest` knows until the new one has taken its own
         if replaced.exists():
             _remove(replaced)
         os.rename(final, replaced)
     os.rename(temporary, final)
-    _sync(final.parent)
+    sync(final.parent)
     if replaced.exists():
         _remove(replaced)
     for old in _list_up_to(final)[: -max(1, keep)]:
@@ -136,15 +137,6 @@ def _remove(folder: Path) -> None:
 def _choose_temporary_name(folder: Path) -> Path:
     """Return a new temporary name next to ``folder``, with a random suffix."""
     return folder.with_name(f"{folder.name}.tmp-{secrets.token_hex(4)}")
-
-
-def _sync(folder: Path) -> None:
-    """Flush the directory (fsync), so that renames in it survive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _compute_digest(values: dict[str, Any]) -> str:

@@ -27,6 +27,7 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
+from fivefold.atomic_file import sync
 from fivefold.model.huggingface.tensors import (
     TensorPart,
     list_constants,
@@ -241,11 +242,7 @@ def _write(
 def _sync(folder: Path) -> None:
     """Flush the files of ``folder`` to the disk (fsync), and the folder itself."""
     for path in (*folder.iterdir(), folder):
-        descriptor = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        sync(path)
 
 
 def _load(read: Read, file: list[Fused], *, model: Model, dtype: torch.dtype) -> dict[str, Tensor]:

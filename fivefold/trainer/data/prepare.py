@@ -22,6 +22,7 @@ from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
+from fivefold.atomic_file import sync
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.data.corpus import CorpusFile, list_files, read_documents
 from fivefold.trainer.data.encode import TEXT_HASHES, EncodingSettings, encode_all, hash_text
@@ -35,7 +36,6 @@ from fivefold.trainer.data.shards import (
     SplitWriter,
     append,
     read_index,
-    sync,
 )
 from fivefold.trainer.data.supervised import SampleFormat
 from fivefold.trainer.data.tokenizer import build_tokenizer as make_tokenizer

@@ -10,7 +10,6 @@ have no end token of ours, and ``*-trained.bin`` holds a byte for each token: 1 
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -234,12 +233,3 @@ def append(path: Path, data: bytes) -> None:
     """Append ``data`` to the file ``path``. All shards are written by this function."""
     with path.open("ab") as file:
         file.write(data)
-
-
-def sync(path: Path) -> None:
-    """Flush a file or folder to disk (fsync)."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from fivefold.layout.schedule.action import Action
+from fivefold.model.weights import strip_block
 from fivefold.results.spans import SpanKind
 from fivefold.trainer.data.prefetch import Prefetcher
 from fivefold.trainer.engine import Engine
@@ -87,7 +88,7 @@ class Regions:
     def _add_operations(self, engine: Engine, *, compiled: bool) -> None:
         """Wrap the operations of all modules, so that each records a span with the operation's name."""
         built, names = engine.built, dict[int, str]()
-        linears = [(_name(path), part) for path, part in built.module.named_modules() if isinstance(part, Linear)]
+        linears = [(strip_block(path), part) for path, part in built.module.named_modules() if isinstance(part, Linear)]
         for name, linear in linears:
             names[id(linear.matrix)] = name
         for name, linear in linears:
@@ -96,7 +97,7 @@ class Regions:
                 self._wrap(linear, "dense_matrix", Dequantization(self.recorder, linear.dense_matrix, name, names))
         for path, part in built.module.named_modules():
             if isinstance(part, GroupedLinear):
-                weight_names = {id(part.get_parameter(name)): f"{_name(path)}.{name}" for name in part.names}
+                weight_names = {id(part.get_parameter(name)): f"{strip_block(path)}.{name}" for name in part.names}
                 self._wrap(part, "gemms", GroupedGemmRegions(self.recorder, part.gemms, weight_names))
                 if part.quantized:
                     self._wrap(part, "dense_weights", ExpertDequantization(self.recorder, part, weight_names))
@@ -112,11 +113,6 @@ class Regions:
             if "run" in vars(part):
                 self._wrap(part, "run", _wrap_run(self.recorder, vars(part)["run"]))
         self._wrap(built.wgrad_store, "run_or_defer", _wrap_deferral(self.recorder, built.wgrad_store))
-
-
-def _name(path: str) -> str:
-    """Return the planner's name of the operation of a module: without the block and its number."""
-    return path.split(".", 2)[2] if path.startswith("blocks.") else path
 
 
 def _wrap_action(recorder: SpanRecorder, act: Callable[..., None]) -> Callable[..., None]:
