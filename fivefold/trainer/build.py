@@ -38,8 +38,7 @@ from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.optimizers.loss_scaling import LossScaler
 from fivefold.trainer.parallel.apply import apply
 from fivefold.trainer.parallel.gradients import InFlightReduction
-from fivefold.trainer.parallel.mesh import Ranks
-from fivefold.trainer.parallel.mesh import create_ranks as make_ranks
+from fivefold.trainer.parallel.mesh import Ranks, create_ranks
 from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.trainer.parallel.zero import ZeroUnit
 from fivefold.trainer.supported import check_supported
@@ -152,7 +151,7 @@ def build(
         table = schedule(layout.schedule, pp=layout.pp, v=layout.v, micro_batches=layout.micro_batches(job))
     table = replace(table, first_backward=find_first_backward_stage(model, layout, job))
     has_experts = model.moe is not None
-    ranks = make_ranks(
+    ranks = create_ranks(
         layout, kv_heads=model.kv_heads, device=device, experts=has_experts, pairs=job.stack.pairs, streams=streams
     )
     module = module or build_module(model, job)

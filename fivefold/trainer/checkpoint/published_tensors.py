@@ -37,6 +37,7 @@ from fivefold.model.huggingface.quantization import find_quantization
 from fivefold.record import UserError
 from fivefold.trainer.model.quantized.formats import allocate
 from fivefold.trainer.model.quantized.four_bit import list_scale_values, list_values
+from fivefold.trainer.model.quantized.mxfp4 import SCALE_BIAS, VALUES
 from fivefold.trainer.model.quantized.weight import MatrixSlice
 from fivefold.units import ceil_div
 
@@ -55,8 +56,6 @@ FOUR_BIT_STATE = ".quant_state.bitsandbytes__"  # of the name of a weight, befor
 FOUR_BIT_PARTS = (".absmax", ".quant_map")
 OUTER_PARTS = (".nested_absmax", ".nested_quant_map")  # with double quantization
 INT8_SCALES, INT8_LAYOUT = ".SCB", ".weight_format"  # of the name of a layer
-FP4_VALUES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-SCALE_BIAS = 127
 
 
 class Fp8Tensor:
@@ -103,7 +102,7 @@ class Mxfp4Tensor:
         packed: Tensor = self.blocks[experts, columns]
         scales: Tensor = self.scales[experts, columns]
         codes = torch.stack((packed & 0x0F, packed >> 4), dim=-1).flatten(-2)
-        values = torch.tensor(FP4_VALUES)[codes.int()]
+        values = torch.tensor(VALUES)[codes.int()]
         values = torch.ldexp(values, scales.int()[..., None] - SCALE_BIAS)
         return values.flatten(-2).to(torch.bfloat16).mT[:, rows].contiguous()
 

@@ -20,6 +20,7 @@ from fivefold.trainer.model.quantized.weight import BlockScaledWeight
 from fivefold.units import ceil_div
 
 SCALE_BIAS = 127
+VALUES = (*E2M1, *(-value for value in E2M1))  # of the codes
 LARGEST_EXPONENT = 2  # of E2M1, whose largest value is 6
 CHUNK_ELEMENTS = 2**20  # elements that are dequantized at once without a kernel of their own
 
@@ -79,7 +80,7 @@ def dequantize_mxfp4(elements: Tensor, scales: Tensor, shape: list[int], dtype: 
     if not out.numel():
         return out
     columns = shape[-1]
-    values = torch.tensor([*E2M1, *(-value for value in E2M1)], device=elements.device)
+    values = torch.tensor(VALUES, device=elements.device)
     rows = max(1, CHUNK_ELEMENTS // columns)
     parts = out.view(-1, columns).split(rows)
     packed_parts = elements.view(-1, columns // 2).split(rows)
