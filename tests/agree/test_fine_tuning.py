@@ -41,12 +41,12 @@ SUPERVISED = [
     ("dp2 cp2 zero3/2 mbs1 ac=full", None),
 ]
 PREFERENCES = [
+    ("cp2 pp2 mbs2 ac=full", None),
     ("dp2 zero3 mbs2 ac=full", None),
     ("dp2 zero1 mbs2", None),
     ("tp2 mbs4", None),
     ("dp2 zero3 mbs2 ac=full", Adapter(rank=4, base="nf4")),
     ("dp2 tp2 zero2 mbs2 ac=selective", Adapter(rank=4)),
-    ("cp2 pp2 mbs2 ac=full", None),
     ("dp2 mbs2", Adapter(rank=3, targets=("q_proj", "down_proj"))),
     ("dp2 pp2 zero3 mbs2", Adapter(rank=4)),
     ("tp2 mbs4", Adapter(rank=4, base="int8")),
@@ -123,7 +123,7 @@ def train_alone(run: Run) -> tuple[list[float], float | None]:
     ("objective", "text", "adapter"),
     [
         *mark_share(7, [("sft", *case) for case in SUPERVISED]),
-        *mark_share(5, [("dpo", *case) for case in PREFERENCES]),
+        *mark_share(10, [("dpo", *case) for case in PREFERENCES]),
     ],
 )
 def test_a_layout_changes_no_loss_and_counts_are_as_planned(

@@ -26,7 +26,7 @@ from tests.selection import mark_share
 
 N = 4
 # Every dim is divisible by N, so that nothing is padded; activations are small compared with the states.
-MODEL = Model(name="shrunk", layers=4, width=128, heads=4, kv_heads=4, head_dim=32, ffn=384, vocab=512)
+MODEL = Model(name="shrunk", layers=2, width=128, heads=4, kv_heads=4, head_dim=32, ffn=384, vocab=512)
 JOB = Job(sequence=8, global_batch=4 * N, precision=get_recipe("bf16-grad16"))
 Reduce = Literal["micro_batch", "step"]
 

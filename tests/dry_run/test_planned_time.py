@@ -63,7 +63,9 @@ def plan_and_dry_run(case: str) -> tuple[Planner, Layout, DryRun]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*mark_share(4, CASES), *SMALL_KERNELS, *OVERLAPPED, *HYBRIDS, *ODD_ROWS])
+@pytest.mark.parametrize(
+    "case", [*mark_share(4, CASES), *mark_share(2, SMALL_KERNELS), *OVERLAPPED, *mark_share(2, HYBRIDS), *ODD_ROWS]
+)
 def test_a_step_is_planned_as_it_is_dry_run(case: str) -> None:
     planner, layout, dry_run = plan_and_dry_run(case)
     assert dry_run.step is not None
@@ -86,7 +88,7 @@ def test_the_update_takes_as_long_as_it_is_dry_run(case: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*mark_share(2, CASES), "biases"])
+@pytest.mark.parametrize("case", [*mark_share(4, CASES), "biases"])
 def test_planned_kernel_count_equals_executed_count(case: str) -> None:
     """Of matrix products, of all experts one, and sums that weights' gradients are added to, one each."""
     planner, layout, dry_run = plan_and_dry_run(case)

@@ -55,7 +55,7 @@ RUN = {
 }  # fmt: skip
 TWO = {
     "layout": "dp2 zero2 mbs2",
-    "job": {"steps": 80},
+    "job": {"steps": 56},
     "checkpoints": {"every_steps": 4},
     "faults": {"max_restarts": 0},
 }
@@ -519,7 +519,7 @@ def test_a_full_disk_for_the_logs_ends_the_run() -> None:
     set_run(job={"steps": 4})
     train_well()
     set_run(job={"steps": 4000}, checkpoints={"every_steps": 4000})
-    ended = train(file_bytes=25_000)
+    ended = train(file_bytes=12_000)
     assert ended.code == 1
     goes_on = "the same command continues from run/checkpoints/step-00000004"
     assert ended.line == f"run: the logs cannot be written: File too large; make room, and {goes_on}"
@@ -663,7 +663,7 @@ def test_a_run_of_two_processes_survives_every_failure(is_thorough: bool) -> Non
 
     ``is_thorough``: in new interpreters, and also with Ctrl-C at the start and in training, and SIGKILL for all.
     """
-    set_run(folder="straight", **TWO | {"checkpoints": {"every_steps": 80}})
+    set_run(folder="straight", **TWO | {"checkpoints": {"every_steps": 56}})
     with true_interpreters() if is_thorough else nullcontext():
         done = subprocess.run(
             [sys.executable, "-m", "fivefold", "train", "run.toml", "--json"],
@@ -672,7 +672,7 @@ def test_a_run_of_two_processes_survives_every_failure(is_thorough: bool) -> Non
             check=True,
             timeout=120,
         )
-    assert done.stderr.splitlines()[-1].startswith("finished 80 steps")
+    assert done.stderr.splitlines()[-1].startswith("finished 56 steps")
     assert sorted(path.name for path in Path("straight").iterdir()) == [
         "checkpoints",
         "data",
@@ -693,7 +693,7 @@ def test_a_run_of_two_processes_survives_every_failure(is_thorough: bool) -> Non
         wait_for(lambda: len(run.workers()) == 2)  # somewhere in their start
         os.killpg(run.pid, signal.SIGINT)  # Ctrl-C in a terminal
         ended = run.wait()
-        goes_on = r"after step \d+ of 80; saved \S+; the same command continues from there"
+        goes_on = r"after step \d+ of 56; saved \S+; the same command continues from there"
         assert ended.code == 1  # on a busy machine a few steps may have passed
         assert re.fullmatch(rf"stopped by SIGINT(; {NOT_HALF}| {goes_on})", ended.line), ended.line
 
@@ -706,29 +706,29 @@ def test_a_run_of_two_processes_survives_every_failure(is_thorough: bool) -> Non
     assert ended.line == f"rank 1 was ended by SIGKILL, perhaps for want of memory; {goes_on}"
     assert saved_step() >= 4
 
-    for begin, name in [(16, "SIGINT"), (24, "SIGTERM")] if is_thorough else [(16, "SIGTERM")]:
+    for begin, name in [(12, "SIGINT"), (16, "SIGTERM")] if is_thorough else [(16, "SIGTERM")]:
         run = Launched()
         run.wait_for_step(begin)
         (os.killpg if name == "SIGINT" else os.kill)(run.pid, signal.Signals[name])
         ended = run.wait()
         saved = f"run/checkpoints/step-{saved_step():08d}"
         assert ended.line == (
-            f"stopped by {name} after step {saved_step()} of 80; saved {saved}; the same command continues from there"
+            f"stopped by {name} after step {saved_step()} of 56; saved {saved}; the same command continues from there"
         )
         assert (ended.code, saved_step() >= begin) == (1, True)
 
     if is_thorough:
         run = Launched()
-        run.wait_for_step(32)
+        run.wait_for_step(20)
         os.killpg(run.pid, signal.SIGKILL)
         assert run.wait().code == -signal.SIGKILL  # and the processes went with it
-        assert saved_step() >= 28
+        assert saved_step() >= 16
 
     # From here on it heals itself: of a checkpoint without a file, of a rank that is killed, of one that is stopped.
     (cut := Path("run/checkpoints") / f"step-{saved_step():08d}" / "__1_0.distcp").unlink()
     set_run(**TWO | {"faults": {"max_restarts": 1, "watchdog_seconds": 9}})
     run = Launched()
-    run.wait_for_step(40)
+    run.wait_for_step(24)
     os.kill(killed := run.workers()[0], signal.SIGKILL)
     wait_for(lambda: run.workers().get(0, killed) != killed or run.has_ended())
     newest = saved_step()
@@ -753,6 +753,6 @@ def test_a_run_of_two_processes_survives_every_failure(is_thorough: bool) -> Non
     assert logged_events[2] == said[3].removeprefix("fivefold: ")
     assert_line(logged_events[3], r"started again from run/checkpoints/step-\d+")
     assert ended.code == 0
-    assert (saved_step(), saved_bits()) == (80, saved_bits("straight"))
-    assert len(losses()) == 80
+    assert (saved_step(), saved_bits()) == (56, saved_bits("straight"))
+    assert len(losses()) == 56
     assert not list(Path("run").glob("stacks-*"))

@@ -151,11 +151,8 @@ def measure_distance(ours: list[Box], theirs: dict[str, Tensor]) -> float:
 @pytest.mark.parametrize(
     ("text", "adapter", "model"),
     [
-        ("tp2 mbs4", LORA, PLAIN),
         ("dp2 zero3 mbs2", SOME, TIED),
-        ("dp2 zero3 mbs1 ac=full", LORA.replace(base="int8"), PLAIN),
         ("tp2 nosp mbs8", LORA.replace(base="int8"), PLAIN),  # without blocks, so any slice
-        ("tp2 mbs4 ac=full", DORA.replace(base="nf4", double_quantization=False), WIDE),
         ("tp4 mbs4", DORA.replace(base="fp8"), WIDE),  # with fewer key heads than ranks
         ("pp3 mbs2 stages=0-3-0", LORA, PLAIN),  # embedding and head are stages that train nothing
         ("dp2 zero3 mbs2 ac=full", DORA.replace(base="nf4"), PLAIN),
@@ -163,7 +160,7 @@ def measure_distance(ours: list[Box], theirs: dict[str, Tensor]) -> float:
         ("tp2 mbs4 ac=full", PATTERNS, PLAIN),
         ("pp3 mbs1 ac=full", ENDS, PLAIN),
         *mark_share(
-            7,
+            9,
             [
                 ("dp2 zero3 mbs2", LORA.replace(base="fp4", double_quantization=False), PLAIN),
                 ("dp1 mbs8", LORA.replace(base="fp8"), PLAIN),
@@ -171,6 +168,9 @@ def measure_distance(ours: list[Box], theirs: dict[str, Tensor]) -> float:
                 ("dp2 zero3 mbs1 ac=norm+act", DORA, PLAIN),
                 ("dp2 zero2 mbs1", QLORA.replace(modules_to_save=("embed_tokens",)), PLAIN),
                 ("dp2 zero3 mbs2", SOME.replace(modules_to_save=("lm_head",)), PLAIN),
+                ("tp2 mbs4", LORA, PLAIN),
+                ("dp2 zero3 mbs1 ac=full", LORA.replace(base="int8"), PLAIN),
+                ("tp2 mbs4 ac=full", DORA.replace(base="nf4", double_quantization=False), WIDE),
             ],
         ),
     ],

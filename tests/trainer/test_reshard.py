@@ -58,7 +58,7 @@ def bits(built: Built) -> Bits:
     return result
 
 
-def leg(directory: Path, layout: Layout, first: int, steps: int = 2) -> tuple[Bits, Bits, list[float], list[Tensor]]:
+def leg(directory: Path, layout: Layout, first: int, steps: int = 1) -> tuple[Bits, Bits, list[float], list[Tensor]]:
     """Take up what is there, train some steps, save: the bits that were found and those that were left."""
     built = build(model=MODEL, layout=layout, job=JOB, device=torch.device("cpu"))
     result: Bits = {}
@@ -85,11 +85,11 @@ def test_every_layout_resumes_from_any_other(forked: Fork, tmp_path: Path, chain
     left: Bits = {}
     for number, text in enumerate(chain):
         layout = Layout.parse(text)
-        result, now, losses, _ = forked(layout.world, leg, tmp_path / "changing", layout, 2 * number)[0]
+        result, now, losses, _ = forked(layout.world, leg, tmp_path / "changing", layout, number)[0]
         assert result.keys() == left.keys()
         assert all(torch.equal(a, b) for name in left for a, b in zip(left[name], result[name], strict=True))
         left = now
         changing += losses
-    *_, alone, biases = forked(1, leg, tmp_path / "alone", Layout.parse("mbs4"), 0, 2 * len(chain))[0]
+    *_, alone, biases = forked(1, leg, tmp_path / "alone", Layout.parse("mbs4"), 0, len(chain))[0]
     assert changing == pytest.approx(alone, rel=2e-5)
     assert any(bias.any() for bias in biases)

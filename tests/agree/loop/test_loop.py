@@ -45,6 +45,7 @@ def test_a_resumed_run_continues_as_the_reference_does(tmp_path: Path) -> None:
     assert distance([line for line in ours if line["step"] != 4 or "loss" in line], theirs) <= TOLERANCE
 
 
+@pytest.mark.long  # of the reference alone
 def test_every_case_changes_the_loss() -> None:
     """Gradients are cut in some steps and not in others; documents, experts and the length of a row matter."""
     norms = [line["gradient_norm"] for line in get_reference_log(CASES[1]) if "loss" in line]

@@ -118,7 +118,7 @@ def test_a_planted_mistake_is_detected(case: Case, mutation: Mutation, tmp_path:
     assert distance(ours, get_reference_log(case)) > SEEN
 
 
-@pytest.mark.parametrize(("case", "mutation"), mark_share(2, make_params(RESUME)))
+@pytest.mark.parametrize(("case", "mutation"), mark_share(3, make_params(RESUME)))
 def test_a_planted_mistake_in_resuming_is_detected(case: Case, mutation: Mutation, tmp_path: Path) -> None:
     """Two steps, and the others in a second start, which is not right."""
     folder, begun = folder_of(tmp_path / "run"), 3

@@ -9,7 +9,7 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from tests.agree.parity.cases import Case
+from tests.agree.parity.cases import ShortCase
 from tests.agree.parity.compare import judge
 from tests.agree.parity.rank import train_rank
 from tests.processes import run_forked
@@ -21,15 +21,17 @@ from tests.selection import mark_share
     mark_share(
         4,
         [
-            Case("dense", "dp2 mbs2 ac=selective"),
-            Case("few-kv", "cp4 mbs2"),
-            Case("biased", "tp2 cp2 mbs1 cp=ulysses ac=core"),
-            Case("mla", "cp2 pp2 zb1p mbs2 ac=full"),  # several micro-batches are underway, each with its documents
+            ShortCase("dense", "dp2 mbs2 ac=selective"),
+            ShortCase("few-kv", "cp4 mbs2"),
+            ShortCase("biased", "tp2 cp2 mbs1 cp=ulysses ac=core"),
+            ShortCase(
+                "mla", "cp2 pp2 zb1p mbs2 ac=full"
+            ),  # several micro-batches are underway, each with its documents
         ],
     ),
     ids=str,
 )
-def test_no_token_attends_to_another_document(case: Case) -> None:
+def test_no_token_attends_to_another_document(case: ShortCase) -> None:
     apart = case.job.replace(documents="separate")
     (alone,) = run_forked(1, train_rank, case.model, Layout(), apart, seconds=120.0)
     verdict = judge(
@@ -53,7 +55,7 @@ def test_no_token_attends_to_another_document(case: Case) -> None:
 )
 def test_unfused_attention_equals_flash_attention(layout: str, apart: bool) -> None:
     """Against one process with flash attention, on every axis that it runs under."""
-    case = Case("dense", layout)
+    case = ShortCase("dense", layout)
     job = case.job.replace(documents="separate" if apart else "joined")
     (flash,) = run_forked(1, train_rank, case.model, Layout(), job, seconds=120.0)
     unfused = Unfused(case.model, case.layout, job.replace(attention="unfused"))

@@ -19,7 +19,7 @@ from tests.agree.parity.rank import train_rank
 from tests.processes import run_forked
 from tests.selection import mark_share
 
-MODEL = DENSE.replace(name="dropped", dropout=0.2, norm="layernorm", mlp="plain", qkv_bias=True)
+MODEL = DENSE.replace(name="dropped", layers=4, dropout=0.2, norm="layernorm", mlp="plain", qkv_bias=True)
 
 
 class Compared(NamedTuple):
@@ -78,7 +78,7 @@ def test_dropout_rates_differ_by_position_in_the_model(rates: dict[str, float], 
 )
 def test_dropout_of_adapter_inputs_does_not_depend_on_the_layout(layout: str, base: Literal["nf4"] | None) -> None:
     adapter = Adapter(rank=3, dropout=0.2, base=base)
-    check_equal_dropout(DENSE.replace(width=64, ffn=64), layout, attention="flash", adapter=adapter)
+    check_equal_dropout(DENSE.replace(layers=2, width=64, ffn=64), layout, attention="flash", adapter=adapter)
 
 
 def check_equal_dropout(model: Model, layout: str, *, attention: str, adapter: Adapter | None = None) -> None:

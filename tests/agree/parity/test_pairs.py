@@ -200,10 +200,10 @@ def test_a_pair_of_features_equals_one_process(model: Model, text: str) -> None:
             (INDEPENDENT, "dp2 ep2 zero3 mbs1"),
             (STREAMS, "dp2 cp2 zero3 mbs1"),
             (INDEPENDENT, "tp2 mbs1 ac=norm+act"),
-            (COMPRESSED_AND_HASHED, "dp2 ep2 zero1 mbs1"),
+            (COMPRESSED_AND_HASHED.replace(layers=3), "dp2 ep2 zero1 mbs1"),
         ],
     ),
-    ids=str,
+    ids=lambda value: value if isinstance(value, str) else value.name,
 )
 def test_hyper_connections_equal_one_process(model: Model, text: str) -> None:
     """In fp64: streams that began as copies are nearly equal, so that the gradients of their weights nearly cancel."""
@@ -212,7 +212,7 @@ def test_hyper_connections_equal_one_process(model: Model, text: str) -> None:
     assert verdict.gradient_error < FP64_TOLERANCE, verdict
 
 
-@pytest.mark.parametrize("text", ["tp2", "tp2 cp2"])
+@pytest.mark.parametrize("text", mark_share(2, ["tp2 cp2", "tp2"]))
 def test_adapters_of_latents_drop_the_same_inputs_on_a_rank_with_some_of_the_rows(text: str) -> None:
     layout = Layout.parse(text)
     job = job_for(layout).replace(adapter=Adapter(rank=3, targets=("q_a_proj", "kv_a_proj_with_mqa"), dropout=0.25))
@@ -230,16 +230,16 @@ def test_adapters_of_routed_experts_equal_one_process(text: str) -> None:
     assert verdict.is_equal, verdict
 
 
-KIMI = {"mixers": ("kimi_delta", "attention"), "kimi_delta": KimiDelta(heads=4, dim=5, rank=3)}
-MAMBA2 = {"mixers": ("mamba2", "attention"), "mamba2": Mamba2(heads=8, head_dim=5, state=6, groups=2, chunk=16)}
+HYBRIDS: dict[str, dict[str, Any]] = {
+    "kimi delta": {"mixers": ("kimi_delta", "attention"), "kimi_delta": KimiDelta(heads=4, dim=5, rank=3)},
+    "mamba2": {"mixers": ("mamba2", "attention"), "mamba2": Mamba2(heads=8, head_dim=5, state=6, groups=2, chunk=16)},
+}
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"), mark_share(2, [(KIMI, "tp2 nosp mbs1"), (MAMBA2, "tp2 nosp mbs1")]), ids=str
-)
-def test_adapters_of_replicated_and_of_joint_projections_equal_one_process(fields: dict[str, Any], text: str) -> None:
+@pytest.mark.parametrize("name", mark_share(2, HYBRIDS))
+def test_adapters_of_replicated_and_of_joint_projections_equal_one_process(name: str) -> None:
     """Without sequence parallelism too, factors that every rank holds see the gradients of its heads alone."""
-    layout = Layout.parse(text)
-    model = SMALL.replace(name="hybrid", layers=2, norm_epsilon=1e-4, **fields)
+    layout = Layout.parse("tp2 nosp mbs1")
+    model = SMALL.replace(name="hybrid", layers=2, norm_epsilon=1e-4, **HYBRIDS[name])
     verdict = run(Drawn(0, model, layout, job_for(layout).replace(adapter=Adapter(rank=3))))
     assert verdict.is_equal, verdict

@@ -6,7 +6,7 @@ import pytest
 
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
-from tests.agree.parity.cases import END, MODELS, Case, batch, text
+from tests.agree.parity.cases import END, MODELS, ShortCase, batch, text
 from tests.agree.parity.compare import run
 from tests.agree.parity.covering import build_cases, list_cases
 from tests.selection import mark_share
@@ -14,18 +14,18 @@ from tests.selection import mark_share
 pytestmark = pytest.mark.slow
 
 CASES = (
-    Case("biased", "dp1 mbs3 ac=full/2"),
-    Case("few-kv", "tp4 zero0 mbs1 ac=norm+act"),
-    Case("dense", "dp2 tp2 zero1 mbs1 nosp ac=rope+out"),
-    Case("mla", "cp2 zero3 mbs1 ac=selective cp=ulysses"),
-    Case("moe-biased", "dp2 tp2 ep2 etp2 zero2 mbs1 ac=moe+norm"),
-    Case("moe", "tp2 cp2 ep4 zero3/2 mbs1 ac=selective"),
-    Case("delta", "dp2 pp2 ep2 zb1p zero2 mbs1"),
+    ShortCase("biased", "dp1 mbs3 ac=full/2"),
+    ShortCase("few-kv", "tp4 zero0 mbs1 ac=norm+act"),
+    ShortCase("dense", "dp2 tp2 zero1 mbs1 nosp ac=rope+out"),
+    ShortCase("mla", "cp2 zero3 mbs1 ac=selective cp=ulysses"),
+    ShortCase("moe-biased", "dp2 tp2 ep2 etp2 zero2 mbs1 ac=moe+norm"),
+    ShortCase("moe", "tp2 cp2 ep4 zero3/2 mbs1 ac=selective"),
+    ShortCase("delta", "dp2 pp2 ep2 zb1p zero2 mbs1"),
 )
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_a_layout_equals_one_process(case: Case) -> None:
+def test_a_layout_equals_one_process(case: ShortCase) -> None:
     verdict = run(case)
     assert verdict.is_equal, verdict
     assert verdict.said == (), verdict.said
@@ -39,7 +39,7 @@ def test_a_layout_equals_one_process(case: Case) -> None:
 def test_blocks_run_forward_once_and_again_where_they_are_recomputed(
     schedule: str, ac: str, forwards: int, cores: int
 ) -> None:
-    verdict = run(Case("dense", f"pp2 {schedule} ac={ac}"))
+    verdict = run(ShortCase("dense", f"pp2 {schedule} ac={ac}"))
     assert (verdict.forwards, verdict.cores) == (forwards, cores)
     assert verdict.is_equal
 

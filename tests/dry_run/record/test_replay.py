@@ -80,10 +80,10 @@ def test_a_block_that_frees_earlier_tensors_is_executed(monkeypatch: pytest.Monk
     def refuse(*_: Any, **__: Any) -> Any:
         raise NotReplayable
 
-    layout = Layout.parse("dp2 zero3")
-    ran = run_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True, replay=False)
+    layout, model = Layout.parse("dp2 zero3"), DENSE.replace(layers=3)
+    ran = run_rank(model=model, layout=layout, job=job_for(layout), rank=0, streams=True, replay=False)
     monkeypatch.setattr("fivefold.dry_run.record.replay.cut_recording", refuse)
-    fallen_back = run_rank(model=DENSE, layout=layout, job=job_for(layout), rank=0, streams=True)
+    fallen_back = run_rank(model=model, layout=layout, job=job_for(layout), rank=0, streams=True)
     assert list_events(fallen_back.steady) == list_events(ran.steady)
 
 
@@ -91,7 +91,7 @@ def test_other_ranks_of_a_stage_equal_its_first_or_use_less_memory() -> None:
     layout = Layout.parse("dp2 pp2 zero2")
     job = job_for(layout)
     tapes = {
-        rank: run_rank(model=DENSE, layout=layout, job=job, rank=rank, streams=True).steady
+        rank: run_rank(model=DENSE.replace(layers=3), layout=layout, job=job, rank=rank, streams=True).steady
         for rank in range(layout.world)
     }
     for first in list_representatives(layout):

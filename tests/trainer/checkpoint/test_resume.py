@@ -87,7 +87,7 @@ def test_resuming_under_the_same_layout_is_bitwise_equal() -> None:
     job = STEADY | {"precision": "fp16"}
     set_run(folder="straight", job=job)
     train_well()
-    for steps in (5, 9, 12):
+    for steps in (5, 12):
         set_run(job=job | {"steps": steps})
         train_well()
     assert saved_bits() == saved_bits("straight")

@@ -71,10 +71,11 @@ def test_fp8_losses_fall_as_in_bf16(model: str, names: tuple[str, ...]) -> None:
     steps, layout = 16, Layout(mbs=8)
     rate = LearningRate(kind="constant", peak=3e-3)
     job = Job(sequence=24, global_batch=8, precision=get_recipe("bf16"), steps=steps, learning_rate=rate)
-    wide = run(MODELS[model], layout, job, steps=steps).losses
+    few = MODELS[model].replace(layers=3)
+    wide = run(few, layout, job, steps=steps).losses
     assert wide[0] - wide[-1] > 1.7
     for name in names:
-        narrow = run(MODELS[model], layout, job.replace(precision=get_recipe(name), emulate=True), steps=steps).losses
+        narrow = run(few, layout, job.replace(precision=get_recipe(name), emulate=True), steps=steps).losses
         assert narrow != wide
         assert sum(narrow[-4:]) / 4 == pytest.approx(sum(wide[-4:]) / 4, abs=0.05)
 

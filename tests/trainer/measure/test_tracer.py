@@ -189,7 +189,7 @@ def test_a_short_run_traces_its_last_step_and_a_long_one_every_other(
 
 def list_traced_steps(run: Run) -> tuple[list[int], int]:
     """The steps that are traced, and how many are timed; no attribute of the trainer is replaced afterwards."""
-    loop = build_loop(run, DENSE, Layout.parse("mbs4"))
+    loop = build_loop(run, DENSE.replace(layers=1), Layout.parse("mbs4"))
     before = {name: vars(loop.engine).get(name) for name in ("sum_norm", "update", "_balance")}
     outcome = loop.train()
     assert before == {name: vars(loop.engine).get(name) for name in before}
@@ -206,7 +206,7 @@ def test_a_skipped_step_is_not_part_of_the_trace(forked: Fork, corpus: Path, tmp
 
 def trace_spoilt(run: Run) -> list[int]:
     """A run whose step 4, the first that is traced, has a loss that is not wanted, and runs again."""
-    loop = build_loop(run, DENSE, Layout.parse("mbs4"))
+    loop = build_loop(run, DENSE.replace(layers=1), Layout.parse("mbs4"))
     inner = loop.guard.judge
 
     def judge(loss: float, norm: float) -> BadLoss | None:

@@ -108,7 +108,7 @@ def measure(scan: Scan, *, sequences: int, groups: list[int], dtype: torch.dtype
 @pytest.mark.parametrize("name", SCANS)
 def test_temporaries_of_scans_are_planned_to_the_byte(name: str, sequences: int, dtype: torch.dtype) -> None:
     scan = SCANS[name]
-    for sixteenths in ([16], [7], [48], [16, 16], [16, 16, 5], [32, 32, 8], [16] * 6 + [5]):
+    for sixteenths in ([7], [48], [16, 16, 5], [32, 32, 8]):
         groups = [tokens * scan.chunk // 16 - (tokens % 16 > 0) for tokens in sixteenths]
         planned = scan.planned.count_scan_scratch(scan.net, sequences, groups, width=dtype.itemsize)
         assert planned == measure(scan, sequences=sequences, groups=groups, dtype=dtype), groups

@@ -40,7 +40,7 @@ def values(dtype: torch.dtype) -> Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.float16], ids=str)
 @pytest.mark.parametrize("signed", [True, False])
-@pytest.mark.parametrize("columns", mark_share(3, [600, 100, 256]))
+@pytest.mark.parametrize("columns", mark_share(3, [300, 100, 256]))
 def test_an_element_becomes_the_nearest_value_of_its_block(dtype: torch.dtype, signed: bool, columns: int) -> None:
     rows = torch.randn(4, columns, generator=torch.Generator().manual_seed(columns)) ** 5
     rows[1] *= 1e-12
@@ -89,7 +89,7 @@ def test_updates_are_adamws_but_for_what_moments_and_masters_lose(forked: Fork, 
 @pytest.mark.parametrize("name", mark_share(3, RECIPES))
 def test_moments_go_from_layout_to_layout_to_the_bit(forked: Fork, tmp_path: Path, name: str) -> None:
     left: dict[str, Tensor] | None = None
-    for number, text in enumerate(["dp3 zero3 mbs1", "dp2 tp2 zero1 mbs1"]):
+    for number, text in enumerate(["dp3 zero3 mbs1", "tp2 mbs1"]):
         layout = Layout.parse(text)
         ranks = forked(layout.world, run_steps, MODEL, layout, task(name), number, tmp_path, 1)
         result = combine_ranks([before for before, _ in ranks])

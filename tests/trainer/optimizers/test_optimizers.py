@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -144,6 +144,7 @@ LAYOUTS = [
 ]  # fmt: skip
 
 
+CHAIN = "dp2 tp2 ep2 zero1 mbs1", "dp3 zero3 mbs1", "mbs4"
 CASES = [(kind, *layout) for layout in LAYOUTS for kind in ("sgd", "adafactor", "muon")]
 
 
@@ -178,13 +179,14 @@ def test_a_matrix_is_made_orthogonal_to_the_last_bit_as_in_one_process(forked: F
         torch.testing.assert_close(ours[name], alone[name], rtol=0, atol=1e-6)
 
 
+@pytest.mark.parametrize("texts", mark_share(2, [[*CHAIN[:2]], [*CHAIN]]), ids=len)
 @pytest.mark.parametrize("kind", mark_share(4, ["adafactor", "sgd", "muon", "adamw"]))
-def test_moments_are_resharded_between_layouts(forked: Fork, tmp_path: Path, kind: Kind) -> None:
+def test_moments_are_resharded_between_layouts(forked: Fork, tmp_path: Path, kind: Kind, texts: Sequence[str]) -> None:
     """And every rank goes on as one process would."""
     left: Wholes | None = None
     precision = "bf16-pure" if kind == "adamw" else "fp32"
     error = {"adamw": 1e-2, "muon": 1e-3}.get(kind, 1e-5)
-    for number, text in enumerate(["dp3 zero3 mbs1", "dp2 tp2 ep2 zero1 mbs1", "mbs4"]):
+    for number, text in enumerate(texts):
         layout = Layout.parse(text)
         task = job(kind, precision)
         ranks = forked(layout.world, run_steps, SPARSE, layout, task, number, tmp_path / "changing", 1)
