@@ -219,18 +219,18 @@ def test_the_first_line_of_a_run_file_is_the_command_that_writes_it_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     options = "--tokens 1e9 --seq 512 --gbs 64 --optimizer muon --precision fp16 --set loss=chunked --where"
-    words = ["plan", "nano", "h100:8", *options.split(), "ac=none order=default", "--risk", "0.2"]
+    words = ["plan", "nano", "h100:8", *options.split(), "ac=none pp=1 tp=1", "--risk", "0.2"]
     monkeypatch.chdir(tmp_path)
     assert run(monkeypatch, *words, "--write", "run.toml") == 0
     first_line = Path("run.toml").read_text().splitlines()[0]
     assert first_line == (
         "# fivefold plan nano h100:8 --tokens 1000000000 --seq 512 --gbs 64 --precision fp16 --set loss=chunked "
-        "--optimizer muon --where 'ac=none order=default' --risk 0.2"
+        "--optimizer muon --where 'ac=none pp=1 tp=1' --risk 0.2"
     )
     assert run(monkeypatch, *shlex.split(first_line)[2:], "--write", "again.toml") == 0
     assert Path("again.toml").read_text() == Path("run.toml").read_text()
-    assert run(monkeypatch, "plan", "nano", "h100:8", "--tokens", "1e9", "--write", "plain.toml") == 0
-    assert Path("plain.toml").read_text().startswith("# fivefold plan nano h100:8 --tokens 1000000000\n")
+    assert run(monkeypatch, "plan", "nano", "h100:1", "--tokens", "1e9", "--write", "plain.toml") == 0
+    assert Path("plain.toml").read_text().startswith("# fivefold plan nano h100:1 --tokens 1000000000\n")
     capsys.readouterr()
 
 

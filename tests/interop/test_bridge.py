@@ -9,6 +9,7 @@ import pytest
 from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
 from tests.interop.draws import Range, check_round_trip, plans
+from tests.selection import mark_share
 
 # As ConfigContainer.to_yaml writes (megatron-bridge 0.3.1 training/utils/config_utils.py, utils/yaml_utils.py); sizes,
 # degrees and batch of recipes/llama/llama3.py, llama3_70b_pretrain_config
@@ -223,11 +224,11 @@ CORES = Range(
 
 
 @pytest.mark.slow
-def test_written_config_is_read_back(tmp_path: Path) -> None:
-    refused = [
-        check_round_trip(plan, to="bridge", folder=tmp_path) for plan in plans("megatron-bridge", count=60, among=CORES)
-    ]
-    assert refused.count(None) >= 25, [why for why in refused if why]
+@pytest.mark.parametrize("seed", mark_share(3, range(3)))
+def test_written_config_is_read_back(tmp_path: Path, seed: int) -> None:
+    drawn = plans("megatron-bridge", count=20, seed=seed, among=CORES)
+    refused = [check_round_trip(plan, to="bridge", folder=tmp_path) for plan in drawn]
+    assert refused.count(None) >= 7, [why for why in refused if why]
 
 
 @pytest.mark.parametrize("text", ["model: {}\ntrain: {}\nddp: {}\n", "_target_: megatron.bridge.x\nmodel: 3\n"])

@@ -154,6 +154,9 @@ def test_fused_gradient_accumulation_with_zero_bubble_fits() -> None:
 
 @pytest.mark.slow
 def test_random_jobs_have_every_schedule_and_stack() -> None:
-    drawn = [case(seed) for seed in range(600)]
-    assert {item.layout.schedule for item in drawn} == {*SCHEDULES}
-    assert {item.job.stack.name for item in drawn} == {*STACKS}
+    missing = {*SCHEDULES, *STACKS}
+    for item in map(case, range(600)):
+        missing -= {item.layout.schedule, item.job.stack.name}
+        if not missing:
+            break
+    assert missing == set()

@@ -21,9 +21,11 @@ pytestmark = NEEDS_CHROMIUM
 
 SIDE = ("Paste or choose a config", "Paste a config.json", "Change its shape", "Any other field")
 CHANGES = {  # page → what is opened there, and controls with their new values, one after another
-    PLAN: (SIDE, [("layout", "dp4 tp2"), ("precision", "fp8"), ("set", "loss=chunked"), ("layers", "16"),
-                  ("model", "llama3.2-1b"),
+    PLAN: (SIDE, [("layout", "dp4 tp2"), ("layers", "16"),
                   ("run_config", "base_model: Qwen/Qwen3-8B\nsequence_len: 512\nmicro_batch_size: 1\n")]),
+    "/plan?model=llama3-8b&machine=h100:8&gbs=64": (
+        SIDE, [("precision", "fp8"), ("set", "loss=chunked"), ("model", "llama3.2-1b")],
+    ),
     COMPARE: ((), [("layout", "dp2 tp4"), ("machines", "h200:8"), ("gbs", "32"), ("precisions", "fp8")]),
     "/learn/memory?gbs=64": ((), [("layout", "dp4 tp2"), ("gbs", "32")]),
     "/sweep?file=followed.csv": ((), [("across", "dp"), ("value", "peak_bytes"), ("down", "zero")]),
@@ -49,7 +51,7 @@ def wait_until_settled(page: Any) -> None:
     playwright.expect(page.locator("body.busy, #going:visible")).to_have_count(0)
 
 
-@pytest.mark.parametrize("path", mark_share(6, CHANGES))
+@pytest.mark.parametrize("path", mark_share(7, CHANGES))
 def test_every_control_follows_the_back_and_forward_buttons(page: Any, folder: Path, path: str) -> None:
     write([row("llama3-8b", text) for text in ("dp8 zero3", "dp4 tp2 zero1")], folder / "followed.csv")
     result = 'event: found\ndata: "<p class=dim>answered</p>"\n\n'

@@ -139,7 +139,6 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     printed = CliRunner().invoke(cli, words, catch_exceptions=False).stdout
     proposed = page.locator(".proposal .big").inner_text()
     assert f"Proposal  {proposed}" in printed
-    assert list_violations(page) == []
     rows = page.locator("#layouts tbody tr")
     exact = CliRunner().invoke(cli, [*words, "--exact", "--top", "20", "--json"], catch_exceptions=False).stdout
     layouts = [item["step"]["layout"] for item in json.loads(exact)["best"]]

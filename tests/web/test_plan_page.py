@@ -130,7 +130,6 @@ def test_the_plan_page_is_used_from_model_to_copied_command(page: Any, tmp_path:
     expect(page.locator("#saved a")).to_have_count(0)
     page.set_viewport_size({"width": 390, "height": 800})
     assert is_within_window(page)
-    assert list_violations(page) == []
 
 
 @NEEDS_CHROMIUM

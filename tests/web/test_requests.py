@@ -15,7 +15,7 @@ from tests.web.requests import STREAMS, draw, find_fault, find_fault_of_stream, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", mark_share(2, range(4)))
 def test_no_request_breaks_the_server(client: TestClient, seed: int) -> None:
     """The long form, 10,000 of them, is ``python -m tests.endure.requests``."""
     chance, (known, _) = random.Random(seed), list_routes(client)

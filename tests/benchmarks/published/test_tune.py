@@ -13,8 +13,8 @@ SLOW = MachineFactors(matmul=0.7, launch=1.5)
 
 @pytest.fixture(scope="module")
 def runs() -> list[TuningCase]:
-    """Every hundredth."""
-    return prepare_runs([case for case in reader("vtrain")() if isinstance(case, Case) and case.composed][::100])
+    """Every two hundredth."""
+    return prepare_runs([case for case in reader("vtrain")() if isinstance(case, Case) and case.composed][::200])
 
 
 @pytest.mark.slow

@@ -48,11 +48,15 @@ def differ(one: Layout, other: Layout) -> int:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("model", [SMALL, EXPERTS], ids=["dense", "moe"])
-def test_neighbours_are_all_layouts_that_differ_in_one_choice(model: Model) -> None:
+@pytest.mark.parametrize(
+    ("model", "world", "sampled"),
+    [(SMALL, 4, 12), (EXPERTS, 2, 40), pytest.param(EXPERTS, 4, 12, marks=pytest.mark.long)],
+    ids=["dense", "moe-2", "moe-4"],
+)
+def test_neighbours_are_all_layouts_that_differ_in_one_choice(model: Model, world: int, sampled: int) -> None:
     planner = Planner(model=model, machine=make_tight_machine(4, gib=1.0), job=FEW)
-    every = list_layouts(model, FEW, world=4)
-    for layout in random.Random(5).sample(sorted(every, key=str), 12):
+    every = list_layouts(model, FEW, world=world)
+    for layout in random.Random(5).sample(sorted(every, key=str), sampled):
         plain = {
             neighbour
             for neighbour in list_neighbours(layout, planner)
