@@ -30,7 +30,7 @@ from fivefold.trainer.parallel.interleave import Interleaver
 from fivefold.trainer.parallel.mesh import AxisGroup, create_ranks
 from fivefold.trainer.parallel.pipeline import Pipeline, check_pairs
 from tests import processes
-from tests.agree.parity.cases import Case, rows
+from tests.agree.parity.cases import Case, ShortCase, rows
 from tests.agree.parity.compare import judge
 from tests.agree.parity.rank import train_rank
 from tests.selection import mark_share
@@ -283,7 +283,7 @@ def test_ranks_of_a_stage_communicate_in_one_order(layout: str) -> None:
     mark_share(
         6,
         [
-            Case("dense", "pp2 dualpipe ac=full"),
+            ShortCase("dense", "pp2 dualpipe ac=full"),
             Case("tied", "tp2 pp2 dualpipev ac=qkv+core"),
             Case("biased", "cp2 pp2 dualpipe"),
             Case("moe-free", "tp2 pp2 ep2 dualpipe ac=moe"),
