@@ -75,16 +75,15 @@ def test_a_small_hybrid_of_each_kind_trains_with_exact_counts(kind: str, layout:
     train(MODEL + MIXERS.format(kind=kind, geometry=GEOMETRIES[kind]), layout, tmp_path)
 
 
-@pytest.mark.long  # tests/agree draws the same features
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "layout"),
     [
         (INPUTS + ALTUP, "dp2 zero2"),
-        (INPUTS, "cp2 ac=full"),
-        ("shared_kv_layers = 1\n", "tp2"),
-        (JOINED, "dp2 zero3"),
-        ("differential = true\n", "pp2"),
+        pytest.param(INPUTS, "cp2 ac=full", marks=pytest.mark.long),
+        pytest.param("shared_kv_layers = 1\n", "tp2", marks=pytest.mark.long),
+        pytest.param(JOINED, "dp2 zero3", marks=pytest.mark.long),
+        pytest.param("differential = true\n", "pp2", marks=pytest.mark.long),
     ],
     ids=["altup", "inputs of layers", "shared keys", "Mamba-2 next to attention", "differential"],
 )
