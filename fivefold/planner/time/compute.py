@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.machine.spec import Chip, Machine
-from fivefold.planner.counts.operations.launches import EXPERT_LAUNCHES
+from fivefold.planner.counts.operations.launches import EXPERT_BIAS_LAUNCHES, EXPERT_LAUNCHES
 from fivefold.planner.counts.operations.linear import count_read_passes
 from fivefold.planner.counts.operations.local_shapes import get_activation_width
 from fivefold.planner.counts.operations.op import Op, list_gradient_sums
@@ -199,7 +199,10 @@ class Prices:
         is_one_kernel = is_layer_norm or (op.kind == "activation" and len(op.reads) == 1)
         if self.plain and not is_one_kernel and (op.kind, width) in PLAIN:
             return self._price_eager_kernels(op, PLAIN[op.kind, width])
-        kernels = PLAIN_LOSS_KERNELS if self.plain and op.kind == "loss" else 1
+        is_one_dropout = any(op.launched_bytes)  # of other software: one kernel
+        kernels, backward_kernels = op.launches if op.kind == "activation" and not is_one_dropout else (1, 1)
+        if self.plain and op.kind == "loss":
+            kernels = backward_kernels = PLAIN_LOSS_KERNELS
         if op.name in FUSED_INTO_SUM and not self.plain:
             mask = sum(size for name, size in op.writes.items() if name.endswith(".mask"))
             return OpTime(
@@ -216,32 +219,40 @@ class Prices:
             self.memory_bound_seconds(forward, kernel=kernel),
             self.memory_bound_seconds(backward, kernel=f"{kernel}_backward") if backward else 0.0,
             kernels=kernels,
-            backward_kernels=kernels if backward else 0,
+            backward_kernels=backward_kernels if backward else 0,
         )
 
     def _scan(self, op: Op) -> OpTime:
-        """Return the seconds of a scan: its matmuls of chunks, all at once, or its bytes, whichever takes longer.
+        """Return the seconds of a scan: its matmuls of chunks, all at once, and its bytes.
 
         Our engine computes in fp32, and launches PyTorch's operations one by one for each group of chunks
-        (``Op.launches``), which move ``Op.launched_bytes``; the kernels of flash-linear-attention multiply in the dtype
-        of the activations. The chain of states from group to group is priced as if it were parallel too.
+        (``Op.launches``), which move ``Op.launched_bytes``. Other kernels, in Triton, multiply in the dtype of the
+        activations at a rate of their own; most of their bytes are those of kernels that do not multiply: convolution,
+        states, gate and norm. The chain of states from group to group is priced as if it were parallel too. On a
+        calibrated machine, bytes or matmuls count, whichever take longer.
         """
-        per_flop = 0.0  # of a convolution or a gate
-        if op.flops:
-            rows, columns, inner = op.shape
-            dtype: Dtype = "fp32" if self.ours and not op.fused else self.high_precision_dtype
-            product = self.matmul(rows, columns, inner, dtype=dtype, batch=op.batch)
-            per_flop = product / (2 * rows * columns * inner * op.batch)
+        is_triton = op.fused and self.measured is None and self.machine.has_gpus
         moved, launched = (op.moved_bytes, op.moved_backward_bytes), op.launched_bytes
-        products = [flops * per_flop for flops in (op.flops, op.backward_flops or 2 * op.flops)]
-        if self.launches_scans and any(launched) and not op.fused:
-            seconds = [self.memory_bound_seconds(launched[way]) + products[way] for way in (0, 1)]
-        else:
-            seconds = [max(self.memory_bound_seconds(moved[way]), products[way]) for way in (0, 1)]
+        launches_parts = self.launches_scans and any(launched) and not op.fused
+        seconds_per_flop = self._estimate_scan_seconds_per_flop(op, is_triton=is_triton) if op.flops else 0.0
+        products = [flops * seconds_per_flop for flops in (op.flops, op.backward_flops or 2 * op.flops)]
+        copies = [*map(self.memory_bound_seconds, launched if launches_parts else moved)]
+        combine = sum if is_triton or launches_parts else max
+        seconds = [combine(pair) for pair in zip(copies, products, strict=True)]
         kernels = op.launches if self.launches_scans else (1, 1)
         min_kernel = self.constants.smallest_kernel_seconds
         forward, backward = (seconds[way] + (kernels[way] - 1) * min_kernel for way in (0, 1))
         return OpTime(forward, backward, kernels=kernels[0], backward_kernels=kernels[1])
+
+    def _estimate_scan_seconds_per_flop(self, op: Op, *, is_triton: bool) -> float:
+        """Return the seconds of a FLOP of a scan's matmuls."""
+        if is_triton:
+            scan_rate = self.constants.scan_flops_per_second * self.chip.multiprocessors
+            return 1 / min(scan_rate, self.chip.sustained_flops(self.high_precision_dtype))
+        rows, columns, inner = op.shape
+        dtype: Dtype = "fp32" if self.ours and not op.fused else self.high_precision_dtype
+        product = self.matmul(rows, columns, inner, dtype=dtype, batch=op.batch)
+        return product / (2 * rows * columns * inner * op.batch)
 
     def _price_dropout(self, op: Op) -> OpTime:
         """Return the seconds of a dropout of our engine: PyTorch's operations draw its mask from counters."""
@@ -338,7 +349,7 @@ class Prices:
             n, k, m, dtype=self.high_precision_dtype if high_precision_wgrad else dtype, batch=op.batch, aligned=aligned
         )
         recipe, numel = self.job.precision, n * k * op.batch
-        kernels_per_expert = self.constants.expert_kernels[low_precision]
+        kernels_per_expert, bias_kernels = self.constants.expert_kernels[low_precision], (0, 0)
         if self.measured is None:
             wgrad += self._price_accumulation(numel)
         makes_dgrad = op.differentiates != ()  # else no layer below is trained
@@ -348,16 +359,21 @@ class Prices:
             wgrad = 0.0
         elif len(op.wgrad_numels) > 1 and op.batch == 1 and (self.sums_rows_apart or self.ours):  # the bias's gradient
             wgrad += self.memory_bound_seconds(m * n * recipe.gradients_bytes)
-        if op.batch > 1 and not self.ours and self.job.stack.cuda_graphs != "full" and self.measured is None:
-            launch_overhead = self.constants.smallest_kernel_seconds * (
-                op.batch * kernels_per_expert - 1
-            )  # full CUDA graphs hold fused kernels
+        launches_experts = not self.ours and self.job.stack.cuda_graphs != "full" and self.measured is None
+        if op.batch > 1 and launches_experts:  # full CUDA graphs hold fused kernels
+            launch_overhead = self.constants.smallest_kernel_seconds * (op.batch * kernels_per_expert - 1)
             forward = forward + launch_overhead
             dgrad = dgrad + launch_overhead
             wgrad = wgrad + launch_overhead
-            if len(op.wgrad_numels) > 1 and op.name == "moe.experts.down":
-                forward += self.memory_bound_seconds(self.constants.expert_bias_bytes[0] * m * n * op.batch)
-                dgrad += self.memory_bound_seconds(self.constants.expert_bias_bytes[1] * m * n * op.batch)
+        if len(op.wgrad_numels) > 1 and op.name == "moe.experts.down" and launches_experts:
+            (per_expert, shared), (backward_per_expert, backward_shared) = EXPERT_BIAS_LAUNCHES
+            bias_kernels = per_expert * op.batch + shared, backward_per_expert * op.batch + backward_shared
+            bias_forward, bias_backward = (
+                self.memory_bound_seconds(n_bytes * m * n * op.batch)
+                + (kernels - 1) * self.constants.smallest_kernel_seconds
+                for n_bytes, kernels in zip(self.constants.expert_bias_bytes, bias_kernels, strict=True)
+            )
+            forward, dgrad = forward + bias_forward, dgrad + bias_backward
         if any(op.moved_cast_bytes):
             casts = self._cast_seconds(op)
             forward, dgrad, wgrad = (a + b for a, b in zip((forward, dgrad, wgrad), casts, strict=True))
@@ -387,9 +403,10 @@ class Prices:
             forward,
             dgrad,
             wgrad,
-            launches + forward_casts + dequantizing + drawn,
+            launches + forward_casts + dequantizing + drawn + bias_kernels[0],
             op.backward_products * launches
             + backward_casts
+            + bias_kernels[1]
             + dequantizing * makes_dgrad
             + applied
             + self._count_sums(op),

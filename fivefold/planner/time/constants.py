@@ -170,6 +170,15 @@ class Constants(Record):
         (100.0, 600.0),
     )
     attention_backward_diagonal_keys: float = make_constant(500.0, "keys", "and backward", "likewise", (100.0, 800.0))
+    # With a window of 128, cuDNN's kernels take 7.1 to 7.9 us forward and 15.5 to 17.1 backward for each of the blocks
+    # that follow one another on a multiprocessor, on GB200 as on GB300, in sequences of 2,048 to 16,384 tokens.
+    attention_block_seconds: tuple[float, float] = make_constant(
+        (7.4e-6, 16.3e-6),
+        "s",
+        "attention's block of 256 queries, however few its keys, forward and backward",
+        "NVIDIA/cudnn-frontend@3929da2:benchmark/sdpa_benchmark_training/results/gpt_oss, cuDNN 9.22",
+        (0.9, 1.1),
+    )
     softmax_dim: float = make_constant(
         40.0, "of head dim", "what the softmax of a score takes", "likewise", (20.0, 64.0)
     )
@@ -200,6 +209,16 @@ class Constants(Record):
         "flagos-ai/FlagGems pull request 4502: 32e9 on H20; pytorch/pytorch pull request 182818: 23 to 48e9 on B200",
         (20e9, 50e9),
     )
+    # The five kernels of mamba-ssm's scan in Triton: 12.6e6, 12.9, 11.8, 11.1, 10.7 and 10.8e6 tokens/s of 128 heads of
+    # 64, in chunks of 256, on an H100 with 8,192 to 262,144 tokens. Their bytes take 24 us of each 1,024 tokens, the
+    # rest is 68.2 GFLOP of each 8,192 at 120e12 to 158e12 FLOP/s.
+    scan_flops_per_second: float = make_constant(
+        1.0e12,
+        "FLOP/s per multiprocessor",
+        "matmuls of scans in Triton",
+        "vllm-project/vllm pull request 27299: 0.91e12 to 1.2e12 on H100, forward",
+        (0.7e12, 1.2e12),
+    )
     # One thread block per row: it reads and writes logits at 2.4 TB/s on B200 (ibid., ce_fusion).
     loss_bytes_per_second: float = make_constant(
         2.4e12 / 148,
@@ -228,9 +247,9 @@ class Constants(Record):
     )
     # Per element of the experts' output: product with the fp32 routing weight, sum, concatenation over experts and cast
     # back (TEGroupedMLP._apply_bias in NVIDIA/Megatron-LM:megatron/core/transformer/moe/experts.py), and their
-    # backwards by autograd.
+    # backwards by autograd, which joins the gradients of the experts' rows again.
     expert_bias_bytes: tuple[float, float] = make_constant(
-        (28, 36),
+        (28, 40),
         "bytes per element",
         "experts' biases in Megatron, forward and backward",
         "counted in its code",

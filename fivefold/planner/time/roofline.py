@@ -1,7 +1,8 @@
 """Seconds of one GPU kernel on a chip without calibration: time on the device, without the host's launch.
 
     matmul      max(waves · (one tile's FLOPs ÷ one multiprocessor's rate + fill) + last write, bytes ÷ bandwidth)
-    attention   FLOPs ÷ rate · (1 + diagonal ÷ keys) + tail of the last query rows, which leave most of the chip idle
+    attention   FLOPs ÷ rate · (1 + diagonal ÷ keys) + tail of the last query rows, which leave most of the chip idle,
+                but no less than the start and end of every block of queries
     moving      bytes ÷ bandwidth
 
 each plus the smallest kernel; rows that are no multiple of 16 bytes are slower. Tiles and waves as in NVIDIA's "Matrix
@@ -19,6 +20,7 @@ from fivefold.stack.spec import Attention
 from fivefold.units import Dtype
 
 ALIGNED = 8
+ATTENTION_BLOCK = 256  # queries that a multiprocessor takes at once in cuDNN's kernels for Blackwell
 WIDTH: dict[Dtype, float] = {"fp64": 8, "fp32": 4, "tf32": 4, "fp8": 1, "fp4": 0.5}
 
 
@@ -105,7 +107,15 @@ def estimate_attention(
     softmax_dim = constants.softmax_dim
     softmax = (1 + softmax_dim / head_dim) / (1 + softmax_dim / 128)  # shares were measured at head_dim 128
     tail_flops = 4 * min(constants.attention_tail_rows, tokens) * keys * head_dim * chip.multiprocessors
-    return backward_ratio * (flops * (1 + diagonal) * softmax + tail_flops) / rate + constants.smallest_kernel_seconds
+    heads = flops / (2 * tokens * keys * head_dim)  # of all sequences
+    blocks = heads * tokens / ATTENTION_BLOCK / chip.multiprocessors  # of queries, that a multiprocessor computes
+    return (
+        max(
+            backward_ratio * (flops * (1 + diagonal) * softmax + tail_flops) / rate,
+            blocks * constants.attention_block_seconds[backward],
+        )
+        + constants.smallest_kernel_seconds
+    )
 
 
 def estimate_memory_bound(chip: Chip, *, moved_bytes: float, constants: Constants = PUBLISHED) -> float:

@@ -337,7 +337,8 @@ class UnitTimer:
             start = device
             for index, (op, time) in enumerate(zip(self.ops, self.times, strict=True)):
                 launched += launches[index] * host
-                if waits_for_counts and op.name == "moe.dispatch":
+                waits = op.blocks_host and index not in self.unit.in_graph
+                if waits or (waits_for_counts and op.name == "moe.dispatch"):
                     launched = max(launched, device)
                 device = max(device + time.forward, launched) + self.ep_exposed.get(index, 0.0)
         return device - start

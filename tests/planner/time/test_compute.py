@@ -6,17 +6,23 @@ import numpy as np
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from fivefold.adapter import Adapter
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model
+from fivefold.model.mixers.chunk_groups import split_into_groups
+from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.norms import NORMS
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
+from fivefold.planner.counts.operations.feedforward import _split_clamp
+from fivefold.planner.counts.operations.launches import CLAMP_LAUNCHES, EXPERT_BIAS_LAUNCHES
 from fivefold.planner.counts.operations.linear import add_casts, cast
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees, get_local_degrees
+from fivefold.planner.counts.operations.mixers.mamba2 import scan_flops
 from fivefold.planner.counts.operations.op import NormKind, Op, list_gradient_sums, matmul, norm
 from fivefold.planner.predict import predict
 from fivefold.planner.time.compute import OpTime, Prices, find_slowest_chip
@@ -174,6 +180,88 @@ def test_token_permutation_takes_the_measured_time():
     back = Op("moe.combine", "embedding", ("y",), {"x": size}, moved_bytes=7 * size)
     seconds = sum(prices().operation(op).forward for op in (there, back))
     assert seconds == pytest.approx(0.37e-3, rel=0.05)
+
+
+def apply_biases(output, biases, rows, weights):
+    """As megatron-core 0.16.1 does in TEGroupedMLP._apply_bias."""
+    parts = zip(torch.split(output, rows), biases, torch.split(weights, rows), strict=True)
+    return torch.cat([part + bias * weight for part, bias, weight in parts]).to(output.dtype)
+
+
+class KernelCount(TorchDispatchMode):
+    """Operations of PyTorch without views and allocations, and the bytes that they read and write."""
+
+    VIEWS = ("view", "split", "expand", "detach", "slice", "alias", "empty", "t.", "unsqueeze", "as_strided", "select")
+
+    def __init__(self):
+        super().__init__()
+        self.kernels = self.n_bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        if not str(function).removeprefix("aten.").lstrip("_").startswith(self.VIEWS):
+            self.kernels += 1
+            tensors = [leaf for leaf in tree_leaves((args, made)) if isinstance(leaf, torch.Tensor)]
+            self.n_bytes += sum(tensor.nbytes for tensor in tensors)
+        return made
+
+
+@pytest.mark.parametrize("count", [1, 2, 16])
+def test_biases_of_experts_launch_kernels_for_each_expert(count):
+    rows, width = 512, 256
+    output = torch.randn(count * rows, width, dtype=torch.bfloat16, requires_grad=True)
+    weights = torch.rand(count * rows, 1, requires_grad=True)
+    biases = [torch.randn(width, dtype=torch.bfloat16, requires_grad=True) for _ in range(count)]
+    with KernelCount() as forward:
+        biased = apply_biases(output.view_as(output), biases, [rows] * count, weights.view_as(weights))
+    gradient = torch.randn_like(biased)
+    with KernelCount() as backward:
+        torch.autograd.grad(biased, (output, weights, *biases), gradient)
+    (per_expert, shared), (backward_per_expert, backward_shared) = EXPERT_BIAS_LAUNCHES
+    assert forward.kernels == per_expert * count + shared
+    summed = 2 * count  # DDP's hook adds the gradients of the biases of both layers
+    assert backward.kernels + summed == backward_per_expert * count + backward_shared
+    counted = [kernels.n_bytes / output.numel() for kernels in (forward, backward)]
+    assert counted == pytest.approx(PUBLISHED.expert_bias_bytes, rel=0.02)
+
+    down = experts(count, rows, width, width)._replace(name="moe.experts.down", wgrad_numels=(width * width,))
+    without, biased = (prices().operation(down._replace(wgrad_numels=numels)) for numels in ((1,), (1, 1)))
+    assert biased.kernels - without.kernels == forward.kernels
+    assert biased.backward_kernels - without.backward_kernels == backward.kernels + summed
+    assert biased.forward - without.forward > forward.kernels * PUBLISHED.smallest_kernel_seconds
+
+
+def test_a_clamped_activation_launches_what_megatron_runs():
+    gate_up = torch.randn(512, 256, dtype=torch.bfloat16, requires_grad=True)
+    with KernelCount() as forward:
+        gate, up = gate_up.view_as(gate_up).chunk(2, -1)
+        clamped = torch.cat((gate.clamp(min=None, max=7.0), up.clamp(min=-7.0, max=7.0)), -1)
+    gradient = torch.randn_like(clamped)
+    with KernelCount() as backward:
+        torch.autograd.grad(clamped, gate_up, gradient)
+    size = gate_up.nbytes / 2
+    assert (forward.kernels + 1, backward.kernels + 1) == CLAMP_LAUNCHES  # and the compiled product
+    clamping = Op("moe.experts.act", "activation", ("gu",), {"m": 100})._replace(moved_bytes=300)
+    split = _split_clamp(clamping, size=100)
+    moved = split.moved_bytes - clamping.moved_bytes, split.moved_backward_bytes - clamping.moved_backward_bytes
+    assert moved == pytest.approx((100 * forward.n_bytes / size, 100 * backward.n_bytes / size), rel=0.02)
+    assert split.blocks_host
+    time = prices().operation(split)
+    assert (time.kernels, time.backward_kernels) == CLAMP_LAUNCHES
+
+
+# Tokens/s of mamba-ssm's five kernels on H100, forward: 128 heads of 64, a group, states of 128, chunks of 256.
+# vllm-project/vllm pull request 27299, column Original
+@pytest.mark.parametrize(("tokens", "per_second"), [(8192, 12.62e6), (16384, 12.92e6), (65536, 11.07e6)])
+def test_a_scan_of_mamba_2_takes_the_measured_time(tokens, per_second):
+    net = Mamba2(heads=128, head_dim=64, state=128)
+    flops, backward_flops = scan_flops(split_into_groups(tokens, net.chunk), net)
+    inner, states = 2 * tokens * net.inner_width, 4 * tokens // 256 * net.inner_width * net.state
+    moved = inner + 2 * tokens * (net.conv_width + net.heads) + 2 * states
+    scan = Op("mixer.core", "scan", ("x",), {"y": inner}, flops=flops, backward_flops=backward_flops, fused=True)
+    scan = scan._replace(shape=(256, 256, 64), batch=net.heads * tokens // 256, moved_bytes=moved)
+    on_h100 = Prices(machine("h100"), ranks=1, job=Job(stack=build_stack("megatron-core")))
+    assert on_h100.operation(scan).forward == pytest.approx(tokens / per_second, rel=0.15)
 
 
 def test_scatter_add_takes_as_long_as_its_elements():

@@ -256,6 +256,24 @@ def test_predicted_attention_on_blackwell_is_near_that_of_cudnn(name, backward, 
         assert (2.5 if backward else 1) * flops / seconds / 1e12 == pytest.approx(tflops, rel=0.07), tokens
 
 
+# Two sequences of heads of 64 in 16 bits, milliseconds forward and backward of cuDNN 9.22 and, on H200, 9.19.
+# NVIDIA/cudnn-frontend@3929da2:benchmark/sdpa_benchmark_training/results/gpt_oss and h200_919_only_cudnn
+@pytest.mark.parametrize(
+    ("name", "window", "heads", "measured"),
+    [
+        ("gb200", 128, 128, {2048: (0.109, 0.237), 4096: (0.210, 0.465), 16384: (0.822, 1.818)}),
+        ("gb300", 128, 128, {2048: (0.104, 0.227), 4096: (0.202, 0.442), 16384: (0.790, 1.712)}),
+        ("h200", 1024, 64, {4096: (0.358, 1.042), 16384: (1.499, 4.392)}),
+    ],
+)
+def test_attention_with_a_window_takes_the_time_of_its_blocks(name, window, heads, measured):
+    for tokens, milliseconds in measured.items():
+        pairs = tokens * window - window * (window - 1) // 2
+        sizes = {"flops": 4 * 2 * heads * pairs * 64, "tokens": tokens, "keys": 2 * pairs // tokens, "head_dim": 64}
+        predicted = [1e3 * estimate_attention(chip(name), **sizes, dtype="bf16", backward=way) for way in (False, True)]
+        assert predicted == pytest.approx(milliseconds, rel=0.07), tokens
+
+
 # Causal, two sequences of 64 heads of 128 and 8 of keys: milliseconds in 16 bits and in fp8, of cuDNN 9.22.
 # NVIDIA/cudnn-frontend@3929da2:benchmark/sdpa_benchmark_training/results/llama3.1
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model as of_catalog
 from fivefold.planner.counts.counts import UnitGroup
+from fivefold.planner.counts.operations import feedforward
 from fivefold.planner.predict import Planner
 from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.network import Network
@@ -105,6 +106,23 @@ def test_a_permutation_is_launched_before_the_host_waits_for_its_counts():
         return planner.units.unit(layout, run).forward
 
     assert forward(8) - forward() < 0.1 * 8 * 67e-6
+
+
+def test_the_host_waits_for_what_it_copies_to_the_device(monkeypatch):
+    """Megatron copies the offset of gpt-oss's activation by torch.tensor: later kernels are launched no earlier."""
+    job, layout = Job(sequence=4096, global_batch=8, stack=build_stack("megatron-core")), Layout.parse("dp8 ep8 mbs1")
+    split_clamp = feedforward._split_clamp
+
+    def forward() -> float:
+        planner = Planner(model=of_catalog("gpt-oss-20b"), machine=resolve("h100:8", local=Path("no")), job=job)
+        run = next(run for run, _ in planner.counts.stage_work(layout)[0] if run.routes)
+        return planner.units.unit(layout, run).forward
+
+    waits = forward()
+    monkeypatch.setattr(
+        feedforward, "_split_clamp", lambda op, size: split_clamp(op, size=size)._replace(blocks_host=False)
+    )
+    assert 1.02 < waits / forward() < 1.2
 
 
 def test_a_host_that_waits_for_every_kernel_adds_its_time_once_per_launch():

@@ -15,6 +15,7 @@ from math import ceil
 
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.shape import Multipliers
+from fivefold.planner.counts.operations.launches import CLAMP_LAUNCHES
 from fivefold.planner.counts.operations.linear import (
     LinearInput,
     add_casts,
@@ -536,7 +537,9 @@ def _list_saved_tensors(op: Op, local: Local, name: str, *, size: int) -> Op:
 def _split_clamp(op: Op, *, size: int) -> Op:
     """Return the activation as Megatron clamps its halves: a kernel each, and one that joins them before the fused one.
 
-    Source: NVIDIA/Megatron-LM:megatron/core/fusions/fused_bias_geglu.py, weighted_bias_quick_geglu_impl.
+    It copies the offset of the linear half to the device by ``torch.tensor``. The backward of a clamp compares,
+    combines and selects in kernels of its own. Source: megatron-core 0.16.1, megatron/core/fusions/fused_bias_geglu.py,
+    weighted_bias_quick_geglu_impl.
     """
     clamped = op.name.replace(".act", ".clamped")
     return op._replace(
@@ -545,5 +548,7 @@ def _split_clamp(op: Op, *, size: int) -> Op:
         backward_scratch=2 * size,
         scratch_tensor=0,
         moved_bytes=op.moved_bytes + 8 * size,
-        moved_backward_bytes=op.moved_backward_bytes + 10 * size,
+        moved_backward_bytes=op.moved_backward_bytes + 15 * size,
+        launches=CLAMP_LAUNCHES,
+        blocks_host=True,
     )

@@ -80,6 +80,11 @@ EXPERT_LAUNCHES: Mapping[str, tuple[int, int]] = {
     "moe.return": (2, 1),
     "moe.combine": (1, 1),
 }
+# Forward and backward around the experts of Megatron, counted in megatron-core 0.16.1 as ``Constants.moe_kernels`` are.
+# Biases (``TEGroupedMLP._apply_bias``): of each expert, where DDP's hook adds both of its bias gradients to their sums,
+# and of all together. Clamped activations (``weighted_bias_quick_geglu_impl``): both clamps, their join, the product.
+EXPERT_BIAS_LAUNCHES = ((2, 2), (8, 3))
+CLAMP_LAUNCHES = (4, 10)
 # Of a dropout, forward and backward (``trainer/model/dropout.py``): the keys of its rows, the mask, the two products
 DROPOUT_LAUNCHES = (29, 2)
 

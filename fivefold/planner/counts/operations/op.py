@@ -103,9 +103,11 @@ class Op(NamedTuple):
     accumulates_dgrad: bool = False  # adds the gradient of its input in place to that of other readers, if there is one
     accumulates_wgrads: bool = False  # accumulates its weight gradients one after another before it frees anything
     fused: bool = False  # a scan by kernels of its own, not by PyTorch's operations
-    launches: tuple[int, int] = (1, 1)  # kernels of the trainer's own form, forward and backward
+    # kernels of the trainer's own form, forward and backward; of an activation, those that Megatron launches
+    launches: tuple[int, int] = (1, 1)
     # bytes that those other than matmuls read and write, unless it is fused; 0: as moved_bytes
     launched_bytes: tuple[int, int] = (0, 0)
+    blocks_host: bool = False  # copies a number to the device, for which the host waits
 
 
 def list_gradient_sums(ops: Sequence[Op]) -> Iterator[tuple[int, int]]:
