@@ -160,7 +160,7 @@ def test_forward_and_backward_of_experts_take_the_time_of_their_matmuls():
 
 
 def test_a_whole_graph_holds_fused_experts():
-    op = experts(16, 2048, 1536, 2048)
+    op = experts(16, 2048, 1536, 2048)._replace(low_precision=True)
     apart, fused = (prices(precision="mxfp8", cuda_graphs=graphs).operation(op) for graphs in ("none", "full"))
     kernels = 16 * 3 - 1  # cast, scales and product of each expert
     assert apart.forward - fused.forward == pytest.approx(kernels * 3e-6, rel=1e-9)
@@ -449,6 +449,7 @@ def test_row_scales_cast_each_operand_of_each_product() -> None:
     for name in ("bf16", "fp8", "fp8-rowwise", "fp8-rowwise-gw"):
         job = Job(precision=name, stack=stack)
         op = matmul("mlp.up", "x", "y", rows=m, in_features=k, out_features=n, width=2)
+        op = op._replace(low_precision=job.precision.is_low_precision)
         if name.startswith("fp8-rowwise"):
             op = add_casts(op, Local(model("llama3-8b"), job, LocalDegrees(sequences=1)))
         times[name] = Prices(machine("h100:1"), ranks=1, job=job).operation(op)
@@ -493,7 +494,7 @@ def test_transformer_engine_casts_each_input_and_each_gradient_once(
     copy = 0.5 if precision == "nvfp4" else 1
     saved = copy * (adapter is not None and not (chip == "b200" and job.precision.has_one_scale))
     op = matmul("mlp.down", "x", "y", rows=m, in_features=k, out_features=n, width=2)
-    time = prices.operation(op._replace(backward_products=products))
+    time = prices.operation(op._replace(backward_products=products, low_precision=True))
     dgrad = prices.matmul(m, k, n, dtype=job.precision.compute)
     expected = prices.memory_bound_seconds((moved - saved) * m * n)
     assert time.backward - dgrad == pytest.approx(expected, rel=0.02)
