@@ -23,7 +23,7 @@ from fivefold.layout.mesh import group
 from fivefold.machine.spec import CollectivePoint, KernelKind, Machine, StepFactor
 from fivefold.planner.counts.counts import UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.peak import count_rank_memory
-from fivefold.planner.counts.operations.local_shapes import get_local_degrees
+from fivefold.planner.counts.operations.local_shapes import get_activation_width, get_local_degrees
 from fivefold.planner.counts.update import list_stages
 from fivefold.planner.predict import get_planner
 from fivefold.planner.time.measured_kernels import count_kernels, count_messages, find_kernel_kind
@@ -108,9 +108,10 @@ def count_work(curves: Units, run: GridRun, unit: UnitGroup, *, ranks: int) -> t
     """Return the kernels of a unit: forward, backward, and the recomputed forward."""
     part = get_group_degrees(get_local_degrees(run.layout), unit)
     passes = tuple(UnitWork(defaultdict(float), defaultdict(int)) for _ in range(3))
+    width = get_activation_width(run.job)
     times = curves.kernels(part, unit, ranks=ranks)
     for op, time in zip(curves.counts.list_ops(part, unit.name), times, strict=True):
-        kind, kernels = find_kernel_kind(op), count_kernels(op)
+        kind, kernels = find_kernel_kind(op), count_kernels(op, width=width)
         rows = (time.forward, kernels.forward), (time.backward + time.weight, kernels.backward)
         for work, (seconds, number) in zip(passes, (*rows, rows[0]) if op.recomputed else rows, strict=False):
             work.seconds[kind] += seconds

@@ -133,7 +133,7 @@ class Prices:
         """
         forward, backward, weight = isolated_time.forward, isolated_time.backward, isolated_time.weight
         if factor := self.step_factors.get(find_kernel_kind(op)):
-            kernels = count_kernels(op)
+            kernels = count_kernels(op, width=get_activation_width(self.job))
             host_seconds = factor.backward_kernel_seconds * kernels.backward
             weight_share = 0.5 if backward and weight else float(weight > 0)
             forward = factor.forward * forward + factor.forward_kernel_seconds * kernels.forward
@@ -471,7 +471,10 @@ class Prices:
         """Return the seconds of the attention core, forward and backward."""
         in_fp8 = self.job.stack.fp8_attention and self.job.precision.is_low_precision
         if self.measured is not None and self.measured.attentions[0]:
-            forward, backward = self.measured.attention(op.causal_flops, shape=op.shape, heads=op.batch)
+            sequences, tokens, dim = op.shape
+            blocks = 1 + op.message.times if op.message is not None else 1  # of a ring, each with its own kernels
+            shape = (sequences, ceil_div(tokens, blocks), dim)
+            forward, backward = self.measured.attention(op.causal_flops, shape=shape, heads=op.batch)
             if in_fp8:  # measured in 16 bits
                 forward /= self.chip.fp8_attention_share
                 backward /= self.chip.fp8_attention_backward_share
@@ -522,3 +525,12 @@ class Prices:
             if measured_seconds:
                 return measured_seconds
         return roofline.estimate_memory_bound(self.chip, moved_bytes=moved, constants=self.constants)
+
+    def uncached_seconds(self, moved: float, *, kernel: str) -> float:
+        """Return the seconds of a memory-bound kernel that reads and writes ``moved`` bytes, none of them in a cache.
+
+        The curves of a calibrated machine repeat a kernel on the same tensors, and so find small ones in its caches.
+        """
+        if self.measured is not None and (bandwidth := self.measured.get_uncached_bandwidth(kernel=kernel)):
+            return moved / bandwidth
+        return self.memory_bound_seconds(moved, kernel=kernel)

@@ -16,7 +16,9 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from fivefold.machine.spec import Calibration, KernelKind, Machine, StepFactor
+from fivefold.planner.counts.operations.launches import EXPERT_LAUNCHES
 from fivefold.planner.counts.operations.op import Op
+from fivefold.planner.time.eager_kernels import count_eager_passes
 from fivefold.units import Dtype
 
 Place = tuple[float, ...]
@@ -72,6 +74,16 @@ class MeasuredKernels:
                 return moved / _interpolate(self.bandwidths[name], _make_log_place(moved))
         return 0.0
 
+    def get_uncached_bandwidth(self, *, kernel: str) -> float:
+        """Return the bytes/s of a kernel whose tensors are in no cache: the rate of the largest that was measured.
+
+        It is that of the kernel's own curve or the copy's, and 0 if neither was measured.
+        """
+        for name in (f"{kernel} {self.dtype}", f"{kernel} fp32", "copy fp32"):
+            if name in self.bandwidths:
+                return self.bandwidths[name][max(self.bandwidths[name])]
+        return 0.0
+
 
 def _make_log_place(*sizes: float) -> Place:
     return tuple(math.log2(size) for size in sizes)
@@ -111,13 +123,20 @@ def find_kernel_kind(op: Op) -> KernelKind:
     return op.kind if op.kind in ("attention", "embedding", "loss") else "memory"
 
 
-def count_kernels(op: Op) -> KernelCount:
-    """Return the number of kernels of an operation: of linear layers one for each product, of experts for each too."""
-    if op.kind == "message":
-        return KernelCount(0, 0)
-    if op.kind != "matmul":
-        return KernelCount(1, min(1, op.backward_products))
-    return KernelCount(op.batch, op.batch * op.backward_products)
+def count_kernels(op: Op, *, width: int) -> KernelCount:
+    """Return the number of PyTorch's kernels that the trainer runs for an operation on elements of ``width`` bytes.
+
+    A linear layer has one for each product, also of each expert. A norm, a rotation or a scan is several. In the
+    backward one more adds each weight's gradient to its sum.
+    """
+    sums = len(op.wgrad_numels)
+    if op.kind == "matmul":
+        return KernelCount(op.batch, op.batch * op.backward_products + sums)
+    forward, backward = EXPERT_LAUNCHES.get(op.name, op.launches)
+    if (forward, backward) == (1, 1):
+        eager = count_eager_passes(op, width=width)
+        forward, backward = (0, 0) if op.kind == "message" else (eager.kernels, eager.backward_kernels)
+    return KernelCount(forward, backward * min(1, op.backward_products) + sums)
 
 
 def count_messages(op: Op) -> KernelCount:

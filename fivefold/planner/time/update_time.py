@@ -48,8 +48,8 @@ def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory,
 
     Clipping reads the gradient twice and writes it. Other software zeroes the gradient sums and, on several ranks,
     scales them. Fivefold's trainer scales the loss instead, and its first micro-batch overwrites the sums
-    (``trainer/parallel/gradients.py``). On a calibrated machine each weight and each step take time of the host as
-    well.
+    (``trainer/parallel/gradients.py``). Forwards and backwards have replaced weights, gradients and moments in the
+    caches. On a calibrated machine each weight and each step take time of the host as well.
     """
     job = units.job
     recipe = job.precision
@@ -62,8 +62,8 @@ def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory,
     clip_bytes = numel * 3 * recipe.updated_bytes if job.optimizer.clip else 0
     cast_bytes = numel * (recipe.updated_bytes + recipe.weights_bytes) if recipe.master_bytes else 0
     sums_passes = 0 if prices.ours else 3 if layout.dp * layout.cp > 1 else 1
-    seconds = prices.memory_bound_seconds(update_bytes, kernel="adamw") + prices.memory_bound_seconds(
-        clip_bytes + cast_bytes + sums_passes * rank.gradients_bytes, kernel="add"
+    seconds = prices.uncached_seconds(update_bytes, kernel="adamw") + prices.uncached_seconds(
+        clip_bytes + cast_bytes + sums_passes * rank.gradients_bytes, kernel="copy"
     )
     if factor := prices.step_factors.get("update"):
         weights = count_weights(units, layout, chunks)
@@ -72,7 +72,7 @@ def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory,
     sent_bytes = count_update_link_bytes(layout, job, numel)
     if "optimizer" in offloaded:
         clips_on_host = job.stack.offloads_with_parameters or get_policy(layout, job).host_gradients
-        seconds = 0.0 if clips_on_host else prices.memory_bound_seconds(clip_bytes, kernel="add")
+        seconds = 0.0 if clips_on_host else prices.uncached_seconds(clip_bytes, kernel="copy")
         seconds += (update_bytes + cast_bytes * _casts_on_host(layout, job)) / constants.host_memory_bandwidth
     return seconds + sent_bytes / (constants.host_link_share * constants.host_link_bandwidth)
 

@@ -20,6 +20,14 @@ from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.feedforward import list_router
 from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys
+from fivefold.planner.counts.operations.launches import (
+    LATENT_PARTS_LAUNCHES,
+    LATENT_ROPE_LAUNCHES,
+    PADDED_CORE_LAUNCHES,
+    RING_BLOCK_LAUNCHES,
+    RING_COPY_LAUNCHES,
+    RING_LAUNCHES,
+)
 from fivefold.planner.counts.operations.linear import LinearInput, build_sub_norm, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
 from fivefold.planner.counts.operations.op import (
@@ -502,7 +510,9 @@ def _list_core(
     )
     forward, backward = _count_scratch(local, shape, kernel=kernel, ring_bytes=kv_bytes if message else 0)
     core = _with_flops(core, local, layer=layer, dims=kernel)._replace(
-        forward_scratch=forward, backward_scratch=backward
+        forward_scratch=forward,
+        backward_scratch=backward,
+        launches=_count_core_launches(local, is_padded=kernel != dims, ring_steps=message.times if message else 0),
     )
     # PyTorch's kernel for two head dims saves its random seeds, and the log-sum-exp of a multiple of 32 queries
     if not windowed and dims[0] != dims[1] and kernel == dims and local.facts.has_own_attention_kernels:
@@ -576,6 +586,18 @@ def _choose_kernel_dims(local: Local, shape: AttentionShape) -> tuple[int, int]:
     by_blocks = by_blocks and not local.job.stack.attention_facts.materializes_scores
     pads = local.job.stack.attention_facts.pads_heads or (by_blocks and local.facts.has_own_attention_kernels)
     return (max(dims),) * 2 if pads else dims
+
+
+def _count_core_launches(local: Local, *, is_padded: bool, ring_steps: int) -> tuple[int, int]:
+    """Return the kernels of the trainer's attention core, forward and backward."""
+    core = PADDED_CORE_LAUNCHES if is_padded else (1, 1)
+    if not ring_steps:
+        return core
+    copies = RING_COPY_LAUNCHES if local.part.sequences > 1 else (0, 0)
+    forward, backward = (
+        core[way] + RING_LAUNCHES[way] + ring_steps * (RING_BLOCK_LAUNCHES[way] + copies[way]) for way in (0, 1)
+    )
+    return forward, backward
 
 
 def _count_scratch(local: Local, shape: AttentionShape, *, kernel: tuple[int, int], ring_bytes: int) -> tuple[int, int]:
@@ -691,12 +713,15 @@ def _list_latent_heads(local: Local, mla: MLA, key_tensors: tuple[str, ...], *, 
     heads = local.rows * local.attention(layer).heads
     numel, scratch = heads * (mla.nope_dim + mla.rope_dim), heads * mla.rope_dim * width
     gradients = {"k": heads * width * mla.nope_dim, "v": heads * width * mla.v_dim}
-    ops = [Op("attention.kv.parts", "message", ("kv",), {"k": 0, "v": 0}, gradients=gradients)]
+    parts = Op("attention.kv.parts", "message", ("kv",), {"k": 0, "v": 0}, gradients=gradients)
+    ops = [parts._replace(launches=LATENT_PARTS_LAUNCHES)]
     if model.has_rope(layer):
         rotated = rope("rope.q", q, "qr", numel=numel, width=width)
-        ops.append(rotated._replace(forward_scratch=scratch, backward_scratch=scratch))
+        ops.append(rotated._replace(forward_scratch=scratch, backward_scratch=scratch, launches=LATENT_ROPE_LAUNCHES))
         q = "qr"
     key = rope("rope.k", "k", "kr", numel=numel, width=width)
+    if model.has_rope(layer):
+        key = key._replace(launches=LATENT_ROPE_LAUNCHES)
     reads = ("k", *key_tensors)
     ops.append(key._replace(reads=(*reads, "kv"), differentiates=reads, forward_scratch=0, backward_scratch=0))
     if model.has_temperature(layer):

@@ -87,6 +87,15 @@ EXPERT_BIAS_LAUNCHES = ((2, 2), (8, 3))
 CLAMP_LAUNCHES = (4, 10)
 # Of a dropout, forward and backward (``trainer/model/dropout.py``): the keys of its rows, the mask, the two products
 DROPOUT_LAUNCHES = (29, 2)
+# Of multi-head latent attention: a rotation of the last dims, which are joined to the others; the joined gradients of
+# keys and values and of latent and rotary key; a core that pads the values, their gradient and the output to the head
+# dim of the keys, and cuts what it makes (``trainer/model/attention.py``, ``flash_attention.py``)
+LATENT_ROPE_LAUNCHES = (5, 6)
+LATENT_PARTS_LAUNCHES = (0, 2)
+PADDED_CORE_LAUNCHES = (3, 5)
+# Of a ring's core (``trainer/parallel/context.py``): besides the first block, those of each further block, which is
+# merged with the others by its log-sum-exp, more of them if halves of several sequences are copied
+RING_LAUNCHES, RING_BLOCK_LAUNCHES, RING_COPY_LAUNCHES = (1, 4), (9, 7), (1, 4)
 
 
 def count_convolution_launches(inputs: int, taps: int) -> tuple[int, int]:
