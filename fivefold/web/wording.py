@@ -58,8 +58,7 @@ _OPTION = re.compile(rf"(?<![\w-])--({'|'.join(sorted(LABELS, key=len, reverse=T
 _OF_CONFIGS = tuple(  # advice about a config in a terminal, and the same on the page
     (re.compile(pattern), text)
     for pattern, text in (
-        ("name it before --from, or with `read` and `write` by --model NAME", "name it as “catalog name or file”"),
-        ("by --model NAME or before --from", "as “catalog name or file”, then fill in the config again"),
+        ("before --from, or with `read` and `write` by --model NAME", "as “catalog name or file”"),
         (r"add \S+=4096 after the file [^;]*; `predict` and `write` take --seq too", "give --seq"),
         ("which does not exist; put it next to this file", "which is not in the folder of this page; put it there"),
         (r" \(or to read and write --vocab \d+\)", ""),

@@ -28,6 +28,9 @@ TEMPLATES = Path(__file__).parents[2] / "fivefold" / "web" / "templates"
         ("read its config with --from FILE", "read its config in a terminal with fivefold predict --from FILE"),
         ("the model: name it before --from, or with `read` and `write` by --model NAME",
          "the model: name it as “catalog name or file”"),
+        ("not in the catalog: name its config.json, or a model of the catalog, before --from, or with `read` and "
+         "`write` by --model NAME", "not in the catalog: name its config.json, or a model of the catalog, as “catalog "
+         "name or file”"),
         ("add max_length=4096 after the file (in quotes with --from); `predict` and `write` take --seq too",
          "give “tokens per sequence”"),
         ("8 ranks are not a multiple of tp·cp·pp=16; try --gpus NAME:16",

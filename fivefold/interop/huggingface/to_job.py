@@ -291,7 +291,9 @@ def _read_model(values: Values, document: Document, overrides: Model | None) -> 
     if published := catalog.find_published(str(model_name)):
         return published, ()
     similar = f" (similar: {join_names(close, 'and')})" if (close := catalog.list_similar(str(model_name))) else ""
-    advice = "name its config.json, or a model of the catalog, by --model NAME or before --from"
+    advice = (
+        "name its config.json, or a model of the catalog, before --from, or with `read` and `write` by --model NAME"
+    )
     return None, (f"the model {model_name!r}, which is not in the catalog{similar}: {advice}",)
 
 
