@@ -46,8 +46,8 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 FACTORS = {"lora_a": "lora_A.weight", "lora_b": "lora_B.weight", "lora_magnitude": "lora_magnitude_vector"}
 EMBEDDING_FACTORS = {"lora_a": "lora_embedding_A", "lora_b": "lora_embedding_B"}
-# peft stores the weights of embedding and head next to their factors; they are the base's
-BASE_WEIGHT = ".base_layer.weight"
+# peft stores weights and biases of embedding and head next to their factors; they are the base's
+BASE_TENSORS = (".base_layer.weight", ".base_layer.bias")
 # the parameters of routed experts by target
 EXPERT_PARAMETERS = {"experts.gate_up_proj": "gate_up_proj", "experts.down_proj": "down_proj"}
 BY_ROWS = ("lora_b", "lora_magnitude")  # in the order of the rows of W
@@ -191,7 +191,8 @@ class AdapterFolder:
         )
         of_experts = dict(_list_expert_factors(model, family, expert_targets))
         names = {name for name, _ in every.values()} | {factor.name for factor in of_experts.values()}
-        names |= {f"{name.rpartition('.lora_')[0]}{BASE_WEIGHT}" for ours, (name, _) in every.items() if _is_end(ours)}
+        ends = {name.rpartition(".lora_")[0] for ours, (name, _) in every.items() if _is_end(ours)}
+        names |= {f"{end}{suffix}" for end in ends for suffix in BASE_TENSORS}
         if unknown := sorted(self.tensors.keys() - names):
             raise UserError(
                 f"{self.path} holds {len(unknown)} tensors that are not factors of the linear layers of "
