@@ -124,6 +124,8 @@ FEATURES: Mapping[str, Callable[[Model], bool]] = {
     "drawn experts": lambda model: model.draws_experts,
     "identity experts": lambda model: model.moe is not None and model.moe.identity_experts > 0,
     "latent experts": lambda model: model.moe is not None and model.moe.latent_width is not None,
+    "bias after experts": lambda model: model.moe is not None and model.moe.output_bias,
+    "experts of attention": lambda model: model.attention_experts,
     "shortcut": lambda model: model.moe is not None and model.moe.shortcut,
     "scaled latents": lambda model: model.mla is not None and model.mla.scaled != "none",
     "normed rotary key": lambda model: model.mla is not None and model.mla.key_norm,
@@ -405,20 +407,23 @@ def _add_latent_experts(chance: random.Random, model: Model, *, layout: Layout, 
 
 def _add_attention_experts(chance: random.Random, model: Model, *, layout: Layout, job: Job) -> Model:
     """Return some of the mixtures with a bias on what experts add, and with experts of attention, where legal."""
-    if model.moe is None or chance.random() > 0.3:
+    if model.moe is None:
         return model
-    moe = _replace_if_valid(model.moe, {"output_bias": True}) or model.moe
-    model = _replace_if_legal(model, {"moe": moe}, layout=layout, job=job) or model
-    routed = {"capacity": None, "identity_experts": 0, "router_bias": False, "hashed_layers": 0}
-    plain = _replace_if_valid(moe, routed | ({"balance": "aux"} if moe.balance == "free" else {}))
-    if plain is None:
+    moe = model.moe
+    if chance.random() < 0.3:
+        moe = _replace_if_valid(moe, {"output_bias": True}) or moe
+        model = _replace_if_legal(model, {"moe": moe}, layout=layout, job=job) or model
+    routed = {"capacity": None, "identity_experts": 0, "router_bias": False, "hashed_layers": 0, "joined_norms": False}
+    scored = {"score": "softmax"} if moe.score == "sparsemixer" else {}
+    plain = _replace_if_valid(moe, routed | scored | ({"balance": "aux"} if moe.balance == "free" else {}))
+    if plain is None or chance.random() > 0.3:
         return model
     fields: dict[str, Any] = {
         "attention_experts": True,
         "moe": plain,
         "heads": model.kv_heads * plain.topk,
-        **dict.fromkeys(("output_gate", "gate_per_head", "attention_sinks", "qkv_bias", "differential"), False),
-        **dict.fromkeys(("tied_values", "value_norm", "sub_norm", "last_out_bias"), False),
+        **dict.fromkeys(("output_gate", "gate_bias", "gate_per_head", "attention_sinks", "qkv_bias"), False),
+        **dict.fromkeys(("tied_values", "value_norm", "sub_norm", "last_out_bias", "differential"), False),
         **dict.fromkeys(("value_dim", "sliding", "qkv_clip", "multipliers", "temperature", "dynamic_mask"), None),
         "shared_kv_layers": 0,
         "shared_kv_ffn": None,

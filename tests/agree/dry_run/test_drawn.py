@@ -691,7 +691,8 @@ SCANS = ("gated delta net", "kimi delta", "lightning", "mamba", "mamba2", "negat
          "rwkv", "short convolution")  # fmt: skip
 MIXTURES_OF_EXPERTS = ("biased experts", "clamped experts", "experts", "gated shared expert", "norm after experts",
                        "pattern of experts", "weighed inputs", "drawn experts", "experts next to an mlp",
-                       "identity experts", "latent experts", "hashed experts", "shortcut")  # fmt: skip
+                       "identity experts", "latent experts", "hashed experts", "shortcut",
+                       "bias after experts", "experts of attention")  # fmt: skip
 ROTATIONS = ("not all rotate", "scaled rope", "sliding base")
 LENT_KEYS = ("shared keys", "wide shared layers")
 INPUTS_OF_LAYERS = ("altup", "per-layer inputs")
@@ -706,7 +707,13 @@ IMPOSSIBLE: tuple[tuple[tuple[str, ...], tuple[str, ...]], ...] = (
     (("biased experts",), ("weighed inputs",)),
     (("experts next to an mlp",), ("adapters", "clamped experts", "freeze")),
     (("identity experts",), ("adapted experts", "biased experts", "drawn experts", "latent experts")),
-    (("latent experts",), ("adapters", "freeze")),
+    (("latent experts",), ("adapters", "bias after experts", "freeze")),
+    (("experts of attention",), (*LATENT_KINDS, *LENT_KEYS, "adapters", "bias of the last layer", "differential",
+                                 "drawn experts", "etp", "freeze", "full qk norm", "gate bias", "gate by softplus",
+                                 "gate of heads", "hashed experts", "identity experts", "masks from values",
+                                 "normed values", "output gate", "power of positions", "qk norm", "qkv bias", "ring",
+                                 "scaled values", "sinks", "sliding geometry", "temperature", "tied values", "tp",
+                                 "ulysses", "unit qk norm", "value dims")),
     (("shortcut",), (*SCANS, *LENT_KEYS, *INPUTS_OF_LAYERS, "adapters", "clamped experts", "freeze", "half layers",
                      "joined mamba2", "mtp", "norms by mixer", "normed stream", "parallel block", "post norm")),
     (("masks from values",), (*LATENT_KINDS, *LENT_KEYS, "adapters", "attention dropout", "bias by distance", "chunks",
