@@ -191,8 +191,8 @@ class AdapterFolder:
         )
         of_experts = dict(_list_expert_factors(model, family, expert_targets))
         names = {name for name, _ in every.values()} | {factor.name for factor in of_experts.values()}
-        ends = {name.rpartition(".lora_")[0] for ours, (name, _) in every.items() if _is_end(ours)}
-        names |= {f"{end}{suffix}" for end in ends for suffix in BASE_TENSORS}
+        end_layers = {name.rpartition(".lora_")[0] for ours, (name, _) in every.items() if _is_end(ours)}
+        names |= {f"{end}{suffix}" for end in end_layers for suffix in BASE_TENSORS}
         if unknown := sorted(self.tensors.keys() - names):
             raise UserError(
                 f"{self.path} holds {len(unknown)} tensors that are not factors of the linear layers of "
