@@ -23,7 +23,7 @@ class JobWords(TypedDict, total=False):
     precision: str | Mapping[str, Any] | None
     optimizer: str | Mapping[str, Any] | None
     adapter: str | Mapping[str, Any] | None
-    attention: Literal["flash", "flash2", "flash1", "blocks", "unfused"] | None
+    attention: Literal["flash", "flash2", "flash1", "flash1_triton", "blocks", "unfused"] | None
     sequence: int
     global_batch: int
     objective: Literal["pretrain", "sft", "dpo"]

@@ -40,6 +40,7 @@ class KernelEfficiency(NamedTuple):
     attention_backward_share: float = 0.73
     fp8_attention_share: float = 1.0
     fp8_attention_backward_share: float = 1.0
+    hidden_softmax_dim: float = 0.0
     flash2_share: float = 1.0
     flops_per_joule: dict[Dtype, float] = {}
 
@@ -104,6 +105,10 @@ B200 = KernelEfficiency(
     # backward 1.03, 1.09, 1.23 and 1.38
     fp8_attention_share=1.3,
     fp8_attention_backward_share=1.1,
+    # With heads of 64 cuDNN computes 977, 1071 and 1115 TFLOP/s forward on GB300, causal, of 4,096, 8,192 and 16,384
+    # tokens, with heads of 128 1703, 1856 and 1915. FlashAttention-4 is 1.5 times slower with heads of 64 on B200, and
+    # 1.4 on GB300 (Dao-AILab/flash-attention pull request 2605). No one printed the backward of full sequences.
+    hidden_softmax_dim=110,
     flash2_share=0.3,  # of 1200 TFLOP/s; it holds 315 to 362 forward, 334 backward
     flops_per_joule=BLACKWELL_JOULE,
 )

@@ -79,9 +79,9 @@ AdapterText = Annotated[
 AttentionKernel = Annotated[
     Attention | None,
     Field(
-        description="Attention kernel. flash: the fastest for the GPU; flash2, flash1: FlashAttention-2, -1; blocks: "
-        "PyTorch's on CPU, which pads the heads of latent attention (MLA) to one size; unfused: stores the T x T "
-        "scores. Default: that of --stack (flash for fivefold)."
+        description="Attention kernel. flash: the fastest for the GPU; flash2, flash1, flash1_triton: "
+        "FlashAttention-2, -1, -1 in Triton; blocks: PyTorch's on CPU, which pads the heads of latent attention (MLA) "
+        "to one size; unfused: stores the T x T scores. Default: that of --stack (flash for fivefold)."
     ),
 ]
 Settings = Annotated[

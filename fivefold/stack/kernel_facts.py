@@ -114,6 +114,7 @@ ATTENTIONS = {  # ``Stack.attention`` says what each name means
     "flash": AttentionFacts(trains=True),
     "flash2": AttentionFacts(),
     "flash1": AttentionFacts(),
+    "flash1_triton": AttentionFacts(),
     "blocks": AttentionFacts(pads_heads=True),
     "unfused": AttentionFacts(materializes_scores=True, trains=True),
 }

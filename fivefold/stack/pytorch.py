@@ -199,7 +199,7 @@ LLM_FOUNDRY = StackEntry(
     family="torch",
     facts=AUTOGRAD
     | {
-        "attention": Fact("flash1", f"{FOUNDRY}: Triton's flash attention"),
+        "attention": Fact("flash1_triton", f"{FOUNDRY}: Triton's flash attention"),
         "kernels": Fact("plain", f"{FOUNDRY}: no torch.compile"),
         # checkpoints are not reentrant (submit_benchmarks.py), so PyTorch 2.1 stops them early: the default
         "overlap": Fact(("dp",), f"{FOUNDRY}: FSDP"),

@@ -24,7 +24,7 @@ from fivefold.stack.kernel_facts import (
     LossFacts,
 )
 
-Attention = Literal["flash", "flash2", "flash1", "blocks", "unfused"]
+Attention = Literal["flash", "flash2", "flash1", "flash1_triton", "blocks", "unfused"]
 Reduce = Literal["step", "micro_batch", "unpipelined"]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 Launches = Annotated[int, Field(ge=0, le=1000)]
@@ -120,8 +120,8 @@ class Stack(Record):
     version: str = ""  # version of the framework to which the facts apply
     family: str = "fivefold"  # stacks whose predictions have similar errors (``planner/time/errors.py``)
 
-    # flash: the chip's fastest kernel; flash2, flash1: FlashAttention-2 and -1 (also in Triton); blocks: pads heads of
-    # latent attention to one dim, as PyTorch's on CPU; unfused: materializes the scores
+    # flash: the chip's fastest kernel; flash2, flash1, flash1_triton: FlashAttention-2, -1, and -1 in Triton; blocks:
+    # pads heads of latent attention to one dim, as PyTorch's on CPU; unfused: materializes the scores
     attention: Attention = "flash"
     # with fp8 or fp4 matmuls, flash attention multiplies in fp8 too, and saves its inputs and its output in fp8
     # (Transformer Engine's fp8_dpa)

@@ -216,7 +216,9 @@ class Nouns:
         if attention and self.chance(0.15):
             words += [
                 "--attention",
-                rng.choice(("flash", "flash2", "flash1", "unfused", *(() if self.clean else ("fast",)))),
+                rng.choice(
+                    ("flash", "flash2", "flash1", "flash1_triton", "unfused", *(() if self.clean else ("fast",)))
+                ),
             ]
         if self.chance(0.12):
             words += (

@@ -2,9 +2,10 @@
 
 mosaicml/examples@bf232bf:examples/llm/throughput/FULL_TABLES.md, of runs that differ in the batch alone the first; and
 @9fa3ceb:examples/llm/throughput/README.md, without its runs on A100-40GB, which llm-foundry prints again. Models as in
-src/mosaic_gpt.py and src/models/mosaic_gpt: biases (as many parameters as are printed), PyTorch's cross entropy, flash
-attention of 2022, the vocabulary of GPT-2 as it is in January and padded in April. mp_mode as in llm_foundry;
-checkpoints of these versions run all again. Read after all constants were set, so all rows are held out.
+src/mosaic_gpt.py and src/models/mosaic_gpt: biases (as many parameters as are printed), PyTorch's cross entropy, the
+vocabulary of GPT-2 as it is in January and padded in April. Attention (attn_impl of yamls/mosaic_gpt) is FlashAttention
+0.2.2 in January and the same in Triton in April. mp_mode as in llm_foundry; checkpoints of these versions run all
+again. Read after all constants were set, so all rows are held out.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ def _case(row: Row) -> Case:
     return case_of(
         "mosaicgpt",
         row,
-        stack=STACK.replace(reduce_in_fp32=row["mp_mode"] != "PURE"),
+        stack=STACK.replace(
+            reduce_in_fp32=row["mp_mode"] != "PURE",
+            attention="flash1" if row["table"] == "January 2023" else "flash1_triton",
+        ),
         model=model_of(row),
         machine=read_machine(row),
         layout=layout_of_row(row, zero=sharding(row, silent=3), ac=read_recomputation(row)),

@@ -68,7 +68,14 @@ OPTIMIZERS = {
     "sgd": "sgd",
 }
 
-ATTENTION = {"flash2": "sdpa", "flash1": "sdpa", "flash": "flash_attention_3", "unfused": "eager", "blocks": "sdpa"}
+ATTENTION = {
+    "flash2": "sdpa",
+    "flash1": "sdpa",
+    "flash1_triton": "sdpa",
+    "flash": "flash_attention_3",
+    "unfused": "eager",
+    "blocks": "sdpa",
+}
 
 
 def emit_arguments(plan: ConfigPlan, *, deepspeed: bool) -> dict[str, Any]:

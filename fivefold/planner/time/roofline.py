@@ -85,8 +85,8 @@ def estimate_attention(
     """Return the seconds of flash attention of ``flops`` (causal, forward) for ``tokens`` queries over ``keys`` keys.
 
     The backward recomputes the scores: 2.5 times the forward FLOPs. ``flash`` is the chip's fastest kernel, such as
-    cuDNN's or FlashAttention-3 on Hopper; ``flash2`` and ``flash1`` are FlashAttention-2 and -1. fp8 and fp4 run at the
-    bf16 rate times the chip's share of fp8.
+    cuDNN's or FlashAttention-3 on Hopper; ``flash2`` and ``flash1`` are FlashAttention-2 and -1, ``flash1_triton`` the
+    latter in Triton. fp8 and fp4 run at the bf16 rate times the chip's share of fp8.
     """
     if flops <= 0 or tokens < 1 or keys < 1:
         return 0.0
@@ -99,13 +99,16 @@ def estimate_attention(
         "blocks": 1.0,
         "unfused": 1.0,  # a dry run prices the kernel that computes the same
         "flash2": chip.flash2_share,
-        "flash1": chip.flash2_share * constants.flash1_share,
+        "flash1": chip.flash2_share * constants.flash1_shares[head_dim > 64],
+        "flash1_triton": chip.flash2_share * constants.flash1_triton_share,
     }[kind]
     rate = chip.sustained_flops(matmul_dtype) * share * older_share
     backward_ratio = 2.5 if backward else 1.0
     diagonal = (constants.attention_backward_diagonal_keys if backward else constants.attention_diagonal_keys) / keys
     softmax_dim = constants.softmax_dim
     softmax = (1 + softmax_dim / head_dim) / (1 + softmax_dim / 128)  # shares were measured at head_dim 128
+    if chip.hidden_softmax_dim and not backward and kind == "flash":
+        softmax = max(1.0, chip.hidden_softmax_dim / head_dim)
     tail_flops = 4 * min(constants.attention_tail_rows, tokens) * keys * head_dim * chip.multiprocessors
     heads = flops / (2 * tokens * keys * head_dim)  # of all sequences
     blocks = heads * tokens / ATTENTION_BLOCK / chip.multiprocessors  # of queries, that a multiprocessor computes

@@ -256,6 +256,29 @@ def test_predicted_attention_on_blackwell_is_near_that_of_cudnn(name, backward, 
         assert (2.5 if backward else 1) * flops / seconds / 1e12 == pytest.approx(tflops, rel=0.07), tokens
 
 
+# Causal, 32,768 tokens of 32 heads of 64 in 16 bits: TFLOP/s forward of cuDNN on a GB300 at 1957 MHz.
+# Dao-AILab/flash-attention pull request 2605
+def test_small_heads_on_blackwell_take_the_time_of_their_exponentials():
+    for tokens, tflops in {4096: 977, 8192: 1071, 16384: 1115}.items():
+        sizes = {"flops": 2 * 32 * 32768 * tokens * 64, "tokens": tokens, "keys": tokens, "dtype": "bf16"}
+        seconds = estimate_attention(cool("gb300"), **sizes, head_dim=64)
+        assert sizes["flops"] / seconds / 1e12 == pytest.approx(tflops, rel=0.08), tokens
+        assert estimate_attention(cool("gb300"), **sizes, head_dim=192) == pytest.approx(
+            estimate_attention(cool("gb300"), **sizes, head_dim=128), rel=0.03
+        )
+
+
+# Causal, 320 heads of 128 in 16 bits, three waves of the 108 multiprocessors of an A100, each of which takes a head at
+# once: milliseconds of facebookresearch/xformers pull requests 389 (forward) and 479 (backward).
+def test_flash_attention_1_in_cuda_is_slow_with_heads_of_128():
+    for backward, tokens, milliseconds in [(False, 8096, 78.5), (True, 4096, 48.4)]:
+        sizes = {"flops": 2 * 320 * tokens * tokens * 128, "tokens": tokens, "keys": tokens, "head_dim": 128}
+        seconds = estimate_attention(cool("a100"), **sizes, dtype="bf16", kind="flash1", backward=backward)
+        assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.15), backward
+        in_triton = estimate_attention(cool("a100"), **sizes, dtype="bf16", kind="flash1_triton", backward=backward)
+        assert in_triton < 0.7 * seconds
+
+
 # Two sequences of heads of 64 in 16 bits, milliseconds forward and backward of cuDNN 9.22 and, on H200, 9.19.
 # NVIDIA/cudnn-frontend@3929da2:benchmark/sdpa_benchmark_training/results/gpt_oss and h200_919_only_cudnn
 @pytest.mark.parametrize(
