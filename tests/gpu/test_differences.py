@@ -60,7 +60,7 @@ def context(*saved: Tensor, **more: Any) -> Any:
 OPERATIONS: dict[str, Callable[[Callable[..., Tensor]], object]] = {
     "rms_norm": lambda new: EAGER.rms_norm(new(R, D), new(D), epsilon=1e-5),
     "rms_norm backward": lambda new: norms._RmsNorm.backward(
-        context(new(R, D), new(D), new(R, 1, dtype=torch.float32), plus_one=False), new(R, D)
+        context(new(R, D), new(D), new(R, 1, dtype=torch.float32), plus_one=False, sums=None), new(R, D)
     ),
     "swiglu": lambda new: EAGER.activate_gated(new(R, D), new(R, D), "silu"),
     "rotate": lambda new: rotate(new(B, T, N, 8), cos_TH=new(T, 1, 8), sin_TH=new(T, 1, 8)),
