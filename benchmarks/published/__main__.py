@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from fivefold.cli.errors import settle
+from fivefold.cli.errors import run_with_exit_code
 from fivefold.cli.options import print_line, show
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def main() -> None:
     """Run the command line; expected errors are one line."""
     app = typer.Typer(name="benchmarks.published", pretty_exceptions_enable=False, add_completion=False)
     app.command()(score_published)
-    sys.exit(settle(lambda: app(standalone_mode=False)))
+    sys.exit(run_with_exit_code(lambda: app(standalone_mode=False)))
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from fivefold.trainer.build import build
 from fivefold.trainer.data.prepare import prepare
 from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.logs.run_log import NoLogs
-from fivefold.trainer.loop import METERED, Loop
+from fivefold.trainer.loop import STEPS_BEFORE_METERING, Loop
 from fivefold.trainer.run import Run
 
 
@@ -90,7 +90,7 @@ def _rank(rank: int, run: Run, layout: Layout, answers: Any) -> None:
     shards = Shards.open(run.folder / "data")
     loop = Loop(run, model=model, layout=layout, built=built, shards=shards, logs=NoLogs(), ideal_seconds=1.0)
     outcome = loop.train()
-    assert outcome.step > METERED
+    assert outcome.step > STEPS_BEFORE_METERING
     answers.put((rank, loop.seconds, [step.seconds for step in outcome.trace.steps], len(outcome.trace.steps[0].spans)))
     dist.barrier()
     dist.destroy_process_group()

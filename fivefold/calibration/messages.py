@@ -23,7 +23,7 @@ from fivefold.calibration.message_orders import MessageOrder
 from fivefold.machine.spec import CollectivePoint
 
 MIN_REPEATS, MAX_REPEATS = 10, 30  # least and most repeats of one message
-HICCUPS = 10  # one repeat in this many, the slowest, is excluded as an outlier
+REPEATS_PER_OUTLIER = 10  # one repeat in this many, the slowest, is excluded as an outlier
 
 # torch 2.13 renamed the two single-tensor collectives.
 all_gather: Callable[..., dist.Work] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
@@ -205,7 +205,7 @@ def time_message_after_work(run: Callable[[], object], work: Callable[[], object
 
 def _average_without_outliers(seconds: list[float]) -> float:
     """Return the mean of all but the slowest few values; 0 if there are none."""
-    fastest = sorted(seconds)[: len(seconds) - len(seconds) // HICCUPS]
+    fastest = sorted(seconds)[: len(seconds) - len(seconds) // REPEATS_PER_OUTLIER]
     return statistics.fmean(fastest) if fastest else 0.0
 
 

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import FakeWork
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 BACKEND = "silent"
-SMALL = 0.02  # standard deviation of received values: about that of initial weights and activations
+RECEIVED_STD = 0.02  # standard deviation of received values: about that of initial weights and activations
 
 
 Group: Any = dist.ProcessGroup  # untyped: the methods of a group differ between torch 2.11 and 2.13
@@ -77,7 +77,7 @@ class NullProcessGroup(Group):  # type: ignore[misc]
     def _receive(self, tensors: list[Tensor], *_options: Any) -> FakeWork:
         for tensor in tensors:
             if tensor.is_floating_point():
-                self._write(tensor, partial(tensor.normal_, 0, SMALL))
+                self._write(tensor, partial(tensor.normal_, 0, RECEIVED_STD))
         return FakeWork()
 
     # torch 2.13 renamed the single-tensor collectives; 2.11 calls them by their older names.

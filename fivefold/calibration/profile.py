@@ -38,7 +38,9 @@ from fivefold.record import RunFailure, UserError
 SILENCE_SECONDS = 300.0
 STEPS, SECONDS = 7, 2.0  # least number of measured steps, and least time they take
 MIN_COMPUTE_SECONDS, MAX_COMPUTE_SECONDS = 1e-3, 20e-3  # bounds of the seconds of compute between two timed messages
-DEEP = 6  # layers of a stage that are run: with fewer, more tensors would stay in the caches than in the full model
+MAX_STAGE_LAYERS = (
+    6  # layers of a stage that are run: with fewer, more tensors would stay in the caches than in the full model
+)
 
 
 def profile_layout(
@@ -142,8 +144,8 @@ def is_profiled(machine: Machine, *, model: Model, layout: Layout, job: Job) -> 
 
 
 def shorten_model(model: Model, layout: Layout, job: Job) -> Model:
-    """Return ``model`` with at most ``DEEP`` layers per stage, provided that every kind of block is still there."""
-    layers, kinds = layout.pp * layout.v * DEEP, set(Counts(model, job).kinds)
+    """Return ``model`` with at most ``MAX_STAGE_LAYERS`` layers per stage, which still have every kind of block."""
+    layers, kinds = layout.pp * layout.v * MAX_STAGE_LAYERS, set(Counts(model, job).kinds)
     if model.moe is not None:
         layers = max(layers, model.moe.dense_layers + 1)
     while not layout.stages and layers < model.layers:

@@ -19,7 +19,7 @@ from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 
-WARM = 2  # warm-up steps that are not counted: optimizer states and buffers exist after them
+WARMUP_STEPS = 2  # warm-up steps that are not counted: optimizer states and buffers exist after them
 
 
 def build_step(

@@ -71,11 +71,11 @@ EXPERTS = GridShape(128, 4, 32, 4, 512, tokens=128, sequences=2, experts=8, expe
 WIDE_EXPERTS = GridShape(256, 4, 64, 4, 1024, tokens=256, sequences=2, experts=4, expert_ffn=512)
 
 # Layouts of one rank and of {n} ranks.
-ALONE = (
+ONE_PROCESS_RUNS = (
     (SMALL, "dp1"), (EXPERTS, "dp1"), (MIDDLE, "dp1"), (LONG_SEQUENCE, "dp1"), (WIDE, "dp1"), (WIDE_EXPERTS, "dp1"),
     (MIDDLE, "dp1 ac=full"), (LARGE, "dp1"), (EXPERTS, "dp1 ac=selective"), (LONG_SEQUENCE, "dp1 ac=full"),
 )  # fmt: skip
-TOGETHER = (
+ALL_PROCESS_RUNS = (
     (SMALL, "dp{n} zero1"), (EXPERTS, "dp{n} zero1 ep{n}"), (MIDDLE, "tp{n}"), (MIDDLE, "dp{n} zero3"),
     (LONG_SEQUENCE, "cp{n}"), (WIDE, "dp{n} zero3"), (MIDDLE, "dp{n} zero0"), (WIDE_EXPERTS, "dp{n} zero2"),
     (SMALL, "pp{n}"), (LONG_SEQUENCE, "pp{n}"),
@@ -101,7 +101,7 @@ def list_grid_runs(ranks: int, *, gpu: bool, quick: bool) -> list[GridRun]:
     ``gpu``: larger shapes, only in bf16. ``quick``: only the first.
     """
     dtypes: tuple[Dtype, ...] = ("bf16",) if gpu else ("fp32", "bf16")
-    listed = ALONE if ranks == 1 else TOGETHER
+    listed = ONE_PROCESS_RUNS if ranks == 1 else ALL_PROCESS_RUNS
     return [
         run
         for shape, layout in (listed[:QUICK_RUNS] if quick else listed)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from fivefold.layout.schedule.action import Action
 from fivefold.trainer.engine import Engine
 
-UPDATE, ASIDE, MESSAGE = ("update", ""), ("aside", ""), "message"
+UPDATE, EXCLUDED, MESSAGE = ("update", ""), ("excluded", ""), "message"
 Label = tuple[str, str]
 
 
@@ -66,8 +66,8 @@ class UnitClock:
 
     @contextmanager
     def exclude(self) -> Iterator[None]:
-        """Count the time within this context for ``ASIDE``, which is not part of the step."""
-        label = self.switch(ASIDE)
+        """Count the time within this context for ``EXCLUDED``, which is not part of the step."""
+        label = self.switch(EXCLUDED)
         yield
         self._mark(label)
 
@@ -86,7 +86,7 @@ class UnitClock:
 
         def post(axis: str, ranks: tuple[int, ...], collective: str, payload: int, **_ends: object) -> _Posted:
             label = MESSAGE, f"{collective} {len(ranks)} {payload}"
-            return _Posted(self, ASIDE if stages and axis in ("pp", "world") else label)
+            return _Posted(self, EXCLUDED if stages and axis in ("pp", "world") else label)
 
         engine.built.ranks.listener.post = post
 
@@ -106,7 +106,7 @@ class UnitClock:
             else:  # (clock, processor time)
                 clock = label[0] != MESSAGE
                 seconds[label] += (end[clock] - begin[clock]) / 1e9
-        seconds.pop(ASIDE, None)
+        seconds.pop(EXCLUDED, None)
         return MeasuredUnitSeconds(seconds, Counter(self._times))
 
     def _mark(self, label: Label) -> None:

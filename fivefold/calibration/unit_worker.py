@@ -23,7 +23,7 @@ from fivefold.calibration.messages import init_process_group, make_work, time_me
 from fivefold.calibration.null_process_group import init_null_process_group
 from fivefold.calibration.orders import ProfileOrder, RankProfile
 from fivefold.calibration.processes import carry_out
-from fivefold.calibration.step_clock import WARM, build_step, summarize_steps
+from fivefold.calibration.step_clock import WARMUP_STEPS, build_step, summarize_steps
 from fivefold.calibration.unit_clock import MeasuredUnitSeconds
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import CollectivePoint
@@ -66,7 +66,7 @@ def profile_rank(order: ProfileOrder, barrier: Barrier, *, device: torch.device)
         step = build_step(
             run.model, Layout.parse(run.layout), run.job, rank=run.rank, device=device, sends=_has_messages(order)
         )
-        for _ in range(WARM):
+        for _ in range(WARMUP_STEPS):
             step()
         begin = time.perf_counter()
         while True:

@@ -45,7 +45,7 @@ from fivefold.calibration.points import (
     choose_default_points,
 )
 from fivefold.calibration.processes import carry_out
-from fivefold.calibration.step_clock import WARM, build_step, summarize_steps
+from fivefold.calibration.step_clock import WARMUP_STEPS, build_step, summarize_steps
 from fivefold.calibration.step_grid import GridRun, list_grid_runs, select_fitting_runs
 from fivefold.calibration.unit_clock import MeasuredUnitSeconds
 from fivefold.layout.spec import Layout
@@ -287,7 +287,7 @@ class Budget:
         slowdown = self._slowdown.get(dtype)
         if slowdown is None:
             return overdue
-        expected_seconds = (WARM + MIN_STEPS) * slowdown * step_seconds
+        expected_seconds = (WARMUP_STEPS + MIN_STEPS) * slowdown * step_seconds
         return max(expected_seconds - self._longest, overdue + expected_seconds)
 
     def note(self, dtype: Dtype, step_seconds: float, *, measured_seconds: float) -> None:
@@ -318,7 +318,7 @@ def build_runs(
             continue
         rank = context.rank if sends else 0
         step = build_step(run.model, run.layout, run.job, rank=rank, device=context.device, sends=sends)
-        for _ in range(WARM):
+        for _ in range(WARMUP_STEPS):
             begin = budget.now()
             step()
         measured_seconds = context.max_over_ranks(budget.now() - begin)

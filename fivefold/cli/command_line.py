@@ -15,7 +15,7 @@ from typer import _completion_shared as completion_scripts
 from typer.completion import install_callback, show_callback
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
-from fivefold.cli.errors import find_launcher, print_warning, settle
+from fivefold.cli.errors import find_launcher, print_warning, run_with_exit_code
 from fivefold.record import UserError, make_unknown_name_error
 from fivefold.requests.commands import COMMANDS
 from fivefold.trainer.faults.signals import install_signal_handlers
@@ -74,7 +74,7 @@ def main() -> NoReturn:
     warnings.showwarning = print_warning
     words = sys.argv[1:] or ["--help"]
     names = words[:1] if words[0] in COMMANDS else COMMANDS
-    sys.exit(settle(lambda: build_app(names)(words, standalone_mode=False)))
+    sys.exit(run_with_exit_code(lambda: build_app(names)(words, standalone_mode=False)))
 
 
 class PlainCommand(TyperCommand):

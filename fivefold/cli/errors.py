@@ -63,7 +63,7 @@ NEEDS_SEQUENCES = (
 _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click
 
 
-def settle(action: Callable[[], object]) -> int:
+def run_with_exit_code(action: Callable[[], object]) -> int:
     """Run ``action``, flush its output, and return its exit code: 2 for a user error, 1 for a system error."""
     try:
         code = action()

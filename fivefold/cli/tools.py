@@ -21,7 +21,7 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from pydantic import Field
 
-from fivefold.cli.errors import settle
+from fivefold.cli.errors import run_with_exit_code
 from fivefold.record import UserError, make_unknown_name_error
 from fivefold.requests.commands import (
     COMMANDS,
@@ -179,7 +179,7 @@ def call_tool(name: str, arguments: Mapping[str, Any], *, folder: Path, writes: 
         _get_command(name)(**_spell_values(name, request, folder=folder))
 
     with redirect_stdout(printed), redirect_stderr(notes), _widen_tables():
-        code = settle(answer)
+        code = run_with_exit_code(answer)
     text, lines = printed.getvalue().strip(), notes.getvalue().strip()
     if code:
         return ToolAnswer("\n".join(filter(None, (text, lines))), is_error=True)

@@ -37,9 +37,11 @@ from fivefold.trainer.model.float8.cast import Cast, widen
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.optimizers.loss_scaling import INITIAL_SCALE
 
-MOVED = ("enter", "leave", "dispatch", "send", "arrive", "return")  # operations that only move values
-NOISE = 2.0**-20  # relative to the largest: a smaller fp32 value may be only rounding, so 0 is no underflow there
-PIECE = 2**17  # elements compared at a time: their fp64 copies stay in the cache
+MOVING_OPERATIONS = ("enter", "leave", "dispatch", "send", "arrive", "return")  # operations that only move values
+MIN_RELATIVE_VALUE = (
+    2.0**-20
+)  # relative to the largest: a smaller fp32 value may be only rounding, so 0 is no underflow there
+COMPARED_ELEMENTS = 2**17  # elements compared at a time: their fp64 copies stay in the cache
 Place = tuple[Kind, int | None, str]  # kind, layer (None outside of blocks), name
 
 
@@ -63,9 +65,11 @@ class ErrorStats:
         """
         values = observed.detach().reshape(-1)
         expected = wanted.to(observed.device).reshape(-1)
-        noise = NOISE * float(expected.abs().max()) if expected.numel() else 0.0
+        noise = MIN_RELATIVE_VALUE * float(expected.abs().max()) if expected.numel() else 0.0
         self.elements += values.numel()
-        for value_piece, expected_piece in zip(values.split(PIECE), expected.split(PIECE), strict=True):
+        for value_piece, expected_piece in zip(
+            values.split(COMPARED_ELEMENTS), expected.split(COMPARED_ELEMENTS), strict=True
+        ):
             a, b = value_piece.double(), expected_piece.double()
             is_overflow = ~(a.abs() < top)
             self.underflow += int(((a == 0) & (b.abs() > noise)).sum())
@@ -241,7 +245,7 @@ def _run(
 def _load_weights(built: Built, weights: dict[str, Tensor]) -> None:
     """Copy full ``weights``, by name, into the shards."""
     for shard in built.shards:
-        shard.weight.copy_(shard.rows_of(weights[shard.name]))
+        shard.weight.copy_(shard.select_rows(weights[shard.name]))
     for name, tensor in built.router_tensors.items():
         tensor.copy_(weights[name])
     for unit in built.units:
@@ -276,7 +280,7 @@ def _observe_operation(
     if name == "moe.topk":
         return run(name, partial(probe.pick, ("activation", layer, name), function), *inputs)
     result = run(name, function, *inputs)
-    if name.split(".")[-1] not in MOVED:
+    if name.split(".")[-1] not in MOVING_OPERATIONS:
         _observe(probe, layer, name, result)
     return result
 

@@ -49,7 +49,7 @@ PACKAGE_FOLDER = str(Path(__file__).parent)
 FAKE_TENSOR_MODULE = "torch._subclasses"
 RankResult = tuple[RankTapes, RankSummary] | str  # or a finding, if the job would fail
 Results = dict[int, RankResult | BaseException]  # by rank
-RAISED = (UserError, RunFailure, MemoryError)  # errors of the dry run itself
+DRY_RUN_ERRORS = (UserError, RunFailure, MemoryError)  # errors of the dry run itself
 NO_RANK = -1
 WORTHWHILE_SECONDS = 12.0  # of the processor for the ranks that are left: twice what a worker needs to start
 MAX_WORKERS = 7  # each holds half a GiB
@@ -97,7 +97,7 @@ class RankJob(NamedTuple):
                     table=self.table,
                     replay=self.replay,
                 )
-        except RAISED:
+        except DRY_RUN_ERRORS:
             raise
         except Exception as error:
             return describe_failure(error, rank=rank)
@@ -225,7 +225,7 @@ def serve(requests: IO[bytes], replies: IO[bytes]) -> None:
             return
         try:
             result: Any = rank_job.run(rank)
-        except RAISED as error:
+        except DRY_RUN_ERRORS as error:
             result = error
         _send(replies, result)
 

@@ -33,7 +33,7 @@ from fivefold.trainer.parallel.host_memory import use_host_memory
 
 # memory category of the storages that these engine functions allocate; others are classified by lifetime (breakdown.py)
 CATEGORIES = {
-    "Gradients._sums_of": "gradients", "Gradients._reduce": "gradients", "Gradients._set_grads": "widened",
+    "Gradients._get_sums": "gradients", "Gradients._reduce": "gradients", "Gradients._set_grads": "widened",
     "ZeroUnit.begin": "gathers", "ZeroUnit._pack_rows": "gathers", "ZeroUnit.gather": "gathers",
     "Payload.pack": "gathers", "resize": "gathers",
     "Pipeline._receive": "pipeline",

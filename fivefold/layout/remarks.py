@@ -70,7 +70,7 @@ def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Ite
     """Yield a warning for each recipe for whose operands the chip has no matrix units."""
     chip = machine.chip
     for recipe in dict.fromkeys(recipes):
-        used = chip.format_of(recipe.compute)
+        used = chip.find_format(recipe.compute)
         lacks_bf16 = recipe.compute == "bf16" and used == "fp32"
         if not machine.has_gpus or not (recipe.is_low_precision or lacks_bf16):
             continue

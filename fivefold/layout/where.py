@@ -65,7 +65,7 @@ class Where(NamedTuple):
         """Tell whether a value of a field is allowed."""
         return all(term.is_satisfied_by(value) for term in self.terms if term.field == field)
 
-    def values_of(self, field: str) -> tuple[str, ...]:
+    def list_values(self, field: str) -> tuple[str, ...]:
         """Return the values of ``field`` that some term names with ``=``."""
         return tuple(value for term in self.terms if term.field == field and term.sign == "=" for value in term.values)
 
@@ -138,4 +138,4 @@ def _parse_term(word: str, text: str) -> Term:
     return Term(field, sign, values)
 
 
-ANY = Where()  # admits every layout
+ANY_LAYOUT = Where()  # admits every layout

@@ -16,7 +16,7 @@ WIDENING: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp
 MATMUL_SHARE = 0.75  # share of the peak, for a chip without measurements: between B200 (0.72) and A100 (0.81)
 LAUNCH_SECONDS = 67e-6  # ``Chip.launch_seconds`` of an x86 host
 NCCL_STEP_SECONDS = 4e-6  # between nodes over InfiniBand (NVIDIA/nccl issue 652: ``catalog._build_nic``)
-OWN = "not stated"  # default source of a figure of a user's machine
+UNSTATED_SOURCE = "not stated"  # default source of a figure of a user's machine
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p", "broadcast"]
 
 
@@ -49,15 +49,15 @@ class Chip(Record):
     # 830 single-node runs take 3.3 ms per layer and micro-batch at any width (EPYC 7742).
     # Fitted to those runs at the minimum of their error: docs/explanation/how-a-step-costs/constants.md.
     launch_seconds: Seconds = LAUNCH_SECONDS
-    source: str = OWN  # source of the data-sheet figures
+    source: str = UNSTATED_SOURCE  # source of the data-sheet figures
     share_source: str = "what kernels reach is the default"  # source of the sustained shares
 
     def peak(self, dtype: Dtype) -> float:
         """Return the peak dense FLOP/s of ``dtype``, or of the next wider format that the chip has."""
-        format = self.format_of(dtype)
+        format = self.find_format(dtype)
         return self.peak_flops[format] if format else max(self.peak_flops.values())
 
-    def format_of(self, dtype: Dtype) -> Dtype | None:
+    def find_format(self, dtype: Dtype) -> Dtype | None:
         """Return the format whose matrix units compute ``dtype``: its own or the next wider one that the chip has."""
         return _find_nearest_wider(dtype, self.peak_flops)
 
@@ -88,7 +88,7 @@ class Link(Record):
     reduction_bandwidth: Rate | None = None  # bytes/s per rank of in-switch reductions (NVLink SHARP)
     latency_seconds: Seconds = NCCL_STEP_SECONDS  # per step of a small message
     direct: bool = False  # all-to-all wiring: a group of n in a span of s uses n - 1 of s - 1 links
-    source: str = OWN  # source of the figures
+    source: str = UNSTATED_SOURCE  # source of the figures
 
 
 class MatmulPoint(Record):

@@ -30,7 +30,7 @@ STATES = {
     "temporary": "temporary",
 }
 TIME_PARTS = ("bubble", "optimizer", "data", "host")
-LARGE = 1e12  # tokens to which hours and dollars are stated
+COST_TOKENS = 1e12  # tokens to which hours and dollars are stated
 
 
 class ComparedCase(NamedTuple):
@@ -235,7 +235,7 @@ def _find_peak_stage(step: Step) -> Any:
 
 
 def _count_gpu_hours(step: Step) -> float:
-    return LARGE / step.tokens_per_second_per_gpu / 3600
+    return COST_TOKENS / step.tokens_per_second_per_gpu / 3600
 
 
 def _sum_sent_bytes(step: Step, axis: str) -> int:

@@ -18,7 +18,7 @@ from fivefold.layout.batch import MAX_TRIED_GPUS
 from fivefold.layout.remarks import describe_positions, list_remarks
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import count_image_tokens, is_legal, refuse, validate_job
-from fivefold.layout.where import ANY
+from fivefold.layout.where import ANY_LAYOUT
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.attention import Sliding
@@ -349,7 +349,9 @@ def find_fewest_gpus(
         if report:
             report(f"layouts of {ranks:,} GPUs", 0, 0)
         resized, work = with_ranks(machine, ranks), budget.allot(reserve=GPUS_UNITS)
-        layout = find_fitting_layout(ANY, model=model, machine=resized, job=job, risk=risk, using=planner, work=work)
+        layout = find_fitting_layout(
+            ANY_LAYOUT, model=model, machine=resized, job=job, risk=risk, using=planner, work=work
+        )
         if layout is not None:
             fitting[ranks] = layout
         elif work.is_spent:
@@ -427,7 +429,7 @@ def _fits_offloaded(model: Model, machine: Machine, job: Job, *, budget: WorkBud
     work = budget.allot(GPUS_UNITS)
     if _bound_ranks(model, machine, job) > machine.ranks:
         return False
-    return find_fitting_layout(ANY, model=model, machine=machine, job=job, risk=risk, work=work) is not None
+    return find_fitting_layout(ANY_LAYOUT, model=model, machine=machine, job=job, risk=risk, work=work) is not None
 
 
 def _bound_ranks(model: Model, machine: Machine, job: Job) -> float:
@@ -527,7 +529,7 @@ def _find_layout_like(planner: Planner, like: Layout | None, *, work: SearchWork
             return smaller
     if work.is_spent:
         return None
-    return find_fitting_layout(ANY, model=model, machine=machine, job=job, risk=risk, using=planner, work=work)
+    return find_fitting_layout(ANY_LAYOUT, model=model, machine=machine, job=job, risk=risk, using=planner, work=work)
 
 
 def scale_model(model: Model, factor: float) -> Model:

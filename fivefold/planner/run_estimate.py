@@ -30,7 +30,9 @@ POINTS = 33  # of the curve of goodput against the interval
 MAX_EXPONENT = 600.0  # exponent beyond which a float overflows: nothing is ever done
 ENDLESS_SECONDS = 1e30  # seconds of a run that does not end
 MIN_RUN_TOKENS = 1000  # fewer are a number without its T or B
-NEVER = 100 * 365 * DAY  # between failures; a run that never fails is saved as if it did so once in a century
+MAX_FAILURE_SECONDS = (
+    100 * 365 * DAY
+)  # between failures; a run that never fails is saved as if it did so once in a century
 
 
 def validate_tokens(tokens: float) -> float:
@@ -64,7 +66,7 @@ def find_best_checkpoint_interval(
 
     It is at least ``write_seconds``, in which a checkpoint becomes complete; the others are as in ``compute_goodput``.
     """
-    mtbf_seconds = min(mtbf_seconds, NEVER)
+    mtbf_seconds = min(mtbf_seconds, MAX_FAILURE_SECONDS)
     least = max(write_seconds, 1.0)
     low = log(least)
     high = log(max(2 * least, 100 * sqrt(2 * max(pause_seconds, 1e-3) * mtbf_seconds), mtbf_seconds))
@@ -132,7 +134,7 @@ def predict_full_run(*, step: Step, model: Model, machine: Machine, job: Job, to
         blocked_seconds=pause_seconds,
         written_seconds=write_seconds,
         interval_seconds=interval,
-        young_seconds=sqrt(2 * pause_seconds * min(mtbf_seconds, NEVER)),
+        young_seconds=sqrt(2 * pause_seconds * min(mtbf_seconds, MAX_FAILURE_SECONDS)),
         goodput=training / seconds,
         curve=tuple(_list_goodput(interval, **times)),
         gpu_hours=hours,

@@ -70,7 +70,7 @@ class RankBreakdown(NamedTuple):
     exchanges: tuple[MatchedMessage, ...]  # of all steps
     steps: int
 
-    def seconds_of(self, category: str) -> float:
+    def get_seconds(self, category: str) -> float:
         """Return the seconds of one category of ``items``."""
         return sum(item.seconds for item in self.items if item.category == category)
 
@@ -219,7 +219,7 @@ def split(times: Sequence[RankBreakdown], *, step_seconds: float) -> Time:
     transfer = measure_overlap(times, chosen)
     parts |= chosen.messages("exposed", by_collective=True) | {"bubble": chosen.bubble}
     shares = {name: seconds * scale for name, seconds in parts.items() if seconds > 0}
-    by_category = {name: chosen.seconds_of(name) * scale for name in ("compute", "optimizer", "data", "host")}
+    by_category = {name: chosen.get_seconds(name) * scale for name in ("compute", "optimizer", "data", "host")}
     bubble = chosen.bubble * scale
     exposed_by_axis = {axis: seconds * scale for axis, seconds in exposed.items()}
     sizes = (

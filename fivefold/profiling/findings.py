@@ -38,15 +38,15 @@ def list_findings(
 
 def sum_busy_seconds(one: RankBreakdown) -> float:
     """Return the seconds of a rank's own work."""
-    return one.seconds_of("compute") + one.seconds_of("host") + one.seconds_of("optimizer")
+    return one.get_seconds("compute") + one.get_seconds("host") + one.get_seconds("optimizer")
 
 
 def _find_slow_loader(times: Sequence[RankBreakdown]) -> Iterator[tuple[int, str]]:
     """Yield the rank that waits longest for its batch, with the line that reports it."""
-    worst = max(times, key=lambda rank_time: rank_time.seconds_of("data"))
-    seconds = worst.seconds_of("data")
+    worst = max(times, key=lambda rank_time: rank_time.get_seconds("data"))
+    seconds = worst.get_seconds("data")
     if seconds > SHARE * worst.step:
-        other_count = sum(rank_time.seconds_of("data") > SHARE * rank_time.step for rank_time in times) - 1
+        other_count = sum(rank_time.get_seconds("data") > SHARE * rank_time.step for rank_time in times) - 1
         others_text = f", {other_count} more ranks likewise" if other_count else ""
         share = f"{show_seconds(seconds)} ({seconds / worst.step:.0%})"
         yield worst.rank, f"stalled loader: rank {worst.rank} waits {share} of each step for its batch{others_text}"

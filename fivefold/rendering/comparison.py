@@ -22,7 +22,7 @@ EQUAL_DIFFERENCE = 0.02  # relative difference below which two predictions are c
 BESIDE = 4  # maximum number of variants shown as columns
 FREE_MEMORY = "free memory"
 WITHOUT_CHANGE = (FREE_MEMORY, "risk of out of memory")  # a relative change of what may be near zero says nothing
-MAIN = ("step time", "tokens/s, all GPUs", "MFU", "peak memory", FREE_MEMORY, "cost of 1 T tokens")
+NARROW_ROWS = ("step time", "tokens/s, all GPUs", "MFU", "peak memory", FREE_MEMORY, "cost of 1 T tokens")
 TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
 
 
@@ -172,7 +172,7 @@ def _compute_seconds_per_token(step: Step) -> float:
 def make_difference_grid(comparison: Comparison, *, most: int = BESIDE) -> Grid:
     """Return what differs: a column for each variant, or for more than ``most``, a row for each.
 
-    The rows have the ``MAIN`` quantities.
+    The rows have the ``NARROW_ROWS`` quantities.
     """
     names = [variant.name for variant in comparison.predicted_variants]
     if len(names) <= most:
@@ -180,7 +180,7 @@ def make_difference_grid(comparison: Comparison, *, most: int = BESIDE) -> Grid:
             (row.name, *_format_cells(row)) for row in comparison.rows if _looks_different(row)
         ]
         return Grid(("", *names), tuple(rows), words=("",))
-    main = [row for name in MAIN for row in comparison.rows if row.name == name]
+    main = [row for name in NARROW_ROWS for row in comparison.rows if row.name == name]
     cells = [_format_cells(row, relative=row.name == "step time") for row in main]
     rows = [(name, *line) for name, line in zip(names, zip(*cells, strict=True), strict=True)]
     return Grid(("", *(row.name for row in main)), tuple(rows), words=("",))

@@ -37,7 +37,7 @@ LOOKS = {
         ("data", "data", "d"),
     )
 }
-SAME = 0.99  # share of the step's time above which a drawing shows the full step
+FULL_STEP_SHARE = 0.99  # share of the step's time above which a drawing shows the full step
 
 
 class PipelineRectangle(NamedTuple):
@@ -94,7 +94,7 @@ def describe_step(time: Time, rows: Rows = ()) -> str:
         f"On the slowest rank compute fills {time.compute_seconds / total:.0%} of the {show_seconds(total)}{share}"
     )
     drawn_seconds = max((row[-1].end for row in rows if row), default=total)
-    if drawn_seconds > SAME * total:
+    if drawn_seconds > FULL_STEP_SHARE * total:
         return sentence
     idle = 1 - sum(span.end - span.start for row in rows for span in row) / (drawn_seconds * len(rows))
     return f"{sentence}.\nFewer micro-batches are drawn: {show_seconds(drawn_seconds)}, of which ranks idle {idle:.0%}"

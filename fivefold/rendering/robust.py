@@ -8,7 +8,7 @@ from fivefold.rendering.grid import Column, Grid, make_grid, show_share
 from fivefold.results.search_result import Regret, Robustness, ScenarioResult
 from fivefold.units import show_bytes, show_seconds
 
-UNFIT = "does not fit"
+DOES_NOT_FIT = "does not fit"
 
 
 def summarize(robustness: Robustness) -> str:
@@ -47,8 +47,8 @@ REGRETS: tuple[Column[Regret], ...] = (
     Column("layout", attrgetter("layout"), is_text=True),
     Column("step time", attrgetter("step_seconds"), show_seconds),
     Column("peak memory", attrgetter("memory_bytes"), show_bytes),
-    Column("mean regret", attrgetter("expected"), show_share, missing=UNFIT),
-    Column("worst regret", attrgetter("worst"), show_share, missing=UNFIT),
+    Column("mean regret", attrgetter("expected"), show_share, missing=DOES_NOT_FIT),
+    Column("worst regret", attrgetter("worst"), show_share, missing=DOES_NOT_FIT),
     Column("in scenario", lambda row: row.worst_scenario if row.worst != 0 else "", is_text=True),
     Column("note", attrgetter("note"), is_text=True),
 )
@@ -56,6 +56,6 @@ SCENARIOS: tuple[Column[ScenarioResult], ...] = (
     Column("scenario", attrgetter("name"), is_text=True),
     Column("best layout", attrgetter("best"), is_text=True),
     Column("step time", attrgetter("best_seconds"), show_seconds),
-    Column("regret", attrgetter("regret"), show_share, missing=UNFIT),
+    Column("regret", attrgetter("regret"), show_share, missing=DOES_NOT_FIT),
     Column("source", attrgetter("source"), is_text=True, is_wide=True),
 )

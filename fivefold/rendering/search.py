@@ -32,7 +32,7 @@ from fivefold.step import judge
 from fivefold.units import show_bytes, show_cause, show_count, show_risk, show_seconds
 
 PROPOSAL = "Proposal"  # the title of its section
-UNFIT = 3  # number of changes listed that do not fit but would help most
+MAX_UNFIT_CHANGES = 3  # number of changes listed that do not fit but would help most
 
 
 def render_page(result: SearchResult, *, precision: str | None = None) -> RenderableType:
@@ -144,7 +144,7 @@ def list_walk_sections(single_changes: Walk, *, top: int) -> Iterator[AnswerSect
 def choose_changes(change_list: Sequence[Change], top: int) -> list[Change]:
     """Return the ``top`` changes, and a few of the faster changes that do not fit."""
     faster = [change for change in change_list[top:] if not change.fits and change.faster > 1]
-    return [*change_list[:top], *sorted(faster, key=lambda change: -change.faster)[:UNFIT]]
+    return [*change_list[:top], *sorted(faster, key=lambda change: -change.faster)[:MAX_UNFIT_CHANGES]]
 
 
 def _build_proposal(proposal: Proposal, superlative: str, *, with_precision: bool) -> AnswerSection:

@@ -21,7 +21,7 @@ from fivefold.units import choose_byte_unit, show_cause
 
 MEMORY_PARTS = {"states": ("blue", "█"), "activations": ("yellow", "▒"), "temporary": ("bright_black", "·")}
 BAR_WIDTH = 20
-NEEDED = ("stage", "peak", "states", "activations", "temporary", "", "cause")  # by importance; "" is the bar
+COLUMN_ORDER = ("stage", "peak", "states", "activations", "temporary", "", "cause")  # by importance; "" is the bar
 ORDER = ("stage", "states", "activations", "temporary", "peak", "", "cause")  # from left to right
 
 
@@ -65,7 +65,7 @@ class StageTable:
         """Render for the terminal's width; called by rich."""
         widths = {name: max(len(name), *(row[name].cell_len for row in self.rows)) for name in ORDER}
         shown: list[str] = []
-        for name in NEEDED:
+        for name in COLUMN_ORDER:
             if len(shown) >= 2 and sum(widths[shown_name] + 2 for shown_name in (*shown, name)) - 2 > options.max_width:
                 break
             shown.append(name)

@@ -329,7 +329,7 @@ def _search_any_length(
 
     Lengths are halved. Raises ``UserError`` if none is found to fit.
     """
-    from fivefold.layout.where import ANY
+    from fivefold.layout.where import ANY_LAYOUT
     from fivefold.planner.context_length import LENGTH_UNITS
     from fivefold.planner.search import find_fitting_layout
 
@@ -339,7 +339,7 @@ def _search_any_length(
         tokens = job.sequence // 2
         while tokens >= SHORTEST_SEQUENCE:
             shorter, work = job.replace(sequence=tokens), budget.allot(LENGTH_UNITS)
-            layout = find_fitting_layout(ANY, model=model, machine=machine, job=shorter, risk=risk, work=work)
+            layout = find_fitting_layout(ANY_LAYOUT, model=model, machine=machine, job=shorter, risk=risk, work=work)
             if layout is not None:
                 longer = f"no layout was found to fit with sequences of {job.sequence:,} tokens"
                 return layout, f"{longer}; {layout} fits shorter ones"

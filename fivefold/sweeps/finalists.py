@@ -21,7 +21,7 @@ from fivefold.results.search_result import Finalist
 from fivefold.sweeps.trial import STEPS, try_layout
 
 CANDIDATES = 12  # best layouts requested of the search for each layout to measure: many of them are near-duplicates
-ROUNDS = 2  # trials of each layout, because one may run while the computer is busy
+TRIALS_PER_LAYOUT = 2  # trials of each layout, because one may run while the computer is busy
 
 
 def measure_best(
@@ -47,7 +47,7 @@ def measure_best(
             machine = profile_layout(model=model, layout=layout, job=job, machine=machine, cores=count_cores())
     seconds_by_layout: dict[Layout, list[float]] = {layout: [] for layout in layouts}
     failure_by_layout: dict[Layout, str] = {}
-    for round_number in range(ROUNDS):
+    for round_number in range(TRIALS_PER_LAYOUT):
         for done, layout in enumerate(layouts):
             if report:
                 report(f"steps of {layout}", (1 + round_number) * len(layouts) + done, 3 * count)

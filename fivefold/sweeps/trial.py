@@ -34,7 +34,7 @@ from fivefold.units import ceil_div
 STEPS = 8  # two to warm up, one to measure memory and messages, five timed
 MIN_STEPS = 4
 DOCUMENT = 4096  # characters per document of the corpus, unless a sequence is longer
-SPARE = 1.25  # factor on the number of documents needed, because some are held out
+DOCUMENT_MARGIN = 1.25  # factor on the number of documents needed, because some are held out
 
 Ended = Literal["measured", "invalid", "memory", "timeout", "failed"]
 OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|want of memory", re.IGNORECASE)
@@ -129,7 +129,7 @@ def _write_corpus(path: Path, job: Job) -> None:
     They are prompts and completions for a supervised job, each a sequence long.
     """
     length = job.sequence + 1 if job.has_targets else max(DOCUMENT, job.sequence + 1)
-    documents = 2 + int(SPARE * ceil_div(job.tokens_per_step + 1, length))
+    documents = 2 + int(DOCUMENT_MARGIN * ceil_div(job.tokens_per_step + 1, length))
     files = cycle(sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py")))
     text = ""
     with path.open("w", encoding="utf-8") as out:

@@ -17,7 +17,7 @@ from fivefold.machine.spec import Machine
 from fivefold.record import UserError
 from fivefold.units import show_bytes
 
-SMALLER = 0.9  # share of the planned chip's memory; what drivers report for one chip differs by less
+MIN_MEMORY_SHARE = 0.9  # share of the planned chip's memory; what drivers report for one chip differs by less
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ def check_host(host: Host, *, machine: Machine, named: str, layout: Layout, file
             raise UserError(
                 f"{request}, {needs}, but this host has {host}; {_format_advice(host, host_division, layout, file)}"
             )
-        if host.gpu_memory_bytes < SMALLER * machine.chip.memory_bytes and machine.has_gpus:
+        if host.gpu_memory_bytes < MIN_MEMORY_SHARE * machine.chip.memory_bytes and machine.has_gpus:
             raise UserError(
                 f"machine {named!r}: {machine.chip.name} has {show_bytes(machine.chip.memory_bytes)}, but this host "
                 f"has {host}; plan for that chip, or --machine local:{ranks} after `fivefold calibrate`"

@@ -46,7 +46,7 @@ from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.optimizers.loss_scaling import MIN_SCALE
 from fivefold.trainer.run import Run
 
-METERED = 2  # steps before the metered one: by then every persistent buffer is allocated
+STEPS_BEFORE_METERING = 2  # steps before the metered one: by then every persistent buffer is allocated
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class Loop:
             heldout = self.evaluate(step) if start < self.job.steps else None
             with catch_signals(self._on_signal):
                 while step < self.job.steps and not stopped:
-                    meter = self._make_meter() if step >= start + METERED else None
+                    meter = self._make_meter() if step >= start + STEPS_BEFORE_METERING else None
                     traced = self.measured is not None and self._is_traced(step)
                     result, step_seconds = self._time_step(step, meter, traced=traced)
                     self.watchdog.enter_phase(step, "the end of a step")

@@ -98,7 +98,7 @@ class Mistake(NamedTuple):
 
 
 NO_MISTAKE = Mistake()
-NEEDED = ("model", "machine")  # fields that a form may leave empty, and that are then asked for
+REQUIRED_FIELDS = ("model", "machine")  # fields that a form may leave empty, and that are then asked for
 
 
 class JobQuestion(MachineRequest, defer_build=False):
@@ -163,7 +163,7 @@ class JobQuestion(MachineRequest, defer_build=False):
         if not isinstance(values, dict):
             return values
         lists = {k: [entry for entry in v if entry] for k, v in values.items() if isinstance(v, list | tuple)}
-        needed = ("machine",) if values.get("config") else NEEDED
+        needed = ("machine",) if values.get("config") else REQUIRED_FIELDS
         return {k: lists.get(k, v) for k, v in values.items() if v != "" or k in needed}
 
     def resolve(self, *, folder: ServedFolder, local: Path) -> ResolvedRequest:
@@ -318,7 +318,7 @@ class JobQuestion(MachineRequest, defer_build=False):
     def _encode(self, name: str, value: Any) -> str:
         """Return a field with a value as a URL has it, or an empty text if that is the default."""
         field = type(self).model_fields.get(name)
-        if (value in (None, "", ()) and name not in NEEDED) or (field and field.default == value):
+        if (value in (None, "", ()) and name not in REQUIRED_FIELDS) or (field and field.default == value):
             return ""
         spelled = spell_field(name, value) if isinstance(value, float) else value
         return urlencode({name: spelled}, doseq=True, quote_via=quote, safe=":=,/")

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from fivefold.machine.toml import read
 from fivefold.record import read_lines
-from fivefold.sweeps.finalists import ROUNDS
+from fivefold.sweeps.finalists import TRIALS_PER_LAYOUT
 from fivefold.sweeps.trial import STEPS, try_layout
 from tests.agree.time import Answer, Case, cases, options, select_calmest
 
@@ -55,7 +55,7 @@ def judge(group: list[Case], predicted: dict[str, Answer], folder: Path) -> Judg
     """Try the two predicted best, then train all that could be the best, in turns."""
     ranked = sorted(group, key=lambda case: predicted[str(case.layout)].predicted)
     took = {str(case.layout): list[float]() for case in ranked[:TRIED]}
-    for _ in range(ROUNDS):
+    for _ in range(TRIALS_PER_LAYOUT):
         for case in ranked[:TRIED]:
             took[str(case.layout)].append(seconds(case, folder, steps=STEPS))
     picked = min(took, key=lambda layout: min(took[layout]))

@@ -34,7 +34,7 @@ VERBS = frozenset(
     propose prove prune publish put qualify quantize quarantine quote raise rank reach read reason receive
     recompute record redirect reduce refine refuse register relax remove rename render replace replay report
     request require rescale reserve resize resolve respond restore resume return reuse reword roll rotate round
-    route run sample save scale scan schedule score search segment select send serve set settle shard share
+    route run sample save scale scan schedule score search segment select send serve set shard share
     shift shorten should show shrink signal silence simulate skip slice smooth solve sort spell split spread
     square stack start step stop strip style submit substitute subtract suggest sum summarize swap sweep switch
     sync take thin tile time trace track train translate transpose trim try turn unite unmap unpack unwrap

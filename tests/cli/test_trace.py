@@ -35,7 +35,7 @@ def test_progress_is_reported_in_bytes_and_steps_and_as_lines_without_a_terminal
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kineto.write(kineto.draw(1), tmp_path)
-    monkeypatch.setattr(json_stream, "CHUNK", 2000)
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", 2000)
     monkeypatch.setattr(bounded_file, "_CHUNK_BYTES", 1000)
     monkeypatch.setattr(job_traces, "MIB", 1000)
     told: list[tuple[str, int, int]] = []

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from fivefold.diagnosis.numerics import PIECE, ErrorStats, examine
+from fivefold.diagnosis.numerics import COMPARED_ELEMENTS, ErrorStats, examine
 from fivefold.job import Job, get_recipe
 from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
@@ -168,13 +168,13 @@ class LargestDouble(TorchDispatchMode):
 def test_a_large_tensor_is_compared_in_pieces() -> None:
     """The statistics are those of all elements at once, and no fp64 copy is larger than a piece."""
     draw = torch.Generator().manual_seed(0)
-    wanted = torch.randn(3, PIECE // 2 + 7, generator=draw)
+    wanted = torch.randn(3, COMPARED_ELEMENTS // 2 + 7, generator=draw)
     result = (wanted + 0.01 * torch.randn(wanted.shape, generator=draw)).to(torch.bfloat16)
     result[0, 0], result[1, 1], result[2, -1] = 0, torch.inf, 0
     tally = ErrorStats()
     with LargestDouble() as largest:
         tally.add(result, wanted, top=1e30)
-    assert 0 < largest.elements <= PIECE
+    assert 0 < largest.elements <= COMPARED_ELEMENTS
     row = tally.to_row(("activation", None, "x"))
     a, b = result.double(), wanted.double()
     a[1, 1] = b[1, 1] = 0

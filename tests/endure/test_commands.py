@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from fivefold.cli.errors import settle
+from fivefold.cli.errors import run_with_exit_code
 from fivefold.job import Job, Recipe
 from fivefold.record import UserError
 from fivefold.stack.spec import FACTS
@@ -103,5 +103,5 @@ def test_a_word_of_thousands_of_letters_is_cut_short(capsys: pytest.CaptureFixtu
     def fail() -> None:
         raise UserError(f"layout 'dp{'1' * 5000}' is none")
 
-    assert settle(fail) == 2
+    assert run_with_exit_code(fail) == 2
     assert len(capsys.readouterr().err) < 300

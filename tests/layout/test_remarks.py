@@ -15,7 +15,7 @@ from fivefold.adapter import Adapter, parse_adapter
 from fivefold.job import RECIPES, Job
 from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.operations.launches import FUSED_LAUNCHES, LAUNCHES_PER_GROUP
@@ -234,7 +234,7 @@ def test_a_warning_proposes_the_fused_dispatcher_where_experts_span_nodes() -> N
     assert list_dispatchers(job, within_a_node) == list_dispatchers(job.replace(dispatcher="fused"), layout) == []
     assert list_dispatchers(job.replace(stack=Stack()), layout) == []
     planner = Planner(model=model, machine=hosts, job=job)
-    (line,) = (line for line in planner.list_remarks(within_a_node, where=ANY) if "dispatcher" in line)
+    (line,) = (line for line in planner.list_remarks(within_a_node, where=ANY_LAYOUT) if "dispatcher" in line)
     assert not any("dispatcher" in line for line in planner.list_remarks(within_a_node, where=Where.parse("ep=8")))
     assert "'dp32 pp8 ep16 v4" in line
     changes = list_changes(model=model, machine=hosts, job=job, layout=layout)

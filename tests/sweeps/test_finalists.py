@@ -61,7 +61,7 @@ def test_only_this_computer_can_measure():
 
 def test_a_search_measures_for_real(tmp_path, monkeypatch):
     monkeypatch.setattr(profile, "SECONDS", 0.01)  # also in the command, which is forked from here
-    monkeypatch.setattr(finalists, "ROUNDS", 1)
+    monkeypatch.setattr(finalists, "TRIALS_PER_LAYOUT", 1)
     path = tmp_path / "cache" / "fivefold" / "local.toml"  # not ./fivefold, which Python would take for the package
     path.parent.mkdir(parents=True)
     toml.write(machine().replace(ranks=1, ranks_per_node=2), path)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.trainer.process import Process
 
-BUSY = 0.5  # spread between rounds above which a calibration is unreliable
-PICKS = 4  # largest number of layouts to measure while looking for the fastest
+UNRELIABLE_SPREAD = 0.5  # spread between rounds above which a calibration is unreliable
+MAX_MEASURED_LAYOUTS = 4  # largest number of layouts to measure while looking for the fastest
 
 
 @accept_request(CalibrateOptions)
@@ -56,7 +56,7 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
     write(machine, path)
     print_line(f"wrote {path}")
     spread = machine.calibration.spread if machine.calibration else None
-    if spread is not None and spread > BUSY:
+    if spread is not None and spread > UNRELIABLE_SPREAD:
         print_line(
             f"the computer was busy: a tenth of the points differ by {spread:.0%} or more; repeat when it is idle"
         )
@@ -97,7 +97,7 @@ def _measure_units(machine: Machine, of: str, *, layout: str | None, job: Job) -
         settings = Run.load(Path(of))
         of, job, name = settings.model, settings.job, settings.layout
     model = resolve(of)
-    for _ in range(PICKS):  # what was measured may make another layout the fastest
+    for _ in range(MAX_MEASURED_LAYOUTS):  # what was measured may make another layout the fastest
         chosen = (
             find_fastest(model, machine, job) if name in (None, "auto") else Layout.parse(str(name), machine=machine)
         )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 NAME = "report.html"
-LEVELS = 6  # memory limits for the Pareto front: more would take longer than the search itself
+FRONT_MEMORY_LIMITS = 6  # memory limits for the Pareto front: more would take longer than the search itself
 
 
 @accept_request(ReportOptions)
@@ -181,7 +181,7 @@ def _report_question(
             job=job,
             within=UNRANKABLE_DIFFERENCE,
             reduces=list_other_reduces(job),
-            levels=LEVELS,
+            levels=FRONT_MEMORY_LIMITS,
             risk=risk,
             report=lambda done, total: progress("layouts", done, total),
         )

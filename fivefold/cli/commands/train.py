@@ -248,7 +248,7 @@ def _check_host(run: Run, layout: Layout, *, machine: Machine, file: Path) -> No
         print_line(f"fivefold: {line}")
 
 
-ROOMIER = "shard more (zero), cut more (tp, pp), recompute (ac=full)"
+MEMORY_ADVICE = "shard more (zero), cut more (tp, pp), recompute (ac=full)"
 
 
 def _check_fits(run: Run, layout: Layout, *, model: Model, machine: Machine, runs_here: bool) -> None:
@@ -259,13 +259,13 @@ def _check_fits(run: Run, layout: Layout, *, model: Model, machine: Machine, run
 
     memory = predict(model=model, machine=machine, layout=layout, job=run.job).memory
     if memory.verdict == "tight":
-        print_line(f"fivefold: {format_verdict(memory)}; {ROOMIER}")
+        print_line(f"fivefold: {format_verdict(memory)}; {MEMORY_ADVICE}")
     if memory.verdict == "does not fit":
         fullest = max(memory.stages, key=lambda stage: stage.peak_bytes)
         raise UserError(
             f"layout {str(layout)!r} would need {show_bytes(fullest.peak_bytes)} on stage {fullest.stage} "
             f"({fullest.peak_cause}), but {machine.name} has {show_bytes(machine.chip.memory_bytes)} a rank; "
-            f"{ROOMIER}, or --force"
+            f"{MEMORY_ADVICE}, or --force"
         )
     if runs_here:
         ranks = int(os.environ.get("LOCAL_WORLD_SIZE", layout.world))

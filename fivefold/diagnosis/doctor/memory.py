@@ -14,12 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from fivefold.diagnosis.doctor.watch import HERE, Role, shorten_path
+from fivefold.diagnosis.doctor.watch import DOCTOR_FOLDER, Role, shorten_path
 from fivefold.dry_run.record.call_sites import REPOSITORY_FOLDER
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, SCOPE, CodeSite, Scope, Tape
 from fivefold.results.diagnosis import CATEGORIES, Fullest, Holding, ModuleCost, generalize_path
 
-PACKAGE_FOLDER = HERE.removeprefix(REPOSITORY_FOLDER)
+PACKAGE_FOLDER = DOCTOR_FOLDER.removeprefix(REPOSITORY_FOLDER)
 MAX_TENSOR_GROUPS = 12  # groups of equal tensors that are listed at the peak
 
 
@@ -201,4 +201,4 @@ def list_ancestors(module: str) -> Iterator[str]:
 
 def _format_line(site: CodeSite) -> str:
     """Return a site's line in the user's code, "" if the line is the doctor's own."""
-    return "" if site.line.startswith((PACKAGE_FOLDER, HERE)) else shorten_path(site.line)
+    return "" if site.line.startswith((PACKAGE_FOLDER, DOCTOR_FOLDER)) else shorten_path(site.line)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
-from fivefold.diagnosis.doctor.watch import CUDA, HERE, shorten_path
+from fivefold.diagnosis.doctor.watch import CUDA, DOCTOR_FOLDER, shorten_path
 from fivefold.dry_run.record.call_sites import DRY_RUN_FOLDER, TORCH_FOLDER
 from fivefold.record import UserError
 
@@ -30,7 +30,7 @@ def convert_user_exceptions(file: str | None) -> Iterator[None]:
     except UserError:
         raise
     except Exception as error:
-        if traceback.extract_tb(error.__traceback__)[-1].filename.startswith((DRY_RUN_FOLDER, HERE)):
+        if traceback.extract_tb(error.__traceback__)[-1].filename.startswith((DRY_RUN_FOLDER, DOCTOR_FOLDER)):
             raise  # raised by the doctor itself
         raise UserError(f"{find_user_line(error, file)}: {_reason(error)}") from error
 
@@ -39,7 +39,9 @@ def find_user_line(error: BaseException, file: str | None) -> str:
     """Return file:line of the innermost frame in the user's file, else of the innermost outside torch and fivefold."""
     frames = traceback.extract_tb(error.__traceback__)
     frames_in_file = [frame for frame in frames if frame.filename == file]
-    user_frames = [frame for frame in frames if not frame.filename.startswith((TORCH_FOLDER, DRY_RUN_FOLDER, HERE))]
+    user_frames = [
+        frame for frame in frames if not frame.filename.startswith((TORCH_FOLDER, DRY_RUN_FOLDER, DOCTOR_FOLDER))
+    ]
     frame = (frames_in_file or user_frames or list(frames))[-1]
     return f"{frame.filename if frames_in_file else shorten_path(frame.filename)}:{frame.lineno}"
 

@@ -25,8 +25,8 @@ from fivefold.record import UserError
 from fivefold.trainer.measure.meter import list_tensors
 
 aten = torch.ops.aten
-HERE = str(Path(__file__).parent)
-PLACES = ("cpu", "meta")
+DOCTOR_FOLDER = str(Path(__file__).parent)
+SUPPORTED_DEVICES = ("cpu", "meta")
 CUDA = "leave the device to the doctor: build the model and its inputs on the default device, as it holds no numbers"
 SPLIT_ATTENTION = "aten::_safe_softmax"  # occurs only in unfused scaled_dot_product_attention
 
@@ -148,7 +148,7 @@ class ModuleRecorder(TapeRecorder):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Record the operation in its scope; raises ``UserError`` for a device other than the CPU."""
         device = (kwargs or {}).get("device")
-        if device is not None and torch.device(device).type not in PLACES:
+        if device is not None and torch.device(device).type not in SUPPORTED_DEVICES:
             raise UserError(f"{self._find_line()}: a tensor goes to {device}; {CUDA}")
         self._update_scope()
         if func is READ_SCALAR:

@@ -24,7 +24,7 @@ from fivefold.diagnosis.explain import flight_recorder, losses, out_of_memory, s
 from fivefold.record import UserError
 from fivefold.results.explanation import Explanation
 
-TAIL = 64 << 20  # bytes at the end of a longer text that are read
+TAIL_BYTES = 64 << 20  # bytes at the end of a longer text that are read
 RANK = re.compile(r"(?:rank|trace|dump|_)[_.-]?(\d{1,6})(?:\.\w+)?$")
 
 
@@ -115,8 +115,8 @@ def _read_text(file: BufferedReader) -> str:
     """Return the text of a file; of a long file its end, of a long pipe its beginning."""
     if file.seekable():
         size = os.fstat(file.fileno()).st_size
-        file.seek(max(0, size - TAIL))
-    return file.read(TAIL).decode("utf-8", errors="replace")
+        file.seek(max(0, size - TAIL_BYTES))
+    return file.read(TAIL_BYTES).decode("utf-8", errors="replace")
 
 
 @contextmanager

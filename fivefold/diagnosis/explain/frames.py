@@ -17,7 +17,7 @@ LIBRARY = re.compile(
 OPTIMIZER = re.compile(r"(^|/)(optim|optimizers?)/|(^|/)\w*(optimizer|adamw?|muon)\.py$", re.IGNORECASE)
 FSDP_GATHER = re.compile(r"all_gather|unshard|unsharded")
 OPERATION = re.compile(r"at::_ops::(\w+)::(?:call|redispatch)")
-MADE = ("_apply", "to_empty", "load_state_dict", "reset_parameters", "_init_weights", "from_pretrained")
+PARAMETER_MAKERS = ("_apply", "to_empty", "load_state_dict", "reset_parameters", "_init_weights", "from_pretrained")
 INIT = re.compile(r"(^|/)(nn/parameter|nn/init|nn/modules/(linear|sparse|normalization))\.py$")
 
 
@@ -80,7 +80,7 @@ def find_phase(stack: Iterable[Frame]) -> str:
         return "backward"
     if any(name in ("forward", "_call_impl", "_wrapped_call_impl") for name in names):
         return "forward"
-    is_made = any(name in MADE for name in names) or any(INIT.search(frame.file) for frame in stack)
+    is_made = any(name in PARAMETER_MAKERS for name in names) or any(INIT.search(frame.file) for frame in stack)
     return "made" if is_made else ""
 
 

@@ -44,7 +44,7 @@ TEXT_NORM = re.compile(rf"(?:grad(?:ient)?[ _-]?norm|gnorm)['\"]?\s*[:=]?\s*({NU
 ANSI = re.compile(r"\x1b\[[0-9;]*m")
 LINE_CHARACTERS = 4000  # longer lines are not searched for a loss
 MIN_LOSSES = 8  # least number of losses that are explained
-RISE = 3.0  # in a divergence the last window is this many spreads above the least one
+DIVERGENCE_SPREADS = 3.0  # in a divergence the last window is this many spreads above the least one
 
 
 class LossPoint(NamedTuple):
@@ -188,7 +188,7 @@ def _find_trend(points: Sequence[LossPoint], window: int) -> Iterator[LossEvent]
     spread = statistics.median(_spread([point.loss for point in points[start : start + window]]) for start in starts)
     spread = max(spread, 1e-3 * abs(medians[least_index]))
     step, last = points[starts[least_index]].step, points[-1].step
-    if least_index < len(medians) - 1 and medians[-1] > medians[least_index] + RISE * spread:
+    if least_index < len(medians) - 1 and medians[-1] > medians[least_index] + DIVERGENCE_SPREADS * spread:
         line = f"the loss rises from step {step}, from {medians[least_index]:.4g} to {medians[-1]:.4g}"
         yield LossEvent(kind="divergence", step=step, last=last, line=line)
         return

@@ -17,11 +17,11 @@ from fivefold.diagnosis.explain.frames import Frame, find_phase, find_user_line,
 from fivefold.results.explanation import Explanation, HeldMemory
 from fivefold.units import GIB, KIB, MIB, show_bytes
 
-FULL = 0.05  # share of a device that is reserved and in no tensor below which tensors fill it, too
-SPARE = 0.01  # share of a device in no tensor below which it is full, and not fragmented
+MAX_UNUSED_SHARE = 0.05  # share of a device that is reserved and in no tensor below which tensors fill it, too
+MAX_FREE_SHARE = 0.01  # share of a device in no tensor below which it is full, and not fragmented
 UNITS = {"bytes": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 SIZE = r"([0-9]{1,18}(?:\.[0-9]{1,6})?) ?(bytes|B|[KMGT]iB|[KMG]B)\b"
-FOUND = re.compile(
+OUT_OF_MEMORY = re.compile(
     r"out of memory\b.*tried to allocate|out of memory on device|CUDA(?: driver)? error: out of memory"
     r"|DefaultCPUAllocator: |Cuda failure.*out of memory|Failed to CUDA calloc"
     r"|CUBLAS_STATUS_ALLOC_FAILED|oom[_-]kill event|Out of memory: Kill(?:ed)? process", re.IGNORECASE
@@ -41,17 +41,19 @@ COLUMNS = {  # the figures of a message, each as a pattern with one size
     "others": rf"other allocations: {SIZE}",
 }
 COMPILED = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in COLUMNS.items()}
-CONTINUED = re.compile(  # rest of a message that a terminal or a person wrapped
+WRAPPED_REST = re.compile(  # rest of a message that a terminal or a person wrapped
     r"total capac|already allocated|reserved in total|reserved by PyTorch|allocated by PyTorch|of which|memory in use"
 )
 MAX_CONTINUED = 6  # lines
 ENGINES = re.compile(r"(^|/)(vllm|sglang)/")  # inference engines with memory of their own next to PyTorch's
-NEIGHBOUR = re.compile(rf"Process (\d{{1,9}}) has {SIZE} memory in use")
+OTHER_PROCESS = re.compile(rf"Process (\d{{1,9}}) has {SIZE} memory in use")
 CPU = re.compile(r"allocate (\d{1,18}) bytes")
 HOST = re.compile(r"oom[_-]kill event|Kill(?:ed)? process", re.IGNORECASE)  # by Slurm, by the kernel
 DEVICE = re.compile(r"\b(GPU|XPU|MIG|NPU) ?(\d{1,4})")
-SLACK = 64 * MIB  # least memory of a context next to the pools of its process
-SMALLER = "use a smaller micro-batch, shorter sequences, or kernels that do not hold all scores or logits at once"
+MIN_CONTEXT_BYTES = 64 * MIB  # least memory of a context next to the pools of its process
+SMALLER_TENSOR_ADVICE = (
+    "use a smaller micro-batch, shorter sequences, or kernels that do not hold all scores or logits at once"
+)
 LOSS = re.compile(r"cross_?entropy|logits|ForCausalLMLoss|loss_utils|nll_loss|log_softmax", re.IGNORECASE)
 LOSS_FRAMES = 4  # innermost frames, of which one may be of the loss
 PHASES = {
@@ -123,7 +125,7 @@ def _find_messages(text: str) -> list[OutOfMemoryMessage]:
         line = raw_line[match.end() :] if match else raw_line
         if "Traceback (most recent call last)" in line:
             stacks[rank] = []
-        elif FOUND.search(line):
+        elif OUT_OF_MEMORY.search(line):
             rest = _join_continuation(lines[number + 1 : number + 1 + MAX_CONTINUED]) if "allocate" in line else ""
             messages.append(_parse_message(line + rest, rank, stacks.pop(rank, [])))
         else:
@@ -137,7 +139,7 @@ def _join_continuation(lines: Sequence[str]) -> str:
     for raw_line in lines:
         match = PREFIX.match(raw_line)
         line = raw_line[match.end() :] if match else raw_line
-        if FOUND.search(line) or not CONTINUED.search(line):
+        if OUT_OF_MEMORY.search(line) or not WRAPPED_REST.search(line):
             break
         rest += f" {line.strip()}"
     return rest
@@ -150,7 +152,7 @@ def _parse_message(line: str, rank: str, above: Sequence[str]) -> OutOfMemoryMes
     }
     if match := CPU.search(line):
         sizes["wanted"] = int(match[1])
-    processes = [(pid, UNITS[unit] * float(number)) for pid, number, unit in NEIGHBOUR.findall(line)]
+    processes = [(pid, UNITS[unit] * float(number)) for pid, number, unit in OTHER_PROCESS.findall(line)]
     if processes and "process" not in sizes:
         own_process = _find_own_process(processes, sizes)
         if own_process is not None:
@@ -177,10 +179,10 @@ def _find_own_process(processes: Sequence[tuple[str, float]], sizes: Mapping[str
     would be more than the device has.
     """
     own_bytes = sizes.get("allocated", 0) + sizes.get("unused", 0)
-    candidates = [process for process in processes if process[1] + SLACK >= own_bytes > 0]
+    candidates = [process for process in processes if process[1] + MIN_CONTEXT_BYTES >= own_bytes > 0]
     largest_process = min(candidates, key=lambda process: process[1], default=None)
     used_bytes = sizes.get("capacity", 0) - sizes.get("free", 0)
-    is_double = sum(size for _, size in processes) + own_bytes > used_bytes + SLACK
+    is_double = sum(size for _, size in processes) + own_bytes > used_bytes + MIN_CONTEXT_BYTES
     return (
         largest_process if largest_process is not None and (own_bytes > 0.5 * largest_process[1] or is_double) else None
     )
@@ -288,9 +290,9 @@ def _list_causes(message: OutOfMemoryMessage) -> list[Cause]:
     free_bytes, capacity = message.get("free"), message.get("capacity")
     if capacity is not None and requested > capacity:
         reason = f"{show_bytes(requested)} at once is more than the device has: no setting of the allocator helps; "
-        return [Cause(reason, SMALLER)]
+        return [Cause(reason, SMALLER_TENSOR_ADVICE)]
     causes = []
-    is_full = capacity is not None and unused + (free_bytes or 0) < SPARE * capacity
+    is_full = capacity is not None and unused + (free_bytes or 0) < MAX_FREE_SHARE * capacity
     if unused + (free_bytes or 0) >= requested > (free_bytes or 0) and not is_full:
         pieces = f"{show_bytes(unused)} are reserved and in no tensor, in pieces too small for {show_bytes(requested)}"
         causes.append(Cause(f"fragmentation: {pieces}; ", "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True"))
@@ -315,7 +317,7 @@ def _list_causes(message: OutOfMemoryMessage) -> list[Cause]:
     if not causes and (capacity is None or "allocated" not in message.sizes):
         return [Cause("the message does not say what is in use; give the complete message, or a memory snapshot")]
     is_fragmented_only = len(causes) == 1 and causes[0].reason.startswith("fragmentation")
-    if not causes or (is_fragmented_only and capacity is not None and unused < FULL * capacity):
+    if not causes or (is_fragmented_only and capacity is not None and unused < MAX_UNUSED_SHARE * capacity):
         missing, allocated = show_bytes(requested - (free_bytes or 0)), show_bytes(message.get("allocated") or 0)
         reason = f"tensors fill it: {missing} more are needed, and {allocated} are in use; "
         causes.append(Cause(f"{reason}--against MODEL MACHINE LAYOUT says what should be there, and what would fit"))

@@ -24,7 +24,7 @@ from fivefold.step import Step
 from fivefold.units import show_bytes
 
 MEMORY_CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "temporary")
-BELONGS = {"logits": "activations", "gathers": "temporary", "inputs": "temporary", "fp8 scales": "temporary"}
+PREDICTED_CATEGORY = {"logits": "activations", "gathers": "temporary", "inputs": "temporary", "fp8 scales": "temporary"}
 
 
 def compare_largest(
@@ -79,7 +79,7 @@ def _compare_categories(memory: HeldMemory, predicted: Step) -> Iterator[MemoryC
     stage = max(predicted.memory.stages, key=lambda stage_memory: stage_memory.peak_bytes)
     found_bytes_by_part = dict.fromkeys(MEMORY_CATEGORIES, 0)
     for name, size in memory.parts.items():
-        category = BELONGS.get(name, name)
+        category = PREDICTED_CATEGORY.get(name, name)
         if category in found_bytes_by_part:
             found_bytes_by_part[category] += size
     has_parts = any(found_bytes_by_part.values())
@@ -90,7 +90,9 @@ def _compare_categories(memory: HeldMemory, predicted: Step) -> Iterator[MemoryC
             predicted_bytes=getattr(stage, f"{part}_bytes"),
         )
     if rest := sum(
-        size for name, size in memory.parts.items() if BELONGS.get(name, name) not in found_bytes_by_part and has_parts
+        size
+        for name, size in memory.parts.items()
+        if PREDICTED_CATEGORY.get(name, name) not in found_bytes_by_part and has_parts
     ):
         yield MemoryComparison(part="not known", actual_bytes=rest, predicted_bytes=None)
     yield MemoryComparison(part="peak", actual_bytes=memory.needed_bytes, predicted_bytes=predicted.memory.peak_bytes)

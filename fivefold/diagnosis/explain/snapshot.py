@@ -37,7 +37,7 @@ GIVEN_CATEGORIES = {  # names that snapshots of other writers use
     "widened": "temporary",
 }
 PASSES = ("forward", "backward", "update")
-ENDS = ("free_completed", "free")  # "free" of the first versions
+FREE_ACTIONS = ("free_completed", "free")  # "free" of the first versions
 
 
 class Device(NamedTuple):
@@ -155,7 +155,7 @@ def _find_peak(device: Device) -> tuple[list[Life], int]:
                     str(entry.get("category") or ""),
                 )
             )
-        elif action in ENDS:
+        elif action in FREE_ACTIONS:
             if address in index_by_address:
                 number = index_by_address.pop(address)
                 lives[number] = lives[number]._replace(death=event)

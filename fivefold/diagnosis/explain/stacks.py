@@ -16,7 +16,7 @@ from fivefold.diagnosis.explain.flight_recorder import _format_rank_ranges
 from fivefold.diagnosis.explain.frames import Frame, find_user_line
 from fivefold.results.explanation import Explanation, RankAt
 
-FAULT = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+.*\(most recent call first\):")
+FAULTHANDLER_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-fA-F]+.*\(most recent call first\):")
 FAULT_FRAME = re.compile(r'^\s+File "([^"]+)", line (\d{1,9}) in (.+)$')
 SPY = re.compile(r"^Thread (?:0x)?[0-9A-Fa-f]+ \((?:idle|active)[^)]*\)(?:: \"([^\"]*)\")?")
 SPY_FRAME = re.compile(r"^\s+(\S.*?) \(([^()]+?)(?::(\d{1,9}))?\)$")
@@ -52,7 +52,7 @@ class MainThread(NamedTuple):
 
 def is_stacks(text: str) -> bool:
     """Return whether a text holds a stack dump."""
-    return any(FAULT.match(line) or SPY.match(line) for line in text.splitlines())
+    return any(FAULTHANDLER_THREAD.match(line) or SPY.match(line) for line in text.splitlines())
 
 
 def explain(texts: Mapping[str, str], *, files: tuple[str, ...]) -> Explanation:
@@ -96,7 +96,7 @@ def _parse_processes(text: str) -> Iterator[tuple[str, list[tuple[str, tuple[Fra
             if threads:
                 yield process, threads
             process, threads, stack, inside = started[1], [], [], False
-        elif FAULT.match(line) or (spied := SPY.match(line)):
+        elif FAULTHANDLER_THREAD.match(line) or (spied := SPY.match(line)):
             close()
             spied = SPY.match(line)
             stack, inside, name = [], True, (spied[1] or "") if spied else ""

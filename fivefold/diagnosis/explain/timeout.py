@@ -29,7 +29,7 @@ NEXT_STEPS = (
     "flight recorders tell which rank never came: TORCH_NCCL_TRACE_BUFFER_SIZE=2000 TORCH_NCCL_DUMP_ON_TIMEOUT=1, "
     "then fivefold explain /tmp/nccl_trace_rank_*"
 )
-PREPARE = "prepare it before the run, or raise the timeout (ddp_timeout, init_process_group(timeout=…))"
+PREPARATION_ADVICE = "prepare it before the run, or raise the timeout (ddp_timeout, init_process_group(timeout=…))"
 MAX_NAMED = 8  # ranks that a sentence names
 
 
@@ -65,13 +65,13 @@ def explain(text: str, *, files: tuple[str, ...]) -> Explanation | None:
         )
     ranks = tuple(RankAt(rank=str(rank), state=waits[rank].describe()) for rank in sorted(waits))
     preparation = _find_preparation(text)
-    prepares = (f"{preparation}; {PREPARE}",) if preparation else ()
+    prepares = (f"{preparation}; {PREPARATION_ADVICE}",) if preparation else ()
     return Explanation(
         kind="timeout",
         files=files,
         verdict=verdict,
         findings=(*_list_findings(waits, first, is_other=other is not None), *prepares, NEXT_STEPS),
-        change=PREPARE if preparation else "",
+        change=PREPARATION_ADVICE if preparation else "",
         ranks=ranks,
     )
 

@@ -25,7 +25,7 @@ OPERATORS: dict[type, Callable[[int, int], int]] = {
     ast.Div: operator.floordiv,
     ast.Mod: operator.mod,
 }
-LARGEST = 10**15
+LARGEST_INTEGER = 10**15
 
 
 def split_words(text: str) -> list[str]:
@@ -134,6 +134,6 @@ def _number(node: Any) -> int:
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
         result = OPERATORS[type(node.op)](_number(node.left), _number(node.right))
-        if abs(result) < LARGEST:
+        if abs(result) < LARGEST_INTEGER:
             return result
     raise ValueError("not integers")

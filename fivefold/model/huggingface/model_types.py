@@ -173,4 +173,4 @@ def _list_types() -> dict[str, tuple[str, str]]:
 
 LACKING_TYPES = _list_types()  # model_type → class and what is missing
 # The same reasons by model_type and by class, of which several types may have one.
-LACKS = {kind: reason for kind, (_, reason) in LACKING_TYPES.items()} | dict(LACKING_TYPES.values())
+UNSUPPORTED_REASONS = {kind: reason for kind, (_, reason) in LACKING_TYPES.items()} | dict(LACKING_TYPES.values())

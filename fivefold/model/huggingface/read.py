@@ -15,7 +15,7 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.family import Family, Wrapper
 from fivefold.model.huggingface.keys import flatten_tables, list_unread, read_fields
-from fivefold.model.huggingface.model_types import LACKS, MODEL_TYPES
+from fivefold.model.huggingface.model_types import MODEL_TYPES, UNSUPPORTED_REASONS
 from fivefold.model.huggingface.quantization import find_quantization, has_double_quantization, list_unquantized
 from fivefold.model.huggingface.remote_code import REMOTE_CLASSES, translate_remote_config
 from fivefold.model.huggingface.vision import UnreadTower, read_tower
@@ -163,7 +163,7 @@ def find_text_model(config: dict[str, Any], *, name: str) -> Text:
     model_type = str(values.get("model_type", wrapper.text))
     inner = FAMILIES.get(model_type if wrapper.any_text else wrapper.text)
     if inner is None or (not wrapper.any_text and model_type not in (wrapper.text, kind)):
-        missing = f", which needs {LACKS[model_type]}" if model_type in LACKS else ""
+        missing = f", which needs {UNSUPPORTED_REASONS[model_type]}" if model_type in UNSUPPORTED_REASONS else ""
         supported = "any supported family" if wrapper.any_text else wrapper.text
         raise UserError(
             f"{name}: the text model {model_type[:MAX_NAME_LENGTH]!r}{missing} is not supported; the text model of "
@@ -192,7 +192,7 @@ def _find_model_type(config: dict[str, Any], *, name: str) -> str:
     family = _find_by_class(wanted) if by_class else wanted if _find_record(wanted) else None
     if family is None and _is_class_of(str(given), wanted):
         family = str(given)
-    if family is None and (missing := LACKS.get(wanted) or LACKS.get(str(given))):
+    if family is None and (missing := UNSUPPORTED_REASONS.get(wanted) or UNSUPPORTED_REASONS.get(str(given))):
         raise UserError(f"{name}: architecture {wanted!r} is not supported: {missing}")
     if family is None:
         known = list(_list_names(by_class=by_class))

@@ -17,14 +17,14 @@ from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
-CHUNK = 16  # tokens that are computed at once; the state is handed on between chunks
+CHUNK_TOKENS = 16  # tokens that are computed at once; the state is handed on between chunks
 
 
 class Mamba(MixerGeometry):
     """The geometry of a Mamba layer: a state [inner, state]."""
 
     context_parallel = "heads"
-    chunk: ClassVar[int] = CHUNK
+    chunk: ClassVar[int] = CHUNK_TOKENS
 
     inner: Width  # channels, of which each has a state
     state: HeadDim = 16  # numbers of the state of a channel
@@ -50,8 +50,8 @@ class Mamba(MixerGeometry):
 
     def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
-        largest = 4 * sequences * CHUNK * self.inner * self.state
-        return split_into_groups(tokens, CHUNK, count_chunks_of_group(largest, temporary_bytes))
+        largest = 4 * sequences * CHUNK_TOKENS * self.inner * self.state
+        return split_into_groups(tokens, CHUNK_TOKENS, count_chunks_of_group(largest, temporary_bytes))
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

@@ -20,20 +20,20 @@ from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
-CHUNK = 64  # tokens that are computed at once; the state is handed on between chunks
+CHUNK_TOKENS = 64  # tokens that are computed at once; the state is handed on between chunks
 
 
 def split_tokens(tokens: int, *, sequences: int, channels: int, temporary_bytes: int) -> list[int]:
     """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
-    chunks = count_chunks_of_group(4 * sequences * CHUNK * channels, temporary_bytes)
-    return split_into_groups(tokens, CHUNK, chunks)
+    chunks = count_chunks_of_group(4 * sequences * CHUNK_TOKENS * channels, temporary_bytes)
+    return split_into_groups(tokens, CHUNK_TOKENS, chunks)
 
 
 class RGLRU(MixerGeometry):
     """The geometry of an RG-LRU layer: a state [inner], and gates of ``blocks`` square matrices each."""
 
     context_parallel = "heads"
-    chunk: ClassVar[int] = CHUNK
+    chunk: ClassVar[int] = CHUNK_TOKENS
 
     inner: Width  # channels, of which each has a state
     blocks: Heads  # square matrices on the diagonal of each gate

@@ -17,19 +17,19 @@ from fivefold.model.mixers.geometry import MixerGeometry
 from fivefold.model.weight import Weight
 
 MIXED = ("key", "value", "receptance")  # the projections, each of a mean of a token and the one before it
-CHUNK = 64  # tokens that are computed at once; the sums are handed on between chunks
+CHUNK_TOKENS = 64  # tokens that are computed at once; the sums are handed on between chunks
 
 
 def split_tokens(tokens: int, *, sequences: int, channels: int, temporary_bytes: int) -> list[int]:
     """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
-    chunks = count_chunks_of_group(4 * sequences * CHUNK * channels, temporary_bytes)
-    return split_into_groups(tokens, CHUNK, chunks)
+    chunks = count_chunks_of_group(4 * sequences * CHUNK_TOKENS * channels, temporary_bytes)
+    return split_into_groups(tokens, CHUNK_TOKENS, chunks)
 
 
 class RWKV(MixerGeometry):
     """The geometry of the time mixing of RWKV-4."""
 
-    chunk: ClassVar[int] = CHUNK
+    chunk: ClassVar[int] = CHUNK_TOKENS
 
     inner: Width  # channels, each with its own decay
 

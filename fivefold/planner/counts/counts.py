@@ -245,7 +245,7 @@ class Counts:
             self._states[key] = sum(parts, start=UnitStates()), parts
         return self._states[key]
 
-    def count_states_of(self, layout: Layout, name: Name, *, experts: bool) -> UnitStates:
+    def count_kind_states(self, layout: Layout, name: Name, *, experts: bool) -> UnitStates:
         """Return the states of a unit's experts, or of its other weights."""
         weights = self.weights(layout, name)
         parts = (

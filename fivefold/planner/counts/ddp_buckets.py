@@ -23,7 +23,7 @@ from fivefold.units import ceil_div
 FIRST_BUCKET_BYTES = 1 << 20
 BUCKET_BYTES = 25 << 20  # of DistributedDataParallel
 UNSHARDED = 500_000_000  # elements of DeepSpeed's buckets under ZeRO-0 (engine.py, MEMORY_OPT_ALLREDUCE_SIZE)
-ALIGNED = 2  # elements; DeepSpeed pads each rank's part of all weights to a multiple
+PADDED_ELEMENTS = 2  # elements; DeepSpeed pads each rank's part of all weights to a multiple
 
 
 class BucketGradient(NamedTuple):
@@ -58,7 +58,7 @@ def list_coalesced_messages(counts: Counts, layout: Layout, *, chunks: tuple[int
             recipe = counts.job.precision
             units = [select_trained(unit, counts.job) for unit, *_ in _list_weights(counts, layout, chunks)]
             weights_bytes = sum(count_gathered_bytes(unit, shards=1, recipe=recipe) for unit in units)
-            alignment = ALIGNED * layout.shards * recipe.high_precision_bytes
+            alignment = PADDED_ELEMENTS * layout.shards * recipe.high_precision_bytes
             yield RepeatedMessage("dp", "all_gather", 1, ceil_div(weights_bytes, alignment) * alignment, layout.shards)
 
 

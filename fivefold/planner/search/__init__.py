@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import list_reasons, validate_job
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
@@ -61,7 +61,7 @@ class SearchProblem(NamedTuple):
     model: Model
     machine: Machine
     job: Job
-    where: Where = ANY
+    where: Where = ANY_LAYOUT
     risk: float = FITS_RISK  # probability of running out of memory up to which a layout fits
 
     def build_planner(self, counts: Counts | None = None) -> Planner:
@@ -112,7 +112,7 @@ def search(
     legal.
     """
     start, work = time.perf_counter(), None if exact else work or SearchWork()
-    problem = SearchProblem(model, machine, job, space_arguments.get("where", ANY), risk)
+    problem = SearchProblem(model, machine, job, space_arguments.get("where", ANY_LAYOUT), risk)
     unsearched = _describe_unsearched(problem)
     ranked_own = _rank(problem.build_planner(), own) if own else None
     spaces = _list_spaces(problem, by=by, recipes=recipes, reduces=reduces, worlds=worlds, **space_arguments)
@@ -402,7 +402,7 @@ def _describe_unsearched(problem: SearchProblem) -> tuple[str, ...]:
     Raises ``UserError`` if it names no others.
     """
     stack, where = problem.job.stack, problem.where
-    named = where.values_of("ac")
+    named = where.list_values("ac")
     skipped = [ac for ac in named if not stack.runs.can_express(ac, experts=problem.model.moe is not None)]
     if not skipped:
         return ()

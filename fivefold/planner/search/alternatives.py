@@ -15,7 +15,7 @@ from fivefold.layout.names import CP_KINDS, DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, get_1f1b_name
 from fivefold.layout.spec import Layout
 from fivefold.layout.text import format_stages
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, with_virtual_stages
 from fivefold.planner.search.simplest import Evaluated, is_distinguishable
@@ -32,7 +32,11 @@ EQUAL_TIME_SHARE = 5e-4  # share of a step that prints as 0.0 %
 
 
 def explain_choices(
-    chosen: Evaluated, *, where: Where = ANY, planners: Sequence[Planner] = (), evaluated: Iterable[Evaluated] = ()
+    chosen: Evaluated,
+    *,
+    where: Where = ANY_LAYOUT,
+    planners: Sequence[Planner] = (),
+    evaluated: Iterable[Evaluated] = (),
 ) -> Iterator[Why]:
     """Yield a line per choice. A choice without a legal alternative has none.
 

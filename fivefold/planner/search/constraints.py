@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.stages import list_virtual_stages
-from fivefold.layout.where import ANY, NUMBERS, Term, Where
+from fivefold.layout.where import ANY_LAYOUT, NUMBERS, Term, Where
 from fivefold.model.spec import Model
 from fivefold.units import round_up_to_power_of_two
 
@@ -50,7 +50,7 @@ def find_binding_constraint(
 
     Returns None if nothing passes at all.
     """
-    if find_layout(ANY) is None:
+    if find_layout(ANY_LAYOUT) is None:
         return None
     for count in range(1, len(where.terms) + 1):
         relaxed = [(terms, _drop_terms(where, terms, find_layout)) for terms in combinations(where.terms, count)]

@@ -324,7 +324,7 @@ class Estimates(Tables):
         names = [self._pick_representative_unit(run.name) for run in self.runs]
         rows = {}
         for name in dict.fromkeys(names):
-            rows[name] = list_resting_bytes(self.counts.count_states_of(layout, name, experts=experts), keeps)
+            rows[name] = list_resting_bytes(self.counts.count_kind_states(layout, name, experts=experts), keeps)
         return np.array([rows[name] for name in names], float)
 
     def _count_states(self, layout: Layout) -> Floats:

@@ -33,7 +33,7 @@ from fivefold.planner.search.shapes import (
 from fivefold.planner.search.space import PipelineShape
 
 EMBED, HEAD, BLOCKS = 0, 1, 2  # index of the embedding, the head, and the first kind of block, among the units
-LARGE = 3  # rounds of micro-batches after which more of them change nothing
+STEADY_ROUNDS = 3  # rounds of micro-batches after which more of them change nothing
 
 
 class LiveUnits(NamedTuple):
@@ -180,7 +180,7 @@ def _rank_units(
         group = -(-n_micro_batches // max(1, n_micro_batches // pp))
         is_full = shape.v * n_micro_batches - (shape.v - 1) * group - 1 >= count
     if (
-        pipeline.is_interleaved and n_micro_batches % pp == 0 and n_micro_batches >= LARGE * pp
+        pipeline.is_interleaved and n_micro_batches % pp == 0 and n_micro_batches >= STEADY_ROUNDS * pp
     ):  # after one round of backwards
         return live, live, True, is_full, True
     least_sums = (count if is_full else 1) * table.min(axis=0)
@@ -545,7 +545,7 @@ class MemoryBounds:
         """Return the live units of each candidate's pipeline."""
         pp, is_interleaved, forwards_first = (facts[candidates.shape] for facts in self._facts)
         keeps_all = forwards_first | (is_interleaved & (micro_batches % pp > 0))
-        n_micro_batches = np.where(keeps_all, micro_batches, np.minimum(micro_batches, LARGE * pp))
+        n_micro_batches = np.where(keeps_all, micro_batches, np.minimum(micro_batches, STEADY_ROUNDS * pp))
         columns = [candidates.shape, recompute_every, n_micro_batches]
         _, first, inverse = factorize(encode_rows(columns))
         keys = zip(*(column[first].tolist() for column in columns), strict=True)

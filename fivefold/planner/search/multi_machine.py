@@ -11,7 +11,7 @@ from math import ceil
 from typing import NamedTuple
 
 from fivefold.job import Job
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.datacenter import Site
 from fivefold.machine.spec import Machine
@@ -55,7 +55,7 @@ def search_machines(
     site: Site,
     by: Goal,
     within: float,
-    where: Where = ANY,
+    where: Where = ANY_LAYOUT,
     deadline: float | None = None,
     risk: float = FITS_RISK,
     done: OnSearch = lambda _: None,

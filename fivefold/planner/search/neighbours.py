@@ -14,7 +14,7 @@ from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.stages import list_virtual_stages
 from fivefold.layout.validity import count_max_stages, refuse
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, rank_moves, with_zero
@@ -28,7 +28,7 @@ MIN_GAIN = 0.002  # share of a step by which a change of the walk must be faster
 MAX_CHANGES = 8  # changes of a walk
 
 
-def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = ANY) -> Walk:
+def walk(planner: Planner, layout: Layout, *, by: By = "time", where: Where = ANY_LAYOUT) -> Walk:
     """Return every single change of ``layout`` that ``where`` admits, the best first.
 
     It also has the path of successive best changes.

@@ -161,7 +161,7 @@ def find_job_fixes(planner: Planner, layout: Layout) -> Iterator[Fix]:
             break
     for recipe in list_smaller_precisions(model, job):
         recipe_job = job.replace(precision=recipe)
-        has_units = machine.chip.format_of(recipe.compute) == recipe.compute
+        has_units = machine.chip.find_format(recipe.compute) == recipe.compute
         if not has_units or not is_legal(layout, model=model, job=recipe_job):
             continue
         if size := _predict_fitting_peak(planner, recipe_job, layout):

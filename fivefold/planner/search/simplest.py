@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout, list_divisors
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.layout_changes import can_run, change, rank_moves, with_virtual_stages
 from fivefold.planner.time.ratio_errors import estimate_speed_ratio
@@ -73,7 +73,12 @@ class Simplest:
     """
 
     def __init__(
-        self, planners: Sequence[Planner], evaluated: Iterable[Evaluated], *, max_seconds: float, where: Where = ANY
+        self,
+        planners: Sequence[Planner],
+        evaluated: Iterable[Evaluated],
+        *,
+        max_seconds: float,
+        where: Where = ANY_LAYOUT,
     ) -> None:
         self.planners, self.max_seconds, self.where = planners, max_seconds, where
         machine = planners[0].machine

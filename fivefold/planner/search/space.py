@@ -37,7 +37,7 @@ from fivefold.layout.validity import (
     is_divisible_by_tp,
     list_unsharded,
 )
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.model.spec import Model
 from fivefold.planner.search.columns import (
     CandidateLayouts,
@@ -116,7 +116,7 @@ class Space:
         recomputations: Sequence[str] = RECOMPUTATIONS,
         placements: bool = True,
         shard_groups: bool = True,
-        where: Where = ANY,
+        where: Where = ANY_LAYOUT,
         reduces_often: bool = False,
         two_dimensional: bool = False,
     ) -> None:
@@ -145,7 +145,9 @@ class Space:
         unsharded, config_axes = _list_unsharded_axes(model, job), stack.config_axes or stack.axes
         self.axes = tuple(axis for axis in axes if axis in stack.axes and axis in config_axes and axis not in unsharded)
         self.where = where
-        all_recomputations = dict.fromkeys((*list_recomputations(model, stack, recomputations), *where.values_of("ac")))
+        all_recomputations = dict.fromkeys(
+            (*list_recomputations(model, stack, recomputations), *where.list_values("ac"))
+        )
         expressible_recomputations = [
             ac for ac in all_recomputations if stack.can_express(ac, experts=model.moe is not None)
         ]

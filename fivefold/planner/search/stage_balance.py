@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import count_stage_parts, sum_parts
 from fivefold.layout.validity import is_legal
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.planner.counts.update import list_stages
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.incumbents import Incumbents
@@ -78,7 +78,7 @@ def bound_gain(layout: Layout, planner: Planner) -> float:
     return 1 - sum(least_loads) / len(least_loads) / max(_sum_loads(layout, planner, stages_of_ranks))
 
 
-def balance_stages(incumbents: Incumbents, *, where: Where = ANY) -> int:
+def balance_stages(incumbents: Incumbents, *, where: Where = ANY_LAYOUT) -> int:
     """Evaluate the best pipelines of ``incumbents`` with balanced stages and with recomputation on fewer ranks.
 
     Only those that may beat the best are evaluated. Return how many there were.

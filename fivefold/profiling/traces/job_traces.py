@@ -20,7 +20,7 @@ from fivefold.units import MIB, show_seconds
 
 SUFFIXES = (".json", ".json.gz")
 RANK_IN_NAME = re.compile(r"rank[-_]?(\d{1,7})(?!\d)", re.IGNORECASE)
-SLACK = 60_000_000_000  # ns by which the clocks of two hosts may differ
+MAX_CLOCK_OFFSET_NS = 60_000_000_000  # ns by which the clocks of two hosts may differ
 
 
 Progress = Callable[[str, int, int], None]  # what, done, of how many
@@ -155,7 +155,7 @@ def _refuse_other_times(recordings: list[TraceEvents]) -> None:
     begins = max(spans, key=lambda span: span[0])
     ends = min(spans, key=lambda span: span[1])
     gap_ns = begins[0] - ends[1]
-    if gap_ns > SLACK:
+    if gap_ns > MAX_CLOCK_OFFSET_NS:
         raise UserError(
             f"{ends[2]} and {begins[2]} are traces of two runs, {show_seconds(gap_ns / 1e9)} apart; "
             "give traces of one run"

@@ -21,10 +21,10 @@ from typing import Any, Self
 from fivefold.bounded_file import open_stream
 from fivefold.record import UserError
 
-CHUNK = 1 << 20  # bytes that are read at once
+CHUNK_BYTES = 1 << 20  # bytes that are read at once
 MAX_VALUE_CHARACTERS = 16 << 20  # characters of one value
 GOES_ON = ("", ".", "e", "E")  # characters after a number that may not be complete
-MARGIN = 64  # an error this close to the end of the text that was read may only mean that more is to come
+CUT_ERROR_CHARACTERS = 64  # an error this close to the end of the text that was read may only mean that more is to come
 BLANK = re.compile(r"[\s,]*")
 EVENT = re.compile(r'\{\s*"(?:(?:ph|cat|ts)"\s*:|name"\s*:\s*"[^"\\]*"\s*,)')  # an object of args holds only a name
 
@@ -146,7 +146,7 @@ class JsonStream:
         """
         self._at += 1
         while not (match := EVENT.search(self._text, self._at)):
-            self._at = max(self._at, len(self._text) - MARGIN)
+            self._at = max(self._at, len(self._text) - CUT_ERROR_CHARACTERS)
             if not self._fill():
                 self._at = len(self._text)
                 return False
@@ -180,7 +180,11 @@ class JsonStream:
                     return value
                 continue
             value_length = len(self._text) - self._at
-            if error_position < len(self._text) - MARGIN or value_length > MAX_VALUE_CHARACTERS or not self._fill():
+            if (
+                error_position < len(self._text) - CUT_ERROR_CHARACTERS
+                or value_length > MAX_VALUE_CHARACTERS
+                or not self._fill()
+            ):
                 raise MalformedJson
 
     def _fill(self) -> bool:
@@ -199,7 +203,7 @@ class JsonStream:
         """Yield a chunk's bytes as they come, so that the readable part of a truncated gzip file is not lost."""
         size = 0
         try:
-            while size < CHUNK and (piece := self._file.read1(CHUNK)):
+            while size < CHUNK_BYTES and (piece := self._file.read1(CHUNK_BYTES)):
                 size += len(piece)
                 yield piece
         except EOFError:

@@ -17,10 +17,10 @@ from fivefold.results.spans import Span
 from fivefold.step import Step
 from fivefold.units import show_seconds
 
-WIDE = 1000  # assumed width of the marks on a screen in pixels: text is written where it fits
+ASSUMED_WIDTH = 1000  # assumed width of the marks on a screen in pixels: text is written where it fits
 HIGHEST = 520
 MAX_TOOLTIP_SPANS = 1000  # up to this number of spans each has a tip; above it, those of a kind and rank are one line
-MIN_TENTHS = 5.0  # half a pixel of ``WIDE``, the least width of a block or gap in a line, in tenths of a unit
+MIN_TENTHS = 5.0  # half a pixel of ``ASSUMED_WIDTH``, the least width of a block or gap in a line, in tenths of a unit
 _Look = tuple[str, bool, float, float]  # kind, whether paler, top and bottom
 
 
@@ -203,7 +203,7 @@ def _look(block: PipelineRectangle) -> str:
 
 def _draw_digits(drawn: Sequence[tuple[_Place, PipelineRectangle, Span]]) -> Iterator[Raw]:
     for place, block, _ in drawn:
-        if block.text and place.width * WIDE > 7 * len(block.text) + 3:
+        if block.text and place.width * ASSUMED_WIDTH > 7 * len(block.text) + 3:
             x = format_percent(place.x + place.width / 2)
             y = format_percent(place.y + place.height / 2)
             yield build_element("text", block.text, x=x, y=y, dy="0.35em", class_=f"digit on-{block.kind}")

@@ -24,13 +24,13 @@ from fivefold.rendering.sweep.settings import (
 from fivefold.results.sweep_row import SweepRow
 
 MAX_MODELS = 4
-LACKS = "needs several sequence lengths"
+MISSING_LENGTHS = "needs several sequence lengths"
 
 
 def draw_memory(rows: Sequence[SweepRow]) -> Chart | str:
     """Draw memory by category: a bar per sequence length, a column per recomputation, a panel per model."""
     if "sequence" not in list_varied_axes(rows):
-        return LACKS
+        return MISSING_LENGTHS
     layout_by_model = {
         model: _find_most_common_layout(rows, model)
         for model in list_values([row for row in rows if row.peak_bytes], "model")
@@ -54,7 +54,7 @@ def draw_memory(rows: Sequence[SweepRow]) -> Chart | str:
 def draw_sequence(rows: Sequence[SweepRow]) -> Chart | str:
     """Draw the best MFU over sequence length; a curve per recomputation, a panel per model; hollow if nothing fits."""
     if "sequence" not in list_varied_axes(rows):
-        return LACKS
+        return MISSING_LENGTHS
     chosen = _choose(rows)
     if not chosen:
         return "needs rows with a prediction"

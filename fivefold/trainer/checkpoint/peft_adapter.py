@@ -386,7 +386,7 @@ def _start(path: Path, *, base: Path, built: Built, model: Model, job: Job) -> N
     """Copy the rows of this rank from a PEFT adapter folder into its shards."""
     factors = open_as(path, base=base, model=model, job=job)
     for shard in built.shards:
-        shard.weight.copy_(shard.rows_of(factors[shard.name]))
+        shard.weight.copy_(shard.select_rows(factors[shard.name]))
 
 
 def open_as(path: Path, *, base: Path, model: Model, job: Job) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from fivefold.trainer.measure.meter import COLLECTIVES, Meter, find_group, list_
 
 c10d, functional = torch.ops.c10d, torch.ops._c10d_functional
 SCALAR = torch.ops.aten._local_scalar_dense.default
-WHOLE = (DTensor, AsyncCollectiveTensor)  # their operations are dispatched again, on the local tensors
+WRAPPER_TENSORS = (DTensor, AsyncCollectiveTensor)  # their operations are dispatched again, on the local tensors
 # operation → (collective, index of the argument that is the full tensor)
 LISTS = {
     c10d.allgather_.default: ("all_gather", 0), c10d.reduce_scatter_.default: ("reduce_scatter", 1),
@@ -92,7 +92,7 @@ class LoopMeter(Meter):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run the operation, then count it. Operations that only infer shapes (fake, meta) are not counted."""
-        if any(issubclass(kind, WHOLE) for kind in types):
+        if any(issubclass(kind, WRAPPER_TENSORS) for kind in types):
             return NotImplemented
         if not self._fake and any(issubclass(kind, FakeTensor) for kind in types):
             return func(*args, **(kwargs or {}))
@@ -131,7 +131,7 @@ class LoopMeter(Meter):
         )
 
     def _track_storage(self, tensor: Tensor) -> None:
-        skipped = WHOLE if self._fake else (FakeTensor, *WHOLE)
+        skipped = WRAPPER_TENSORS if self._fake else (FakeTensor, *WRAPPER_TENSORS)
         if tensor.device.type != "meta" and not isinstance(tensor, skipped):
             super()._track_storage(tensor)
 

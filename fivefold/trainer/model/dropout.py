@@ -22,7 +22,7 @@ GAMMA, FIRST, SECOND = (
     value - 2**64 for value in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 )  # as int64
 LEVELS = 2**16
-LARGEST = 2**20  # elements whose bits are computed at once
+MAX_DRAWN_ELEMENTS = 2**20  # elements whose bits are computed at once
 EMBEDDING = 0
 PROBABILITIES, ATTENTION, FEED_FORWARD = range(3)  # places in a layer
 ADAPTERS = 2**40  # the first place of adapters' inputs, beyond those of layers
@@ -78,7 +78,7 @@ def make_keep_mask(keys: Tensor, *, columns: range, rate: float) -> Tensor:
     return column_bits >= _count_dropped_levels(rate) - LEVELS // 2
 
 
-def scale_of(rate: float) -> float:
+def compute_keep_scale(rate: float) -> float:
     """Return 1 / (1 − rate), for the rounded rate."""
     return LEVELS / (LEVELS - _count_dropped_levels(rate))
 
@@ -97,7 +97,7 @@ def dropout_mask(keys: Tensor, columns: int, rate: float, first: int = 0) -> Ten
         return draw_mask(keys, columns, first=first, dropped=_count_dropped_levels(rate))
     rows = keys.flatten()
     mask = torch.empty(len(rows), columns, dtype=torch.bool, device=keys.device)
-    step = max(1, LARGEST // columns)
+    step = max(1, MAX_DRAWN_ELEMENTS // columns)
     for start in range(0, len(rows), step):
         mask[start : start + step] = make_keep_mask(
             rows[start : start + step], columns=range(first, first + columns), rate=rate
@@ -116,7 +116,7 @@ class _Dropped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, keys: Tensor, rate: float) -> Tensor:
         mask = dropout_mask(keys, x.shape[-1], rate)
-        ctx.scale = scale_of(rate)
+        ctx.scale = compute_keep_scale(rate)
         ctx.save_for_backward(mask)
         return apply_mask(x, mask, scale=ctx.scale)
 
@@ -187,7 +187,7 @@ class AdapterDropout(PlacedNoise):
     @property
     def scale(self) -> float:
         """Return the factor on the elements that are kept."""
-        return scale_of(self.rate)
+        return compute_keep_scale(self.rate)
 
     def draw(self, keys_B: Tensor, *, rows: int, columns: range) -> Tensor:
         """Return the mask [rows, columns] of this rank's rows of all sequences with keys ``keys_B``."""

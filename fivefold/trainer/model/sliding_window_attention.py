@@ -5,7 +5,7 @@ They are custom operators:
     forward    chunk of query rows: scores of the keys it sees → lse, p = exp(scores − lse), out = p·v
     backward   the same scores again: dv = pᵀ·g · ds = p·(g·vᵀ − Σ g·out) · dq = ds·k · dk = dsᵀ·q
 
-Neither holds more than ``LARGEST`` scores at once. Written with PyTorch's matmuls, in fp32. As in flash attention,
+Neither holds more than ``MAX_SCORES`` scores at once. Written with PyTorch's matmuls, in fp32. As in flash attention,
 the backward takes output and log-sum-exp over all keys (arXiv:2205.14135).
 """
 
@@ -18,9 +18,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from fivefold.trainer.model.dropout import make_keep_mask, row_keys, scale_of, score_rows
+from fivefold.trainer.model.dropout import compute_keep_scale, make_keep_mask, row_keys, score_rows
 
-LARGEST = 2**22  # scores at once; 16 MiB
+MAX_SCORES = 2**22  # scores at once; 16 MiB
 
 
 class QueryChunk(NamedTuple):
@@ -34,7 +34,7 @@ def list_chunks(q: Tensor, k: Tensor, *, offset: int, window: int) -> Iterator[Q
     """Yield the chunks of the queries [B, N, T, H] that see keys of [B, K, S, H]; ``window`` 0: none."""
     (sequences, heads, tokens, _), keys = q.shape, k.shape[2]
     seen_keys = min(window, keys) if window else keys
-    max_scores = max(1, LARGEST // (sequences * heads))
+    max_scores = max(1, MAX_SCORES // (sequences * heads))
     # rows · (seen_keys + rows) ≤ max_scores; not many more rows than a window has keys: half of their square is masked
     rows = max(1, min((isqrt(seen_keys * seen_keys + 4 * max_scores) - seen_keys) // 2, max(seen_keys, 64)))
     for first in range(0, tokens, rows):
@@ -76,7 +76,8 @@ def band_attention(
         chunk_lse = scores.logsumexp(-1)
         probabilities = scores.sub_(_replace_infinite(chunk_lse)[..., None]).exp_()
         if keys_B is not None:
-            probabilities.mul_(part.keep_mask(keys_B, q.shape[1], keys, rate=rate, firsts=firsts)).mul_(scale_of(rate))
+            keep_mask = part.keep_mask(keys_B, q.shape[1], keys, rate=rate, firsts=firsts)
+            probabilities.mul_(keep_mask).mul_(compute_keep_scale(rate))
         chunk_out = torch.matmul(probabilities, v[:, :, keys].to(probabilities.dtype))
         lse[:, :, queries], out[:, :, queries] = part.to_heads(chunk_lse), part.to_heads(chunk_out).to(q.dtype)
     return out, lse
@@ -121,7 +122,7 @@ def band_attention_backward(
         dropped = probabilities
         if keys_B is not None:
             factors = part.keep_mask(keys_B, q.shape[1], keys, rate=rate, firsts=firsts).to(probabilities.dtype)
-            d_scores.mul_(factors.mul_(scale_of(rate)))
+            d_scores.mul_(factors.mul_(compute_keep_scale(rate)))
             dropped = probabilities * factors
         dv[:, :, keys] += torch.matmul(dropped.mT, g)
         d_scores.sub_((g * o).sum(-1, keepdim=True)).mul_(probabilities)

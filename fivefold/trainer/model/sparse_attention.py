@@ -22,7 +22,7 @@ from fivefold.trainer.model.flash_attention import add_sinks, sinks_backward
 from fivefold.trainer.model.linear import Linear, accumulate_grad
 from fivefold.trainer.model.operation import exclude_from_graphs
 
-LARGEST = 2**22  # numbers of a temporary at once; 16 MiB
+MAX_TEMPORARY_ELEMENTS = 2**22  # numbers of a temporary at once; 16 MiB
 NO_KEY = -1  # an index of no key, as in FlashMLA: the query sees fewer keys than may be chosen
 
 
@@ -61,8 +61,8 @@ def _empty_indices(q_RNH: Tensor, tokens: int, topk: int) -> Tensor:
 
 
 def _split_rows(rows: int, *, first: int, tokens: int, size: int) -> Iterator[tuple[int, int]]:
-    """Yield ranges of rows of one sequence each, of few enough rows for ``LARGEST`` if each needs ``size`` numbers."""
-    most, begin = max(1, LARGEST // size), 0
+    """Yield ranges of rows of one sequence each, with ``MAX_TEMPORARY_ELEMENTS`` at most if a row needs ``size``."""
+    most, begin = max(1, MAX_TEMPORARY_ELEMENTS // size), 0
     while begin < rows:
         end = min(begin + most, rows, begin + tokens - (first + begin) % tokens)
         yield begin, end
@@ -125,9 +125,9 @@ def _empty_outputs(q_RNH: Tensor, value_dim: int) -> tuple[Tensor, Tensor]:
 
 
 def _list_row_blocks(q_RNH: Tensor, chosen_RK: Tensor) -> Iterator[slice]:
-    """Yield blocks of rows, whose gathered keys and scores have ``LARGEST`` numbers at most."""
+    """Yield blocks of rows, whose gathered keys and scores have ``MAX_TEMPORARY_ELEMENTS`` numbers at most."""
     rows, heads, dim = q_RNH.shape
-    most = max(1, LARGEST // (chosen_RK.shape[1] * max(heads, dim)))
+    most = max(1, MAX_TEMPORARY_ELEMENTS // (chosen_RK.shape[1] * max(heads, dim)))
     yield from (slice(begin, begin + most) for begin in range(0, rows, most))
 
 

@@ -25,7 +25,7 @@ from fivefold.trainer.parallel.mesh import AxisGroup
 from fivefold.trainer.parallel.shard import LocalWeight, WeightShard
 from fivefold.update import Rates
 
-ALONE = AxisGroup("alone", 0, (0,), None)
+ONE_RANK = AxisGroup("alone", 0, (0,), None)
 DECAY = -0.8
 MIN_RMS_GRADIENT, MIN_RMS_WEIGHT = 1e-15, 1e-3  # lower bounds of √v (the paper adds 1e-30 to g²) and of rms w
 
@@ -224,4 +224,4 @@ def _shard_means(cut: ShardAxes, *, dim: int) -> WeightShard:
     parts = [(*part[:-1], slice(0, 1)) if dim == -1 else (*part[:-2], slice(0, 1), part[-1]) for part in piece.parts]
     local_slice = LocalSlice(shrink(piece.shape), tuple(parts[: None if dim == -1 else 1]), piece.holders)
     weight = local_weight.weight._replace(shape=shrink(local_weight.weight.shape))
-    return WeightShard(LocalWeight(weight, local_slice, local_weight.holders), axis=cut.rows if dim == -1 else ALONE)
+    return WeightShard(LocalWeight(weight, local_slice, local_weight.holders), axis=cut.rows if dim == -1 else ONE_RANK)

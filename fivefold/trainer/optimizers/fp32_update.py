@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-BLOCK = 2**22  # elements that are converted to fp32 at a time
+CONVERTED_ELEMENTS = 2**22  # elements that are converted to fp32 at a time
 Groups = list[dict[str, Any]]
 
 
@@ -76,7 +76,7 @@ def iterate_blocks(weight: Tensor, *moments: Tensor) -> Iterator[tuple[Tensor, .
     """Yield weight, gradient and moments in fp32, block by block, and copy an updated block back to the weight."""
     assert weight.grad is not None
     tensors = (weight, weight.grad, *moments)
-    size = weight.numel() if weight.dtype == torch.float32 else BLOCK
+    size = weight.numel() if weight.dtype == torch.float32 else CONVERTED_ELEMENTS
     for w, g, *block_moments in zip(*(tensor.view(-1).split(size) for tensor in tensors), strict=True):
         w_fp32 = w.float()  # w itself if it is fp32
         yield w_fp32, g.float(), *block_moments

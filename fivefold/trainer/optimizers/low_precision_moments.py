@@ -165,7 +165,7 @@ class NarrowAdamW(torch.optim.Optimizer):
                 for w, g, m, v in fp32_update.iterate_blocks(weight, *(state[name] for name in NAMES)):
                     fp32_update.apply_adamw(w, g, m, v, step=state["step"], group=group)
                 continue
-            rows_per_chunk = max(1, fp32_update.BLOCK * rows // weight.numel())
+            rows_per_chunk = max(1, fp32_update.CONVERTED_ELEMENTS * rows // weight.numel())
             no_scales = torch.empty(rows, 0, device=weight.device)
             state_tensors = [state.get(name + end, no_scales) for name in NAMES for end in ("", "_scale")]
             chunks = [tensor.view(rows, -1).split(rows_per_chunk) for tensor in (weight, weight.grad, *state_tensors)]

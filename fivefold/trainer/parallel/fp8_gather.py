@@ -52,7 +52,7 @@ class Scales:
         self._shards.append(shard)
         return len(self._shards) - 1
 
-    def scale_of(self, place: int) -> Tensor:
+    def get_scale(self, place: int) -> Tensor:
         """Return the scales of the matrix at index ``place``: fp32 [experts or 1, blocks down, blocks across]."""
         return self._current()[place][1]
 
@@ -131,9 +131,9 @@ class Payload:
             if place is None or part.dtype == E4M3:
                 part.view(torch.uint8).copy_(column)
                 if place is not None:
-                    scale = self.scales.scale_of(place)
+                    scale = self.scales.get_scale(place)
                     parameter.scale = scale if len(shard.shape) == 3 else scale[0]  # type: ignore[attr-defined]
                 continue
             part.copy_(column.view(E4M3))
             matrix = part.view(-1)[: shard.shape.numel()].view(-1, *shard.shape[-2:])
-            scale_(matrix, self.scales.scale_of(place))
+            scale_(matrix, self.scales.get_scale(place))

@@ -138,7 +138,7 @@ class Gradients:
         """
         if self.shard.size > 1 or self.dtype != weight.dtype:
             return None
-        return GradBuffer(self._sums_of(index).view(weight.shape), fresh=not self._received[index])
+        return GradBuffer(self._get_sums(index).view(weight.shape), fresh=not self._received[index])
 
     def add(self, index: int, gradient: Tensor | Cast | None) -> None:
         """Add a gradient of one weight, or None if it was written into its ``grad_buffer``.
@@ -151,7 +151,7 @@ class Gradients:
             self._received = [0] * len(self.shards)
             self._reduce()
 
-    def _sums_of(self, index: int) -> Tensor:
+    def _get_sums(self, index: int) -> Tensor:
         """Return the columns [ranks, padded numel] of one weight in the reduce_scatter buffer, once it is writable."""
         if self._reducing is not None and self.in_flight_reduction is not None:
             self.in_flight_reduction.finish()  # the reduction of the previous micro-batch
@@ -174,7 +174,7 @@ class Gradients:
         """
         if gradient is None:
             return
-        columns = self._sums_of(index)
+        columns = self._get_sums(index)
         if isinstance(gradient, Cast):
             add_cast_(columns, gradient, fresh=not self._received[index])
             return

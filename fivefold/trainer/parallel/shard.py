@@ -90,7 +90,7 @@ class WeightShard:
     def load(self, full: Tensor) -> None:
         """Set this shard's rows to those of the full weight ``full``."""
         if self.quantized is None:
-            self.weight.copy_(self.rows_of(full))
+            self.weight.copy_(self.select_rows(full))
             return
         for expert, there in self.list_matrices():
             self.load_matrix(full if there is None else full[there], expert=expert)
@@ -134,7 +134,7 @@ class WeightShard:
             return self.weight
         return self.quantized.dequantize_rows(self.weight, first=self.first_row, rows=self.rows)
 
-    def rows_of(self, full: Tensor) -> Tensor:
+    def select_rows(self, full: Tensor) -> Tensor:
         """Return this shard's rows of a full weight: [rows, …], with zeros for padding."""
         local_slice = self.local_weight.local_slice
         local = full.new_zeros(self.shape)

@@ -10,7 +10,7 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.text import read_token
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
@@ -31,7 +31,7 @@ GPT3 = Planner(
 LLAMA = Planner(model=build_model("llama3-405b"), machine=H100, job=Job(sequence=8192, global_batch=2048))
 
 
-def list_reasons(planner: Planner, text: str, where: Where = ANY) -> dict[str, str]:
+def list_reasons(planner: Planner, text: str, where: Where = ANY_LAYOUT) -> dict[str, str]:
     """The lines by choice."""
     result = planner.estimate(Layout.parse(text))
     lines = list(explain_choices(Evaluated(result.layout, result.step_time, result.peak_bytes, planner), where=where))

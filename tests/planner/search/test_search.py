@@ -16,7 +16,7 @@ from fivefold.job import RECIPES, Job
 from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import can_express, list_reasons
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
@@ -562,7 +562,7 @@ def test_fits_any_agrees_with_search() -> None:
     for layers in (1, 64):
         model = build_model("llama3.2-1b").replace(layers=layers)
         result = search(model=model, machine=node, job=job, top=1)
-        assert bool(find_fitting_layout(ANY, model=model, machine=node, job=job)) == bool(result.best)
+        assert bool(find_fitting_layout(ANY_LAYOUT, model=model, machine=node, job=job)) == bool(result.best)
         needs = [miss.needs_bytes for miss in result.misses]
         assert needs == sorted(needs)
         assert not needs or len(needs) == 3
@@ -670,8 +670,8 @@ def test_a_search_within_its_work_limit_is_exact() -> None:
 
 def test_a_search_for_any_layout_that_fits_ends_at_its_work_limit() -> None:
     machine, job, work = make_tight_machine(4, gib=1.5), FEW.replace(global_batch=4), SearchWork(exact_units=0)
-    assert find_fitting_layout(ANY, model=EXPERTS, machine=machine, job=job) is not None
-    assert find_fitting_layout(ANY, model=EXPERTS, machine=machine, job=job, work=work) is None
+    assert find_fitting_layout(ANY_LAYOUT, model=EXPERTS, machine=machine, job=job) is not None
+    assert find_fitting_layout(ANY_LAYOUT, model=EXPERTS, machine=machine, job=job, work=work) is None
     assert work.is_spent
 
 

@@ -11,7 +11,7 @@ import pytest
 import fivefold as ff
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import is_legal
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner
 from fivefold.planner.search import search
@@ -35,7 +35,7 @@ SHALLOW, SPARSE, SHORT = SMALL.replace(layers=2), EXPERTS.replace(layers=2), FEW
 
 
 @cache
-def list_layouts(model: Model, where: Where = ANY) -> list[Estimate]:
+def list_layouts(model: Model, where: Where = ANY_LAYOUT) -> list[Estimate]:
     """Every layout of four tight ranks, estimated, that fits."""
     return search_by_brute_force(model, make_tight_machine(4, gib=1.0), SHORT, where=where)
 

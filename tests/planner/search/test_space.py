@@ -16,7 +16,7 @@ from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import can_express, list_mismatches, list_reasons, refuse
-from fivefold.layout.where import ANY, Where
+from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.model.catalog import build_model
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.short_conv import ShortConv
@@ -210,7 +210,7 @@ def _check_space(model: Model, job: Job) -> set[Layout]:
     return mine
 
 
-def _space(model: Model, job: Job, where: Where = ANY) -> set[Layout]:
+def _space(model: Model, job: Job, where: Where = ANY_LAYOUT) -> set[Layout]:
     """As the search makes it, each layout once."""
     space = Space(model, job, world=4, recomputations=("none",), placements=False, where=where)
     candidates = list_leaves(space)

@@ -61,7 +61,7 @@ def test_stream_reads_the_same_as_json(
     content = json.dumps(whole, indent=indent, ensure_ascii=chunk == 3).encode()
     path = tmp_path / "trace"
     path.write_bytes(gzip.compress(content) if zipped else content)
-    monkeypatch.setattr(json_stream, "CHUNK", chunk)
+    monkeypatch.setattr(json_stream, "CHUNK_BYTES", chunk)
     result, stream = read_all(path)
     assert result == json.loads(json.dumps(events))
     assert stream.metadata == (json.loads(json.dumps({**before, **after})) if wrapped else {})

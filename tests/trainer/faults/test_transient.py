@@ -64,14 +64,14 @@ def test_a_failed_rank_tells_the_launcher_whether_to_restart(tmp_path: Path, rai
     answer = tmp_path / "answer.json"
     program = f"""
 from pathlib import Path
-from fivefold.cli.errors import settle
+from fivefold.cli.errors import run_with_exit_code
 from fivefold.trainer.faults.signals import shorten_errors
 
 def train():
     with shorten_errors(Path({str(tmp_path)!r}), rank=1, answer=Path({str(answer)!r})):
         raise {raised}
 
-raise SystemExit(settle(train))
+raise SystemExit(run_with_exit_code(train))
 """
     environment = os.environ | {"FIVEFOLD_LAUNCHER": str(os.getpid()), "TORCHELASTIC_ERROR_FILE": str(answer)}
     done = subprocess.run([sys.executable, "-c", program], env=environment, check=False)

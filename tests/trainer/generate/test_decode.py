@@ -232,7 +232,7 @@ def save(folder: Path, model: Model, layout: Layout) -> None:
     job, wide = Job(sequence=32, global_batch=4, precision=get_recipe("fp32")), draw_weights(model)
     built = build(model=model, layout=layout, job=job, device=torch.device("cpu"))
     for shard in built.shards:
-        shard.weight.data.copy_(shard.rows_of(wide[shard.name]))
+        shard.weight.data.copy_(shard.select_rows(wide[shard.name]))
     for layer, moe in built.moe_layers.items():
         moe.bias.copy_(biases(model)[f"blocks.{layer}.moe.bias"])
     progress = checkpoint.RunProgress(step=0, samples=0, tokens=0)

@@ -51,7 +51,7 @@ def name_theirs(name: str) -> str:
 
 @pytest.fixture(params=[2**22, 200], ids=["one block", "many blocks"])
 def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compressed_core, "LARGEST", request.param)
+    monkeypatch.setattr(compressed_core, "MAX_TEMPORARY_ELEMENTS", request.param)
 
 
 @pytest.mark.usefixtures("_blocks")

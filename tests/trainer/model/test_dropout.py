@@ -11,12 +11,12 @@ from fivefold.trainer.model.attention_mask import AttentionMask, Heads
 from fivefold.trainer.model.dropout import (
     GAMMA,
     Dropout,
+    compute_keep_scale,
     dropout_mask,
     make_keep_mask,
     mix,
     place_keys,
     row_keys,
-    scale_of,
     sequence_keys,
 )
 from fivefold.trainer.model.dropout import score_rows as numbers_of
@@ -45,11 +45,11 @@ def test_dropout_keeps_the_stated_share_in_rows_and_columns(rate: float) -> None
         assert float((mask.mean(dim) - (1 - rate)).abs().max()) < 5 * spread / mask.shape[dim] ** 0.5
     neighbours = (mask[:, 1:] * mask[:, :-1]).mean(), (mask[1:] * mask[:-1]).mean()
     assert all(abs(float(both) - (1 - rate) ** 2) < 0.01 for both in neighbours)
-    assert scale_of(rate) == pytest.approx(1 / (1 - rate), rel=2e-4)
+    assert compute_keep_scale(rate) == pytest.approx(1 / (1 - rate), rel=2e-4)
 
 
 def test_the_mask_of_some_columns_is_a_part_of_the_full_mask(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dropout, "LARGEST", 30)
+    monkeypatch.setattr(dropout, "MAX_DRAWN_ELEMENTS", 30)
     keys = row_keys(KEYS, torch.arange(7), place=3)
     whole = dropout_mask(keys, 23, 0.3)
     assert whole.shape == (B, 7, 23)
@@ -73,7 +73,7 @@ def test_flash_and_unfused_attention_drop_the_same(
     window: int | None, documents: Tensor | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And as written out; with half of the heads each, as two ranks of tp, all the same."""
-    monkeypatch.setattr(sliding_window_attention, "LARGEST", 40 * B * N)
+    monkeypatch.setattr(sliding_window_attention, "MAX_SCORES", 40 * B * N)
     rule = AttentionMask(0.3, window, dropout=0.25, layer=3)
     gradient = draw_inputs(B, S, N, 8, seed=4)
     rows = row_keys(KEYS, numbers_of(range(N), range(S), device=gradient.device), place=1 + 3 * 3)

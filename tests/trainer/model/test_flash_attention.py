@@ -72,7 +72,7 @@ def check_close(found: Tensor, wanted: Tensor, *, error: float = 1e-5) -> None:
 def test_blockwise_attention_equals_plain_attention(
     case: str, dims: tuple[int, int], rule: AttentionMask, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sliding_window_attention, "LARGEST", 40 * B * N)  # several chunks of queries
+    monkeypatch.setattr(sliding_window_attention, "MAX_SCORES", 40 * B * N)  # several chunks of queries
     spans = None
     tokens = T if case == "documents before" else S
     offset = {"causal": 0, "documents": 0}.get(case, S)
@@ -119,7 +119,7 @@ def test_sliding_window_attention_never_holds_all_scores() -> None:
         chunks = list(sliding_window_attention.list_chunks(q, k, offset=0, window=window))
         assert sum(chunk.queries.stop - chunk.queries.start for chunk in chunks) == 5000
         sizes = [(c.queries.stop - c.queries.start) * (c.keys.stop - c.keys.start) for c in chunks]
-        assert max(sizes) * 2 * 8 <= sliding_window_attention.LARGEST
+        assert max(sizes) * 2 * 8 <= sliding_window_attention.MAX_SCORES
         if window == 100:  # masked or not, at most three times what is seen
             assert sum(sizes) <= 3 * count_visible_pairs(5000, 5000, offset=0, window=window)
 

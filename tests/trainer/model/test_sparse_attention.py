@@ -27,7 +27,7 @@ def draw(*shape: int) -> Tensor:
 
 @pytest.fixture(params=[2**22, 60], ids=["one block", "many blocks"])
 def _blocks(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "LARGEST", request.param)
+    monkeypatch.setattr(kernels, "MAX_TEMPORARY_ELEMENTS", request.param)
 
 
 @pytest.mark.usefixtures("_blocks")

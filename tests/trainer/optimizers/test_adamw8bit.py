@@ -116,7 +116,7 @@ def test_updates_of_8_bit_moments_do_not_depend_on_the_block_size(
 ) -> None:
     model = MODEL.replace(layers=1)
     ((_, whole),) = forked(1, run_steps, model, Layout.parse("mbs1"), job("adamw8bit"), 0, None, 2)
-    monkeypatch.setattr(fp32_update, "BLOCK", 5000)
+    monkeypatch.setattr(fp32_update, "CONVERTED_ELEMENTS", 5000)
     ((_, pieces),) = forked(1, run_steps, model, Layout.parse("mbs1"), job("adamw8bit"), 0, None, 2)
     for (name, *_, a), (_, *_, b) in zip(whole, pieces, strict=True):
         assert torch.equal(a, b), name

@@ -108,7 +108,7 @@ def norm_and_cut(model: Model, layout: str) -> tuple[float, float]:
     job = Job(sequence=16, global_batch=8)
     built = build(model=model, layout=Layout.parse(layout), job=job, device=torch.device("cpu"))
     for shard in built.shards:
-        shard.weight.grad = shard.rows_of(gradient(shard.local_weight.weight)).to(shard.weight.dtype)
+        shard.weight.grad = shard.select_rows(gradient(shard.local_weight.weight)).to(shard.weight.dtype)
     shard = next(shard for shard in built.shards if shard.rows)
     before = shard.weight.grad.norm()
     norm, _ = sum_over_ranks(built.shards, ranks=built.ranks)

@@ -62,7 +62,7 @@ def run_steps(
     before = parts(built)
     for step in range(first, min(first + steps, STEPS)):
         for shard in built.shards:
-            shard.weight.grad = shard.rows_of(gradient(shard.local_weight.weight, step)).to(shard.weight.dtype)
+            shard.weight.grad = shard.select_rows(gradient(shard.local_weight.weight, step)).to(shard.weight.dtype)
         built.optimizer.step()
     if folder:
         done = RunProgress(step=first + 1, samples=0, tokens=0)
@@ -236,7 +236,7 @@ def test_fp32_adamw_equals_that_of_torch(decay: float) -> None:
 
 def test_low_precision_weights_are_updated_in_fp32_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """One step from fp32 of the same values, rounded once; a block may end anywhere."""
-    monkeypatch.setattr(fp32_update, "BLOCK", 37)
+    monkeypatch.setattr(fp32_update, "CONVERTED_ELEMENTS", 37)
     start = torch.randn(50, 7).bfloat16()
     narrow, plain = torch.nn.Parameter(start.clone()), torch.nn.Parameter(start.float())
     for parameter in (narrow, plain):

@@ -32,7 +32,7 @@ from fivefold.planner.counts.operations.recompute import UnitOperations
 from fivefold.planner.counts.operations.vision import insert_images
 
 STATISTIC = 4  # bytes of an fp32 number of a row
-MARKED = 100  # cached blocks, of which variants of recomputation are made
+MAX_CACHED_BLOCKS = 100  # cached blocks, of which variants of recomputation are made
 
 
 class UnitCache:
@@ -44,7 +44,7 @@ class UnitCache:
         self._locals: Cache[tuple[LocalDegrees, frozenset[str], frozenset[str]], Local] = Cache()
         self._ends = resolve_freeze(model, job.freeze).ends
         self._halves: Cache[tuple[object, ...], list[Op]] = Cache()
-        self._blocks: Cache[tuple[LocalDegrees, Kind, bool], list[Op]] = Cache(MARKED)
+        self._blocks: Cache[tuple[LocalDegrees, Kind, bool], list[Op]] = Cache(MAX_CACHED_BLOCKS)
         self._units: Cache[tuple[LocalDegrees, Kind | str], UnitOperations] = Cache()
         self._heads: Cache[LocalDegrees, tuple[Op, ...]] = Cache()
 

@@ -19,7 +19,7 @@ from fivefold.units import ceil_div
 
 MX, NV = 32, 16  # elements that share a scale
 E8M0 = torch.float8_e8m0fnu
-LARGEST = {MX: 448.0, NV: 6.0}  # of e4m3 and of e2m1
+LARGEST_VALUE = {MX: 448.0, NV: 6.0}  # of e4m3 and of e2m1
 BIAS = 127  # of e8m0
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # value of each code; bit 3 is the sign
 # |x| at or below the n-th rounds to code n or less: halfway between neighbours; ties go to the even code
@@ -77,7 +77,7 @@ def _cast_blocks(x: Tensor, amax: Tensor | None, group_size: int) -> tuple[Tenso
     if group_size == NV:
         if amax is None:
             amax = vector_norm(x, torch.inf, dim=(-2, -1), keepdim=True, dtype=torch.float32) if x.numel() else outer
-        outer = (amax / (LARGEST[NV] * LARGEST[MX])).view(outer.shape)
+        outer = (amax / (LARGEST_VALUE[NV] * LARGEST_VALUE[MX])).view(outer.shape)
     for part in list_row_chunks(x):
         rows = x[..., part, :].float()
         data[..., part, :], scale[..., part, :] = _mx(rows) if group_size == MX else _nv(rows, outer)
@@ -100,19 +100,19 @@ def _empty(x: Tensor, group_size: int) -> tuple[Tensor, Tensor, Tensor]:
 def _mx(x: Tensor) -> tuple[Tensor, Tensor]:
     """Return data and scale of fp32 ``x``."""
     amax = _block_amax(x, MX).double()
-    mantissa, exponent = torch.frexp(amax / LARGEST[MX])
+    mantissa, exponent = torch.frexp(amax / LARGEST_VALUE[MX])
     exponent = torch.where(mantissa == 0.5, exponent - 1, exponent).masked_fill(amax == 0, -BIAS)
     biased = (exponent + BIAS).clamp(0, 2 * BIAS)
     inverse = (2 * BIAS - biased).to(torch.uint8).view(E8M0).float()
     scale = biased.masked_fill(~amax.isfinite(), 2 * BIAS + 1).to(torch.uint8).view(E8M0)
     scaled = x * inverse.repeat_interleave(MX, -1)[..., : x.shape[-1]]
-    return scaled.clamp_(-LARGEST[MX], LARGEST[MX]).to(E4M3), scale
+    return scaled.clamp_(-LARGEST_VALUE[MX], LARGEST_VALUE[MX]).to(E4M3), scale
 
 
 def _nv(x: Tensor, outer: Tensor) -> tuple[Tensor, Tensor]:
     """Return packed data and scale of fp32 ``x``; a block whose scale is 0 becomes 0."""
-    scale = (_block_amax(x, NV) / LARGEST[NV] / outer).masked_fill_(outer == 0, 0.0)
-    scale = scale.clamp_(max=LARGEST[MX]).to(E4M3)
+    scale = (_block_amax(x, NV) / LARGEST_VALUE[NV] / outer).masked_fill_(outer == 0, 0.0)
+    scale = scale.clamp_(max=LARGEST_VALUE[MX]).to(E4M3)
     full_scale = (scale.float() * outer).repeat_interleave(NV, -1)[..., : x.shape[-1]]
     ratio = (x / full_scale).masked_fill_(full_scale == 0, 0.0)
     code = round_to_e2m1(ratio)

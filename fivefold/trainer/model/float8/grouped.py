@@ -139,7 +139,7 @@ def cast_groups(
     amax = None
     if outer.numel():
         amax = x.abs().amax().float().view(1, 1) if x.numel() else outer.zero_()
-        outer = amax / (blocks.LARGEST[blocks.NV] * blocks.LARGEST[blocks.MX])
+        outer = amax / (blocks.LARGEST_VALUE[blocks.NV] * blocks.LARGEST_VALUE[blocks.MX])
     for rows, data_columns, scale_columns in zip(*_slice_groups(offsets, group_size), strict=True):
         if rows.start < rows.stop:
             cast = _cast_turned(x[rows].t(), group_size, power_of_two_scales, amax)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fivefold.trainer.model.flash_attention import add_sinks, sinks_backward
 from fivefold.trainer.model.operation import exclude_from_graphs
-from fivefold.trainer.model.sparse_attention import LARGEST, NO_KEY
+from fivefold.trainer.model.sparse_attention import MAX_TEMPORARY_ELEMENTS, NO_KEY
 
 SHORTEST_BLOCK = 64  # queries that are computed at once, if the window is shorter
 
@@ -117,7 +117,7 @@ def choose_compressed_keys(q_RNH: Tensor, k_SH: Tensor, w_RN: Tensor, tokens: in
     if not keys:
         return chosen
     positions = torch.arange(tokens, device=q_RNH.device)
-    most = max(1, LARGEST // (q_RNH.shape[1] * keys))
+    most = max(1, MAX_TEMPORARY_ELEMENTS // (q_RNH.shape[1] * keys))
     for start in range(0, len(q_RNH), tokens):
         held = k_SH[start // tokens * keys :][:keys].float()
         for begin in range(0, tokens, most):
@@ -267,7 +267,7 @@ def _list_blocks(
     longest = min(max(window, SHORTEST_BLOCK), tokens)
     numbers = heads * (min(window, tokens) + longest)
     numbers += heads * held if chosen_RK is None else chosen_RK.shape[1] * max(heads, dim)
-    most = min(longest, max(1, LARGEST // numbers))
+    most = min(longest, max(1, MAX_TEMPORARY_ELEMENTS // numbers))
     positions = torch.arange(tokens, device=q_RNH.device)
     for start in range(0, len(q_RNH), tokens):
         first_key = start // tokens * held

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
-from fivefold.model.mixers.mamba import CHUNK, Mamba
+from fivefold.model.mixers.mamba import CHUNK_TOKENS, Mamba
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.mixers.chunks import accumulate, scan_backward, scan_forward
@@ -202,6 +202,6 @@ def compute_chunks(
     x, step = x.to(dtype), F.softplus(step.to(dtype) + step_bias.to(dtype))
     decay = (step[..., None] * -a_log.to(dtype).exp()).exp()  # [B, T, I, N]
     states = (step * x)[..., None] * b.to(dtype)[:, :, None]
-    states = accumulate(states, decay, state, size=CHUNK)
+    states = accumulate(states, decay, state, size=CHUNK_TOKENS)
     out = x if only_state else (states * c.to(dtype)[:, :, None]).sum(-1) + x * d.to(dtype)
     return out, None if is_last else states[:, -1].clone()  # a view would keep the states of all tokens

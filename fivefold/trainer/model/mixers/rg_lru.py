@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
-from fivefold.model.mixers.rg_lru import CHUNK, split_tokens
+from fivefold.model.mixers.rg_lru import CHUNK_TOKENS, split_tokens
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.activations import FUNCTIONS, ActivationFunction
 from fivefold.trainer.model.linear import Linear, fused_linears
@@ -174,7 +174,7 @@ def compute_chunks(
         root = torch.cat([torch.ones_like(root[:, :1]), root[:, 1:]], dim=1)
     states = x.to(dtype) * input_logits.to(dtype).sigmoid() * root
     decay = log_decay.exp()
-    states = accumulate(states, decay, state, size=CHUNK)
+    states = accumulate(states, decay, state, size=CHUNK_TOKENS)
     return states, None if is_last else states[:, -1].clone()  # a view would keep the states of all tokens
 
 

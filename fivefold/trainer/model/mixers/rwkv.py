@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
-from fivefold.model.mixers.rwkv import CHUNK, MIXED, split_tokens
+from fivefold.model.mixers.rwkv import CHUNK_TOKENS, MIXED, split_tokens
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels
 from fivefold.trainer.model.linear import Linear
@@ -85,8 +85,8 @@ def compute_chunks(
     kept = (before - rate - after).exp_()  # of the sums before a token; of the first of a sequence 0
     factors = (k - after).exp()
     start = k.new_zeros(len(k), 2, k.shape[2]) if state is None else state[:, :2]
-    of_values = accumulate(factors * v, kept, None if state is None else start[:, 0], size=CHUNK)
-    of_factors = accumulate(factors.clone(), kept, None if state is None else start[:, 1], size=CHUNK)
+    of_values = accumulate(factors * v, kept, None if state is None else start[:, 0], size=CHUNK_TOKENS)
+    of_factors = accumulate(factors.clone(), kept, None if state is None else start[:, 1], size=CHUNK_TOKENS)
     new_state = None if is_last else torch.stack((of_values[:, -1], of_factors[:, -1], after[:, -1]), dim=1)
     if only_state:
         return of_values, new_state
