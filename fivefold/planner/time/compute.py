@@ -338,55 +338,22 @@ class Prices:
 
     def _price_linear(self, op: Op) -> OpTime:
         """Return the seconds of a linear layer, or of the experts' grouped one (``op.batch`` > 1), with its casts."""
-        m, n, k = op.shape
-        low_precision = op.low_precision
-        dtype = self.dtype if low_precision else self.high_precision_dtype
-        aligned = self._get_alignment(n, k)  # the number of tokens is never a row length
-        forward = self.matmul(m, n, k, dtype=dtype, batch=op.batch, aligned=aligned)
-        dgrad = self.matmul(m, k, n, dtype=dtype, batch=op.batch, aligned=aligned)
-        high_precision_wgrad = self.job.precision.wide_gradients
-        wgrad = self.matmul(
-            n, k, m, dtype=self.high_precision_dtype if high_precision_wgrad else dtype, batch=op.batch, aligned=aligned
-        )
-        recipe, numel = self.job.precision, n * k * op.batch
-        kernels_per_expert, bias_kernels = self.constants.expert_kernels[low_precision], (0, 0)
-        if self.measured is None:
-            wgrad += self._price_accumulation(numel)
-        makes_dgrad = op.differentiates != ()  # else no layer below is trained
-        if not makes_dgrad:
-            dgrad = 0.0
-        if op.backward_products == makes_dgrad:  # the weight is frozen
-            wgrad = 0.0
-        elif len(op.wgrad_numels) > 1 and op.batch == 1 and (self.sums_rows_apart or self.ours):  # the bias's gradient
-            wgrad += self.memory_bound_seconds(m * n * recipe.gradients_bytes)
+        forward, dgrad, wgrad = self._price_products(op)
+        makes_dgrad = op.differentiates != ()
         launches_experts = not self.ours and self.job.stack.cuda_graphs != "full" and self.measured is None
+        kernels_per_expert = self.constants.expert_kernels[op.low_precision]
         if op.batch > 1 and launches_experts:  # full CUDA graphs hold fused kernels
             launch_overhead = self.constants.smallest_kernel_seconds * (op.batch * kernels_per_expert - 1)
-            forward = forward + launch_overhead
-            dgrad = dgrad + launch_overhead
-            wgrad = wgrad + launch_overhead
+            forward, dgrad, wgrad = forward + launch_overhead, dgrad + launch_overhead, wgrad + launch_overhead
+        bias_kernels = (0, 0)
         if len(op.wgrad_numels) > 1 and op.name == "moe.experts.down" and launches_experts:
-            (per_expert, shared), (backward_per_expert, backward_shared) = EXPERT_BIAS_LAUNCHES
-            bias_kernels = per_expert * op.batch + shared, backward_per_expert * op.batch + backward_shared
-            bias_forward, bias_backward = (
-                self.memory_bound_seconds(n_bytes * m * n * op.batch)
-                + (kernels - 1) * self.constants.smallest_kernel_seconds
-                for n_bytes, kernels in zip(self.constants.expert_bias_bytes, bias_kernels, strict=True)
-            )
+            bias_kernels, (bias_forward, bias_backward) = self._price_expert_biases(op)
             forward, dgrad = forward + bias_forward, dgrad + bias_backward
         if any(op.moved_cast_bytes):
             casts = self._cast_seconds(op)
             forward, dgrad, wgrad = (a + b for a, b in zip((forward, dgrad, wgrad), casts, strict=True))
-        elif low_precision:  # the gradient of the output is cast, with a copy for dW
-            gradient_numel = m * n * op.batch
-            copies = 1 + (op.backward_products > makes_dgrad and self._transposes_casts)
-            read_bytes = count_read_passes(self.job) * gradient_numel * get_activation_width(self.job)
-            dgrad += self.memory_bound_seconds(read_bytes + copies * recipe.number_format.count_bytes(gradient_numel))
-        launches = (
-            1 + op.batch * kernels_per_expert // self.constants.experts_per_launch
-            if op.batch > 1 and not self.ours
-            else 1
-        )
+        elif op.low_precision:
+            dgrad += self._price_gradient_cast(op)
         drawn, applied = op.launches if self.launches_dropouts and any(op.launched_bytes) else (0, 0)
         if drawn:  # the mask of an adapter's input
             forward += self.memory_bound_seconds(op.launched_bytes[0]) + drawn * self.constants.smallest_kernel_seconds
@@ -394,6 +361,11 @@ class Prices:
         if dequantizing > 1:
             overhead = (dequantizing - 1) * self.constants.smallest_kernel_seconds
             forward, dgrad = forward + overhead, dgrad + overhead * makes_dgrad
+        launches = (
+            1 + op.batch * kernels_per_expert // self.constants.experts_per_launch
+            if op.batch > 1 and not self.ours
+            else 1
+        )
         cast_sizes = op.casts  # each cast is a kernel
         forward_casts = bool(cast_sizes.x) + bool(cast_sizes.weight)
         backward_casts = sum(
@@ -411,6 +383,45 @@ class Prices:
             + applied
             + self._count_sums(op),
         )
+
+    def _price_products(self, op: Op) -> tuple[float, float, float]:
+        """Return the seconds of y, dx and dW of a linear layer, with the sums of its gradients; 0 if it has none."""
+        m, n, k = op.shape
+        recipe = self.job.precision
+        dtype = self.dtype if op.low_precision else self.high_precision_dtype
+        wgrad_dtype = self.high_precision_dtype if recipe.wide_gradients else dtype
+        aligned = self._get_alignment(n, k)  # the number of tokens is never a row length
+        forward = self.matmul(m, n, k, dtype=dtype, batch=op.batch, aligned=aligned)
+        dgrad = self.matmul(m, k, n, dtype=dtype, batch=op.batch, aligned=aligned)
+        wgrad = self.matmul(n, k, m, dtype=wgrad_dtype, batch=op.batch, aligned=aligned)
+        if self.measured is None:
+            wgrad += self._price_accumulation(n * k * op.batch)
+        makes_dgrad = op.differentiates != ()  # else no layer below is trained
+        if op.backward_products == makes_dgrad:  # the weight is frozen
+            wgrad = 0.0
+        elif len(op.wgrad_numels) > 1 and op.batch == 1 and (self.sums_rows_apart or self.ours):  # the bias's gradient
+            wgrad += self.memory_bound_seconds(m * n * recipe.gradients_bytes)
+        return forward, dgrad if makes_dgrad else 0.0, wgrad
+
+    def _price_expert_biases(self, op: Op) -> tuple[tuple[int, int], tuple[float, float]]:
+        """Return the kernels of experts' biases, forward and backward, and their seconds beyond the first launch."""
+        m, n, _ = op.shape
+        (per_expert, shared), (backward_per_expert, backward_shared) = EXPERT_BIAS_LAUNCHES
+        kernels = per_expert * op.batch + shared, backward_per_expert * op.batch + backward_shared
+        forward, backward = (
+            self.memory_bound_seconds(n_bytes * m * n * op.batch)
+            + (n_kernels - 1) * self.constants.smallest_kernel_seconds
+            for n_bytes, n_kernels in zip(self.constants.expert_bias_bytes, kernels, strict=True)
+        )
+        return kernels, (forward, backward)
+
+    def _price_gradient_cast(self, op: Op) -> float:
+        """Return the seconds to cast the gradient of the output to low precision, with a copy for dW."""
+        m, n, _ = op.shape
+        recipe, numel = self.job.precision, m * n * op.batch
+        copies = 1 + (op.backward_products > (op.differentiates != ()) and self._transposes_casts)
+        read_bytes = count_read_passes(self.job) * numel * get_activation_width(self.job)
+        return self.memory_bound_seconds(read_bytes + copies * recipe.number_format.count_bytes(numel))
 
     def _count_sums(self, op: Op) -> int:
         """Return the kernels of our engine that add a linear layer's gradients to the sums, and that make a bias's."""
