@@ -177,17 +177,13 @@ class Bounds:
         micro_batch_seconds = sum_units(units.rank_units, forward + backward + wgrad)
         paired_rows = np.flatnonzero(is_paired[:, 0])
         if len(paired_rows):
-            paired_units = PipelineUnits._make(column[paired_rows] for column in units)
-            paired_candidates = candidates.take(paired_rows)
-            pair_seconds = self.estimates.pairs(paired_candidates) if unit_seconds_are_exact else None
-            exposed = np.stack([forward_dp[paired_rows], backward_dp[paired_rows]])
             busy = self._bound_paired_seconds(
-                paired_units,
+                PipelineUnits._make(column[paired_rows] for column in units),
                 n_micro_batches[paired_rows],
                 unit_seconds[paired_rows],
-                pair_seconds,
+                self.estimates.pairs(candidates.take(paired_rows)) if unit_seconds_are_exact else None,
                 messages=messages[:, paired_rows],
-                exposed_dp=exposed,
+                exposed_dp=np.stack([forward_dp[paired_rows], backward_dp[paired_rows]]),
             )
             micro_batch_seconds[paired_rows] = busy / rounds[paired_rows]
         forward_path = sum_units(units.units_before, forward)
@@ -214,15 +210,14 @@ class Bounds:
             + (ends + update)[:, :1]
         )
         total = np.maximum(rank_finish, first_rank_finish)
-        slowest_rank = total.argmax(axis=1)
-        slowest = np.arange(len(slowest_rank)), slowest_rank
-        parts = np.empty((len(slowest_rank), len(TIME_PARTS)))
-        parts[:, 1:5] = rounds[slowest][:, None] * exposed_messages[slowest]
-        parts[:, 0] = (
-            np.maximum(0.0, (rounds * micro_batch_seconds)[slowest] - parts[:, 1:5].sum(axis=1)) + update[slowest]
+        slowest = np.arange(len(total)), total.argmax(axis=1)
+        parts = _split_into_parts(
+            total[slowest],
+            work=(rounds * micro_batch_seconds)[slowest],
+            exposed=rounds[slowest][:, None] * exposed_messages[slowest],
+            ends=ends[slowest],
+            update=update[slowest],
         )
-        parts[:, 4] += ends[slowest]
-        parts[:, 5] = np.maximum(0.0, total[slowest] - parts[:, :5].sum(axis=1))
         return total[slowest] * SAFE, parts
 
     def compute_data_parallel_seconds(
@@ -461,6 +456,20 @@ class Bounds:
         return count_pipeline_units(
             self.planner.counts, shape, recompute_every=recompute_every, runs=self.estimates.runs
         )
+
+
+def _split_into_parts(total: Floats, *, work: Floats, exposed: Floats, ends: Floats, update: Floats) -> Floats:
+    """Return the seconds of a rank by ``TIME_PARTS`` [n, parts]; its bubble is what remains of ``total`` [n].
+
+    ``work`` [n]: all micro-batches with their messages; ``exposed`` [n, axes]: of these, messages that compute does not
+    cover; ``ends`` [n]: messages of data parallelism at the ends of a step.
+    """
+    parts = np.empty((len(total), len(TIME_PARTS)))
+    parts[:, 1:5] = exposed
+    parts[:, 0] = np.maximum(0.0, work - parts[:, 1:5].sum(axis=1)) + update
+    parts[:, 4] += ends
+    parts[:, 5] = np.maximum(0.0, total - parts[:, :5].sum(axis=1))
+    return parts
 
 
 def _update_slope(planner: Planner) -> float:
