@@ -342,7 +342,7 @@ def count_frozen_bytes(
             scales += base.count_scale_bytes(*weight.shape)
             if full_numels is not None and job.stack.kernel_facts.fuses_linears:
                 scales += base.count_outer_scale_bytes(full_numels[weight.name])
-                scales -= base.count_outer_scale_bytes(weight.numel)  # our engine keeps those of the full weight
+                scales -= base.count_outer_scale_bytes(weight.numel)  # the trainer keeps those of the full weight
             if not job.stack.kernel_facts.fused_dequantization:
                 scales += base.codebook_bytes
         else:

@@ -230,7 +230,7 @@ def format_ranked(ranked: Ranked) -> str:
 
 
 def _append_reduce(layout: str, reduce: str, *, stack: str) -> str:
-    """Append how often gradients are reduced, which a search tries for our engine only; other software has one way."""
+    """Append how often gradients are reduced, which a search tries for the trainer only; other software has one way."""
     return _format_layout(layout, reduce) if stack == Job().stack.name else layout
 
 

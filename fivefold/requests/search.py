@@ -40,7 +40,7 @@ def limit_memory(machine: Machine, memory: str | None) -> Machine:
 
 
 def list_other_reduces(job: Job) -> tuple[Reduce, ...]:
-    """Return the other frequencies of gradient reduction to try: only for our engine, and only if the job sets none."""
+    """Return the other frequencies of gradient reduction to try, only for the trainer and if the job sets none."""
     return ("step",) if job.stack.is_own_trainer and job.stack.reduce == "micro_batch" else ()
 
 

@@ -13,7 +13,7 @@ def count_accumulated_bytes(counts: Counts, layout: Layout, name: Name) -> tuple
 
     Those after the first backward of a step, and those after each later one. Where they go:
 
-    - Megatron's matmuls, and our engine's kernels, add gradients themselves: none (``Prices``).
+    - Megatron's matmuls, and the trainer's kernels, add gradients themselves: none (``Prices``).
     - nanotron adds each gradient to an fp32 buffer (``wgrad_accumulation=deferred``).
     - Autograd keeps the first gradient and adds each later one to it, or casts it first if sums have another dtype
       (pytorch/pytorch@v2.13.0:torch/csrc/autograd/functions/accumulate_grad.h).

@@ -84,11 +84,11 @@ def list_offload_settings(job: Job) -> Iterator[tuple[str, Job]]:
 
 
 def list_offloadings(layout: Layout, job: Job, *, model: Model, with_activations: bool = False) -> Iterator[Offloading]:
-    """Yield the layout with optimizer states in host memory, and with weights there too, unless the job has them there.
+    """Yield the layout with optimizer states in host memory, then with weights too, as far as the job leaves them.
 
-    Its ZeRO stage is raised to the one from which the software frees on the device what it offloads. If the job's
-    software offloads nothing, others do that can express the layout, as they do for what the trainer of Fivefold does
-    not offload. ``with_activations``: these too, if it can.
+    Its ZeRO stage is raised to the lowest at which the software frees on the device what it offloads. What the job's
+    software does not offload is offloaded by another one that can express the layout. ``with_activations``: activations
+    are offloaded too, if the software can.
     """
     for other in _list_offloading_jobs(job):
         activations = {"activations"} & {*other.stack.runs.offloads} if with_activations else set()

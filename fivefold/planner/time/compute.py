@@ -97,7 +97,7 @@ class Prices:
         self.step_factors = find_factors(machine.calibration, ranks=ranks, dtype=self.dtype)
         self.plain = job.stack.kernels == "plain" and not job.stack.is_compiled and machine.has_gpus
         self.eager = job.stack.kernels == "eager" and self.measured is None and machine.has_gpus
-        # our engine on a GPU: one kernel for all experts; separate kernels add gradients and branches
+        # the trainer on a GPU: one kernel for all experts; separate kernels add gradients and branches
         self.ours = job.stack.kernel_facts.separate_adds and not job.stack.adds_in_wgrad and self.measured is None
         self.launches_scans = self.ours and machine.backend == "nccl"  # PyTorch's operations, one by one
         self.launches_dropouts = self.launches_scans and not job.stack.is_compiled  # the same
@@ -225,7 +225,7 @@ class Prices:
     def _scan(self, op: Op) -> OpTime:
         """Return the seconds of a scan: its matmuls of chunks, all at once, and its bytes.
 
-        Our engine computes in fp32, and launches PyTorch's operations one by one for each group of chunks
+        The trainer computes in fp32, and launches PyTorch's operations one by one for each group of chunks
         (``Op.launches``), which move ``Op.launched_bytes``. Other kernels, in Triton, multiply in the dtype of the
         activations at a rate of their own; most of their bytes are those of kernels that do not multiply: convolution,
         states, gate and norm. The chain of states from group to group is priced as if it were parallel too. On a
@@ -255,7 +255,7 @@ class Prices:
         return product / (2 * rows * columns * inner * op.batch)
 
     def _price_dropout(self, op: Op) -> OpTime:
-        """Return the seconds of a dropout of our engine: PyTorch's operations draw its mask from counters."""
+        """Return the seconds of a dropout of the trainer: PyTorch's operations draw its mask from counters."""
         min_kernel = self.constants.smallest_kernel_seconds
         forward, backward = (
             self.memory_bound_seconds(moved) + (kernels - 1) * min_kernel
@@ -332,7 +332,7 @@ class Prices:
         return OpTime(0.0, rows / chunk * products + seconds, kernels=0, backward_kernels=launches)
 
     def _count_rounds(self, rows: int, vocab: int) -> int:
-        """Return the number of chunks of the loss: our engine casts a few rows to fp32 at a time."""
+        """Return the number of chunks of the loss: the trainer casts a few rows to fp32 at a time."""
         uses_own_kernels = self.ours and self.job.stack.kernels != "triton"
         return ceil_div(rows, max(1, LOSS_CHUNK_ELEMENTS // vocab)) if uses_own_kernels else 1
 
@@ -424,7 +424,7 @@ class Prices:
         return self.memory_bound_seconds(read_bytes + copies * recipe.number_format.count_bytes(numel))
 
     def _count_sums(self, op: Op) -> int:
-        """Return the kernels of our engine that add a linear layer's gradients to the sums, and that make a bias's."""
+        """Return the kernels of the trainer that add a linear layer's gradients to the sums, and that make a bias's."""
         return len(op.wgrad_numels) + (len(op.wgrad_numels) > 1) if self.ours else 0
 
     def _cast_seconds(self, op: Op) -> tuple[float, ...]:
@@ -449,7 +449,7 @@ class Prices:
         return int(moved * (2 / 3 + 1 / self.constants.column_cast_share - 1))
 
     def _price_accumulation(self, numel: int) -> float:
-        """Return the seconds to accumulate a gradient of ``numel`` elements in its matmul, or after it by our engine.
+        """Return the seconds to accumulate a gradient of ``numel`` elements in its matmul, or after it by the trainer.
 
         Whether other software has kernels for it depends on the layout (``count_accumulated_bytes``).
         """

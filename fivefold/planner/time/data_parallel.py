@@ -3,7 +3,7 @@
     ends = the last reduction + the exposed part of the others in the last backward + all-reduces of replicated weights
            + all-gathers of the updated weights
 
-A reduction overlaps the backward of the units after it, as far as ZeRO-3's gathers leave time, and in our engine the
+A reduction overlaps the backward of the units after it, as far as ZeRO-3's gathers leave time, and in the trainer the
 reduction of the embedding overlaps the next forward; the gather after the update overlaps the first forward. Under
 ZeRO-3 the first gather of a micro-batch and its last reduction overlap nothing.
 """

@@ -233,7 +233,7 @@ class UnitTimer:
         """Return the overlapped seconds of tensor parallelism's messages in the backward.
 
         The gather of a column-parallel layer's input for dW overlaps dx, and the reduction of its dx overlaps dW; in
-        our engine, which treats all linear layers on one input as one, and in software with ``async_tp``.
+        the trainer, which treats all linear layers on one input as one, and in software with ``async_tp``.
         """
         stack = self.job.stack
         if stack.kernel_facts.fuses_linears:

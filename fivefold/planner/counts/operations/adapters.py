@@ -6,11 +6,11 @@
 A frozen linear layer computes only dx and keeps no input; one whose input needs no gradient computes nothing in the
 backward. That is so in the first block, up to its first adapter, unless PyTorch's checkpoints recompute anything:
 then the embedding's output gets a gradient (peft's ``enable_input_require_grads``). A weight in nf4 or fp4 is
-dequantized before each product, and so are routed experts in mxfp4; one in int8 or fp8 too in our engine, and only
+dequantized before each product, and so are routed experts in mxfp4; one in int8 or fp8 too in the trainer, and only
 before that of the backward in others.
 
 DoRA multiplies the sum by m / n. The norms n of the rows of W + s · B A are computed in every forward, which adds a
-product that no backward follows. Our engine scales the sum; peft adds (m / n − 1) W x and m / n · s B A x to W x.
+product that no backward follows. The trainer scales the sum; peft adds (m / n − 1) W x and m / n · s B A x to W x.
 
 Of routed experts peft multiplies rows by W + s · B A, which it makes of all experts in every forward and keeps for dx:
 the backward makes the gradient of that sum, and from it those of A and B.
@@ -258,7 +258,7 @@ def _add_to_reduced(op: Op) -> Iterator[Op]:
 
 
 def _list_embedding(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
-    """Yield the lookup of frozen rows and of columns of A, and the product with B, which our engine adds in place."""
+    """Yield the lookup of frozen rows and of columns of A, and the product with B, which the trainer adds in place."""
     (out, size), *_ = op.writes.items()
     base, low, high, scaled = (f"{out}.{suffix}" for suffix in ("base", "lora_a", "lora_b", "lora"))
     rows, width, rank = local.rows, local.width, adapter.rank
@@ -382,7 +382,7 @@ def _list_rescaled(
 
 
 def _list_in_place(op: Op, local: Local, adapter: Adapter, *, first: str) -> Iterator[Op]:
-    """Yield an operation with frozen weights and those of its adapter as our engine runs them: A, W, and B onto it.
+    """Yield an operation with frozen weights and those of its adapter as the trainer runs them: A, W, and B onto it.
 
     A comes first, so that a recomputed block ends with it (``trainer/model/lora.py``). Dropout keeps its mask; the
     dropped input is a temporary of the products with A, and so is the gradient through A, before it is added to dx.
@@ -435,7 +435,7 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter, *, first: str) -> Ite
 
 
 def _list_experts_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
-    """Yield a grouped product of frozen experts and those of their adapters, as our engine runs them: A, W, and B.
+    """Yield a grouped product of frozen experts and those of their adapters, as the trainer runs them: A, W, and B.
 
     Gate and up share A, which comes first (``trainer/model/expert_lora.py``). A product with B is a temporary, which is
     added to the output in place.
@@ -541,7 +541,7 @@ def _weigh_outputs(op: Op, local: Local) -> Op:
 
 
 def _compute_row_norms(op: Op, local: Local, adapter: Adapter, *, scratch: int) -> Op:
-    """Return the norms of the rows of W + s · B A as our engine computes them; ``scratch``: bytes of dequantized W."""
+    """Return the norms of the rows of W + s · B A as the trainer computes them; ``scratch``: bytes of dequantized W."""
     _, out_features, in_features = op.shape
     norms, (out, *_) = 4 * out_features, op.writes
     product = matmul(

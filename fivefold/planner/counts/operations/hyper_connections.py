@@ -92,7 +92,7 @@ def _get(local: Local) -> HyperConnections:
 def _collapse(local: Local, name: str, source: str, *, connections: int, scales: int) -> Op:
     """Return the norm and product that make ``connections`` numbers, and the sum of the streams by the first of them.
 
-    One kernel reads the streams once; in 16 bits our trainer's hold them in fp32 (forward), them, their gradient and
+    One kernel reads the streams once; in 16 bits the trainer's hold them in fp32 (forward), them, their gradient and
     that of the sum (backward).
     """
     rows, n, size = local.stream_rows, _get(local).streams, local.stream_bytes

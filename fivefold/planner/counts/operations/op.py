@@ -209,7 +209,7 @@ class NormKind(NamedTuple):
     """The kind of a norm and of its kernel.
 
     ``plain``: several kernels; it keeps its input in fp32 and the normalized x before the weight. ``fused``: a norm for
-    which PyTorch has one kernel uses it, without scratch; our engine has its own kernel for all norms.
+    which PyTorch has one kernel uses it, without scratch; the trainer has its own kernel for all norms.
     """
 
     norm: Norm

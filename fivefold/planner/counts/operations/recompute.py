@@ -123,7 +123,7 @@ def _choose(
 
 
 def is_linear(op: Op) -> bool:
-    """Return True if ``op`` is a linear layer that our engine may fuse with others on its input.
+    """Return True if ``op`` is a linear layer that the trainer may fuse with others on its input.
 
     A router is not, nor the layers of an indexer, which run without a gradient.
     """
@@ -131,7 +131,7 @@ def is_linear(op: Op) -> bool:
 
 
 def is_fused_with(op: Op, first: Op) -> bool:
-    """Return True if our engine runs ``op`` in one operation with ``first``.
+    """Return True if the trainer runs ``op`` in one operation with ``first``.
 
     The query of MLA runs by itself, and so does A of the adapters of experts, before their product.
     """
