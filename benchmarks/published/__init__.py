@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from math import ceil
 from statistics import fmean
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from benchmarks.published.case import Case, Excluded, Message
@@ -23,6 +24,7 @@ from benchmarks.published.intervals import coverage
 from benchmarks.published.ratios import Pair, pair_runs, summarize_pairs
 from benchmarks.published.score import PredictedFigures, Score, score, score_message, summarise
 from benchmarks.published.table import KindSummary, Summary, markdown
+from fivefold.planner.time.ratio_errors import Difference
 from fivefold.record import Record, UserError, make_unknown_name_error
 
 if TYPE_CHECKING:
@@ -177,10 +179,19 @@ def table_markdown(report: Report) -> str:
     return markdown(report.summaries)
 
 
-def headline(report: Report) -> str:
-    """Return the table in a sentence per quantity, for the README.
+HEADLINE_RATIOS: dict[Difference, str] = {
+    "precision": "precision",
+    "micro-batch": "micro-batch",
+    "ranks": "number of GPUs",
+    "chip": "chip",
+    "layout": "layout",
+}
 
-    In the mean, sources have equal weights; otherwise runs have.
+
+def headline(report: Report) -> str:
+    """Return the tables in a sentence per quantity, for the README.
+
+    In the mean, and in the errors of ratios, sources have equal weights; otherwise runs have.
     """
     lines = []
     for quantity, name in (("time", "step times"), ("peak", "peaks of memory")):
@@ -194,6 +205,12 @@ def headline(report: Report) -> str:
         )
         lines.append(
             f"- **{len(entries):,} {name} of {len(sources)} sources**: half within {half:.1%}, nine tenths within "
-            f"{most:.0%}; the mean error of a source is {mean:.0%}.\n"
+            f"{most:.0%}; the mean error of a source is {mean:.0%}."
         )
-    return "".join(lines)
+    means = {row.kind: row.mean for row in report.ratios}
+    of_kinds = ", ".join(f"{means[kind]:.0%} for another {name}" for kind, name in HEADLINE_RATIOS.items())
+    lines.append(
+        f"- **{sum(row.pairs for row in report.ratios):,} pairs of runs that differ in one thing**: the mean error of "
+        f"the ratio of their step times is {of_kinds}."
+    )
+    return "".join(fill(line, width=120, subsequent_indent="  ") + "\n" for line in lines)

@@ -187,3 +187,9 @@ def test_packed_samples_of_a_model_with_other_mixers_are_counted_as_joined(tmp_p
     assert reading.job is not None
     assert reading.job.documents == "joined"
     assert "gated_delta_net" in next(key.means for key in reading.approximated if key.key == "(documents)")
+
+
+@pytest.mark.parametrize("text", ["--tensor_model_parallel_size 2 --micro_batch_size 4", "--lora_rank 8"])
+def test_commands_of_its_megatron_are_refused_by_name(text: str) -> None:
+    with pytest.raises(UserError, match="arguments of `megatron sft` of ms-swift, which are not read; give model and"):
+        read(f"megatron sft --model Qwen/Qwen3-8B {text}".split(), Overrides())

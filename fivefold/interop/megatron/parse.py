@@ -23,7 +23,13 @@ SIGNS = ("tensor-model-parallel-size", "num-layers", "micro-batch-size", "num-at
 
 def is_megatron(document: Document) -> bool:
     """Return whether the words, or a YAML's keys, are Megatron's arguments."""
-    return sum(sign in _list_keys(document) for sign in SIGNS) >= 2
+    return _is_swift(document) or sum(sign in _list_keys(document) for sign in SIGNS) >= 2
+
+
+def _is_swift(document: Document) -> bool:
+    """Return whether it is a command ``megatron sft`` of ms-swift, or its arguments as a YAML."""
+    is_tuned = bool(document.values.keys() & {"tuner_type", "train_type"})
+    return document.words[:1] == ("megatron",) or (is_tuned and not _list_keys(document).isdisjoint(SIGNS))
 
 
 def _list_keys(document: Document) -> set[str]:
@@ -47,7 +53,7 @@ def _flatten(values: Any) -> dict[str, Any]:
 
 def parse(document: Document, overrides: Overrides) -> ParsedConfig:
     """Return the values of the arguments."""
-    if document.words[:1] == ("megatron",) or document.values.keys() & {"tuner_type", "train_type"}:
+    if _is_swift(document):
         raise UserError(
             f"{document.origin}: arguments of `megatron sft` of ms-swift, which are not read; give model and "
             "layout, as in `fivefold predict qwen3-8b h100:8 'dp4 tp2 mbs1' --stack megatron-core`"
