@@ -230,6 +230,7 @@ CONSTANTS: tuple[Constant, ...] = (
     _make_time_constant("flash1_shares"),
     _make_time_constant("flash1_triton_share"),
     _make_time_constant("softmax_dim"),
+    _make_time_constant("wide_backward_share"),
     _make_time_constant("column_cast_share"),
     _make_time_constant("compiled_norm_share"),
     _make_time_constant("rowwise_matmul_share"),

@@ -197,6 +197,16 @@ class Constants(Record):
     softmax_dim: float = make_constant(
         40.0, "of head dim", "what the softmax of a score takes", "likewise", (20.0, 64.0)
     )
+    # Heads of 192 dims of q and k and 128 of v do 1057, 1193 and 1134 TFLOP/s where heads of 128 do 1148, 1332 and 1328
+    # (GB200; 4,096, 8,192 and 16,384 tokens), of 2.6 instead of 2.5 times the forward's FLOPs, which are counted.
+    wide_backward_share: float = make_constant(
+        0.85,
+        "of heads of 128",
+        "attention's backward with heads of more than 128 dims",
+        "NVIDIA/cudnn-frontend@3929da2:benchmark/sdpa_benchmark_training/results, dsv3 next to llama3.1, 2,048 to"
+        " 16,384 tokens: 0.82 to 0.92 on GB200 and GB300, 0.79 to 0.91 on H200",
+        (0.79, 0.92),
+    )
 
     # Other kernels
     # On B200 a matmul that adds to the gradient sums takes longer by 0.37 to 0.68 of reading and writing them (fp32

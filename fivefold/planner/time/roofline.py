@@ -109,6 +109,8 @@ def estimate_attention(
     softmax = (1 + softmax_dim / head_dim) / (1 + softmax_dim / 128)  # shares were measured at head_dim 128
     if chip.hidden_softmax_dim and not backward and kind == "flash":
         softmax = max(1.0, chip.hidden_softmax_dim / head_dim)
+    if backward and head_dim > 128:
+        softmax = 1 / constants.wide_backward_share
     tail_flops = 4 * min(constants.attention_tail_rows, tokens) * keys * head_dim * chip.multiprocessors
     heads = flops / (2 * tokens * keys * head_dim)  # of all sequences
     blocks = heads * tokens / ATTENTION_BLOCK / chip.multiprocessors  # of queries, that a multiprocessor computes

@@ -268,6 +268,24 @@ def test_small_heads_on_blackwell_take_the_time_of_their_exponentials():
         )
 
 
+# Causal, 128 heads of 192 dims of q and k and 128 of v: milliseconds of the backward of two sequences on GB200 and
+# GB300 (cuDNN 9.22) and of one on H200 (9.19).
+# NVIDIA/cudnn-frontend@3929da2:benchmark/sdpa_benchmark_training/results/dsv3 and h200_919_only_cudnn
+@pytest.mark.parametrize(
+    ("name", "sequences", "measured"),
+    [
+        ("gb200", 2, {4096: 3.383, 8192: 11.984, 16384: 50.424}),
+        ("gb300", 2, {4096: 3.127, 8192: 11.074, 16384: 43.911}),
+        ("h200", 1, {4096: 4.424, 8192: 16.162}),
+    ],
+)
+def test_the_backward_of_wide_heads_takes_longer(name, sequences, measured):
+    for tokens, milliseconds in measured.items():
+        sizes = {"flops": sequences * 128 * tokens * tokens * (192 + 128), "tokens": tokens, "keys": tokens}
+        seconds = estimate_attention(cool(name), **sizes, head_dim=192, dtype="bf16", backward=True)
+        assert 1e3 * seconds == pytest.approx(milliseconds, rel=0.14), tokens
+
+
 # Causal, 320 heads of 128 in 16 bits, three waves of the 108 multiprocessors of an A100, each of which takes a head at
 # once: milliseconds of facebookresearch/xformers pull requests 389 (forward) and 479 (backward).
 def test_flash_attention_1_in_cuda_is_slow_with_heads_of_128():
