@@ -32,7 +32,7 @@ from tests.trainer.data.conversations import conversations, preferences, write_l
 
 MODEL = Model(name="dense", layers=2, width=48, heads=4, kv_heads=2, head_dim=12, ffn=64, vocab=400)
 SUPERVISED = [
-    ("tp2 mbs2 ac=full", Adapter(rank=4, base="int8")),
+    ("tp2 mbs4 ac=full", Adapter(rank=4, base="int8")),
     ("dp2 zero3 mbs2 ac=full", Adapter(rank=4, base="nf4")),
     ("cp2 mbs2", Adapter(rank=4, base="nf4")),
     ("dp2 pp2 zero2 mbs1 ac=selective", Adapter(rank=4)),
@@ -41,7 +41,7 @@ SUPERVISED = [
     ("dp2 cp2 zero3/2 mbs1 ac=full", None),
 ]
 PREFERENCES = [
-    ("cp2 pp2 mbs2 ac=full", None),
+    ("cp2 pp2 mbs4 ac=full", None),
     ("dp2 zero3 mbs2 ac=full", None),
     ("dp2 zero1 mbs2", None),
     ("tp2 mbs4", None),
@@ -52,7 +52,7 @@ PREFERENCES = [
     ("tp2 mbs4", Adapter(rank=4, base="int8")),
     ("cp2 mbs4 cp=ulysses", Adapter(rank=4, base="nf4")),
 ]
-TRAIN_ALONE: dict[Objective, str] = {"sft": "dp1 mbs1", "dpo": "dp1 mbs2"}
+TRAIN_ALONE: dict[Objective, str] = {"sft": "dp1 mbs2", "dpo": "dp1 mbs4"}
 
 
 def run_of(folder: Path, objective: Objective, adapter: Adapter | None) -> Run:
@@ -72,7 +72,7 @@ def run_of(folder: Path, objective: Objective, adapter: Adapter | None) -> Run:
         format="messages" if objective == "sft" else "preferences",
         heldout=0.2,
     )
-    return Run(folder=folder / objective, job=job, data=data, evaluate_sequences=8, sample="")
+    return Run(folder=folder / objective, job=job, data=data, evaluate_sequences=4, sample="")
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def test_most_kinds_take_most_layouts() -> None:
     assert len(cases) >= MIN_LEGAL
 
 
-@pytest.mark.parametrize(("kind", "text"), mark_share(40, list_cases()))
+@pytest.mark.parametrize(("kind", "text"), mark_share(100, list_cases()))
 def test_a_run_of_each_kind_ends_with_the_counts_predicted(kind: str, text: str) -> None:
     layout = Layout.parse(text)
     model = build_model(kind, layout)

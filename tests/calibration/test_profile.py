@@ -341,6 +341,7 @@ def test_a_run_is_profiled_in_processes_of_its_own():
     assert len(again.calibration.units) == len(store.calibration.units)  # replaced, not added
 
 
+@pytest.mark.long  # as test_unit_times_add_up…, with messages
 @pytest.mark.processes
 def test_the_seconds_of_a_profiled_step_are_those_of_units_and_messages():
     """All ranks are here, so the messages are sent: the profile holds every second of the step but a bubble's."""

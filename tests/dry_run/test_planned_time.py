@@ -64,7 +64,7 @@ def plan_and_dry_run(case: str) -> tuple[Planner, Layout, DryRun]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "case", [*mark_share(4, CASES), *mark_share(2, SMALL_KERNELS), *OVERLAPPED, *mark_share(2, HYBRIDS), *ODD_ROWS]
+    "case", [*mark_share(4, CASES), *mark_share(3, SMALL_KERNELS), *OVERLAPPED, *mark_share(3, HYBRIDS), *ODD_ROWS]
 )
 def test_a_step_is_planned_as_it_is_dry_run(case: str) -> None:
     planner, layout, dry_run = plan_and_dry_run(case)

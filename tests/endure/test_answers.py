@@ -19,7 +19,7 @@ from tests.endure.answers import (
 )
 from tests.endure.commands import answer, isolate
 
-NUMBERS = 6
+NUMBERS = 3
 WORDS = ["predict", "tiny", "h100:4", "dp4 zero1 mbs1", "--seq", "128", "--gbs", "8"]
 QUESTION = Question(WORDS, "tiny", "h100:4", WORDS[3], WORDS[4:])
 

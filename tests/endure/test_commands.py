@@ -16,7 +16,7 @@ from tests.endure.commands import IDLE_TICKS, Idle, Waits, answer, isolate, judg
 from tests.endure.facts import find_ignored, is_same
 from tests.endure.settings import list_valid_settings, settings
 
-INPUTS = 30
+INPUTS = 16
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from tests.examples.notebooks import FOLDER, execute
+from tests.selection import mark_share
 
-NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"), key=lambda path: (not path.name.startswith("2-"), path.name))
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -26,7 +27,7 @@ def list_texts(notebook: dict[str, Any]) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", mark_share(len(NOTEBOOKS), NOTEBOOKS), ids=lambda path: path.name)
 def test_a_notebook_shows_the_outputs_of_its_cells(path: Path) -> None:
     notebook = read(path)
     if "3-" in path.name:

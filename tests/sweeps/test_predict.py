@@ -56,7 +56,7 @@ def test_rows_of_a_sweep_equal_predict() -> None:
         (setting, text) for setting, texts in SweepPlan.from_sweep(WIDE, local=Path("nowhere")).parts for text in texts
     ]
     counted = {"fits": 0, "memory": 0, "invalid": 0}
-    for setting, text in draw.sample(pairs, 160):
+    for setting, text in draw.sample(pairs, 80):
         (row,) = predictor.rows(setting, text)
         counted[row.status] += 1
         if row.status == "invalid":

@@ -20,7 +20,7 @@ PEFT = (
 FEW = ("FSDP2, reshard", "FSDP2, gathered", "DDP, 2 micro-batches", "TP, DTensor", "PP, 1F1B")
 
 
-@pytest.mark.parametrize("name", mark_share(4, FEW))
+@pytest.mark.parametrize("name", mark_share(len(FEW), FEW))
 def test_messages_states_and_flops_of_other_software_equal_the_prediction(name: str) -> None:
     assert name in CASES
     result = compare_case(name)

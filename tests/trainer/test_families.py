@@ -21,7 +21,8 @@ from tests.model.judged import reference, silence_transformers, texts
 from tests.model.mutations import FAMILIES, mutations
 from tests.trainer.checkpoint.test_huggingface_import import decoder
 
-PICKED = 1  # of each family, by a seed; `python -m tests.endure.families` compares them all
+PICKED = 1  # of each of these families, by a seed; `python -m tests.endure.families` compares them all
+CHANGED = frozenset([*FAMILIES][::3])
 
 
 def compare(kind: str, config: dict[str, Any], folder: Path) -> str:
@@ -62,7 +63,7 @@ def compare_family(kind: str, folder: Path, **changed: Any) -> str:
 @pytest.mark.parametrize("kind", FAMILIES)
 def test_changed_keys_give_the_logits_of_transformers(kind: str, tmp_path: Path) -> None:
     assert compare_family(kind, tmp_path / "plain") == ""
-    for key, value in random.Random(f"{kind} 2").sample(list(mutations(kind)), PICKED):
+    for key, value in random.Random(f"{kind} 2").sample(list(mutations(kind)), PICKED if kind in CHANGED else 0):
         said = compare_family(kind, tmp_path / f"{key} {len(list(tmp_path.iterdir()))}", **{key: value})
         assert not said.startswith("logits"), f"{key}={value!r}: {said}"
 

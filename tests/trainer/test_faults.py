@@ -56,7 +56,7 @@ RUN = {
 TWO = {
     "layout": "dp2 zero2 mbs2",
     "job": {"steps": 56},
-    "checkpoints": {"every_steps": 4},
+    "checkpoints": {"every_steps": 8},
     "faults": {"max_restarts": 0},
 }
 NOT_HALF = "nothing is half-done, and the same command takes it up again"
@@ -528,6 +528,7 @@ def test_a_full_disk_for_the_logs_ends_the_run() -> None:
     assert len(losses()) == 8
 
 
+@pytest.mark.long  # logs and checkpoints meet full disks too
 def test_a_full_disk_for_the_measured_step_ends_the_run() -> None:
     Path("run/step.json").mkdir(parents=True)
     ended = train()
@@ -553,7 +554,9 @@ def signal_before(monkeypatch: pytest.MonkeyPatch, place: str, number: int) -> N
     monkeypatch.setattr(holder, name, signal_first)
 
 
-@pytest.mark.parametrize("place", ["fivefold.trainer.data.prepare._write", "fivefold.profiling.closed_loop.build"])
+@pytest.mark.parametrize(
+    "place", mark_share(2, ["fivefold.profiling.closed_loop.build", "fivefold.trainer.data.prepare._write"])
+)
 def test_a_signal_before_the_first_step_ends_the_run(monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     import fivefold.trainer.data.prepare  # noqa: F401
 
@@ -698,13 +701,13 @@ def test_a_run_of_two_processes_survives_every_failure(is_thorough: bool) -> Non
         assert re.fullmatch(rf"stopped by SIGINT(; {NOT_HALF}| {goes_on})", ended.line), ended.line
 
     run = Launched()
-    run.wait_for_step(8)
+    run.wait_for_step(12)
     os.kill(run.workers()[1], signal.SIGKILL)
     ended = run.wait()
     assert ended.code == 1
     goes_on = f"the same command continues from run/checkpoints/step-{saved_step():08d}"
     assert ended.line == f"rank 1 was ended by SIGKILL, perhaps for want of memory; {goes_on}"
-    assert saved_step() >= 4
+    assert saved_step() >= 8
 
     for begin, name in [(12, "SIGINT"), (16, "SIGTERM")] if is_thorough else [(16, "SIGTERM")]:
         run = Launched()

@@ -80,11 +80,11 @@ LAYOUTS = (
         *mark_share(
             99, [(text, parts, model) for text in LAYOUTS for parts in (MLPS, SOME) for model in (TIED, PLAIN)]
         ),
-        *mark_share(99, [(text, LAST, PLAIN) for text in LAYOUTS]),
         *mark_share(
             99,
             [
                 ("pp3 mbs2", MLPS, TIED),
+                *((text, LAST, PLAIN) for text in LAYOUTS),
                 ("tp2 pp2 zero1 mbs2", MLPS, PLAIN),
                 ("dp2 pp3 zero3 mbs1 ac=norm+act", SOME, PLAIN),
                 ("dp2 pp2 zero1 mbs2 stages=1-2", LAST, PLAIN),
@@ -111,10 +111,10 @@ def test_training_with_frozen_parts_equals_weights_without_gradients(
     ("text", "changed", "parts"),
     [
         ("dp2 zero3 mbs2 ac=full", {"block": "parallel"}, ("embed_tokens", "layers[0]", "layers[1].mlp")),
-        ("dp1 mbs8", {"embedding_norm": "weighted", "first_norm": False}, ("layers[0].attention", "norm")),
         *mark_share(
             99,
             [
+                ("dp1 mbs8", {"embedding_norm": "weighted", "first_norm": False}, ("layers[0].attention", "norm")),
                 ("dp2 zero1 mbs4", {"block": "post"}, SOME[1:]),
                 ("tp2 mbs4", {"block": "post"}, SOME[1:]),
                 ("dp4 zero1 mbs2", {"block": "parallel_shared"}, MLPS),

@@ -113,7 +113,7 @@ LAYOUTS = [
 @pytest.mark.parametrize(
     ("model", "layout"),
     mark_share(
-        4,
+        8,
         [
             *((PLAIN, layout) for layout in LAYOUTS),
             *((TIED, layout) for layout in ("dp2 zero3 mbs3", "dp3 zero1 mbs2")),

@@ -80,7 +80,7 @@ def train_in_one_process() -> list[tuple[float, float]]:
 LAYOUTS = ["dp2 zero3 mbs2", "dp2 tp2 ep2 zero1 mbs1", "dp2 pp2 zero2 mbs1", "pp2 dualpipe mbs2", "pp2 v2 zbv mbs1"]
 
 
-@pytest.mark.parametrize("text", mark_share(3, LAYOUTS))
+@pytest.mark.parametrize("text", mark_share(5, LAYOUTS))
 def test_a_batch_ramp_is_equal_under_every_layout(forked: Fork, text: str) -> None:
     """With too many or too few gradients awaited a weight would be reduced too early or never."""
     layout, alone = Layout.parse(text), train_in_one_process()[:5]  # of every size

@@ -78,7 +78,7 @@ def leg(directory: Path, layout: Layout, first: int, steps: int = 1) -> tuple[Bi
 
 
 @pytest.mark.parametrize(
-    "chain", mark_share(3, [CHAIN[::2], CHAIN, CHAIN[::-1]]), ids=["half", "forwards", "backwards"]
+    "chain", mark_share(4, [CHAIN[:2], CHAIN[::2], CHAIN, CHAIN[::-1]]), ids=["two", "half", "forwards", "backwards"]
 )
 def test_every_layout_resumes_from_any_other(forked: Fork, tmp_path: Path, chain: list[str]) -> None:
     changing = list[float]()

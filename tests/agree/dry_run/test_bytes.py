@@ -21,7 +21,7 @@ SCALARS_BYTES = 16  # losses, their sums, and the gradients that backward begins
 @pytest.mark.parametrize(
     ("name", "text", "sequence"),
     mark_share(
-        2,
+        3,
         [
             ("gemma3-4b", "mbs1", 2048),  # a tied table, and rotary tables of sliding layers
             ("gemma3-4b", "mbs1 ac=full", 32_768),

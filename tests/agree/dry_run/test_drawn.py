@@ -111,7 +111,7 @@ ALTUP = INPUTS.replace(
 @pytest.mark.parametrize(
     "case",
     mark_share(
-        3,
+        6,
         [
             Drawn(1, ALTUP, Layout.parse("dp1 mbs2"), JOB),
             Drawn(1, INPUTS, Layout.parse("dp2 zero2 ac=full"), JOB),
@@ -132,6 +132,7 @@ def test_tensors_passed_from_layer_to_layer_are_counted(case: Drawn) -> None:
     assert list_miscounts(case) == []
 
 
+@pytest.mark.long  # as test_counts_of_stages_that_train_nothing…
 @pytest.mark.parametrize(
     "text",
     mark_share(4, ["pp3 zero1 zb2p mbs2 stages=2-1-0", "pp2 v2 zero0 zbv mbs1 ac=full stages=0-1-2-0",
@@ -256,10 +257,10 @@ BELOW = ("embed_tokens", "layers[:2]", "layers[2].attention", "norm", "lm_head")
 @pytest.mark.parametrize(
     ("number", "model", "text", "changed"),
     [
-        (ON_GPUS, DENSE, "pp3 zero0 mbs1 stages=0-3-0", {"adapter": Adapter(rank=3)}),
         *mark_share(
-            8,
+            9,
             [
+                (ON_GPUS, DENSE, "pp3 zero0 mbs1 stages=0-3-0", {"adapter": Adapter(rank=3)}),
                 (ON_CPUS, DENSE, "pp3 zero0 mbs1", {"freeze": BELOW}),
                 (ON_GPUS, DENSE.replace(layers=4), "dp2 pp2 v2 zero3 interleaved mbs1 ac=full", {"freeze": BELOW}),
                 (ON_GPUS, DENSE, "dp2 pp2 zero3 mbs1 stages=2-1", {"freeze": BELOW}),
@@ -536,8 +537,8 @@ COMPRESSED_AND_HASHED = COMPRESSED_KEYS.replace(
     mark_share(
         5,
         [
-            (COMPRESSED_AND_HASHED, "pp2 zb1p mbs1"),  # each rank has the tables of its own layers
             (HASHED, "tp2 mbs2"),
+            (COMPRESSED_AND_HASHED, "pp2 zb1p mbs1"),  # each rank has the tables of its own layers
             (HASHED, "tp2 cp2 mbs2 ac=moe"),
             (HASHED, "dp2 ep2 mbs1 ac=router"),
             (COMPRESSED_AND_HASHED, "dp2 ep2 zero3 mbs1 ac=full"),
@@ -651,7 +652,7 @@ def test_gradients_of_shortcuts_and_of_latent_experts_are_counted_once(number: i
     assert list_miscounts(Drawn(number, model, Layout.parse(text), FP32)) == []
 
 
-@pytest.mark.parametrize("mlp", ["gated", "plain"])
+@pytest.mark.parametrize("mlp", mark_share(2, ["gated", "plain"]))
 @pytest.mark.parametrize("schedule", mark_share(2, ["zb1p", "zb2p"]))
 def test_experts_have_a_second_dx_at_the_peak_where_dw_waits(schedule: str, mlp: str) -> None:
     """No weight's gradient, of 2048 bytes here, exists then; plain experts have one dx."""
@@ -808,6 +809,7 @@ def list_impossible() -> set[tuple[str, str]]:
     }
 
 
+@pytest.mark.long  # of a feature that is left out other tests know nothing: it is for who adds one
 def test_every_feature_is_drawn_with_most_others() -> None:
     """A feature of a model that is new is drawn, and with those that it goes with: 240 draws hold many pairs."""
     met = set[tuple[str, str]]().union(*map(pairs_of, draw_many()))

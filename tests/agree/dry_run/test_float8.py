@@ -72,7 +72,7 @@ IN_16_BITS = {  # of a family: beginnings of the names of its matmuls that stay 
 
 
 @pytest.mark.parametrize("recipe", mark_share(4, ["fp8", "fp8-tiles", "mxfp8", "nvfp4"]))
-@pytest.mark.parametrize("family", IN_16_BITS)
+@pytest.mark.parametrize("family", mark_share(3, IN_16_BITS))
 def test_matmuls_in_16_bits_are_counted_and_take_as_long_as_in_bf16(family: str, recipe: str) -> None:
     """The dry run counts the FLOPs of those that run in few bits."""
     layout, machine = Layout.parse("dp2 zero2 mbs1"), resolve("b200:2", local=Path("/nowhere"))

@@ -31,6 +31,7 @@ def test_a_dry_run_with_base_weights_in_few_bits_equals_the_real_run(base: Base)
     assert list_differences_over_base(base, Case("dense", "dp2 zero3 mbs1 ac=full")) == []
 
 
+@pytest.mark.long  # the test before it has a base in few bits
 @pytest.mark.parametrize("base", mark_share(2, ["fp8", "mxfp4"]))
 def test_a_dry_run_with_experts_in_few_bits_has_the_peak_and_messages_of_the_real_run(base: Base) -> None:
     """Next to frozen experts, in 16 bits too, one tensor of the first block is freed at another place among frees."""

@@ -143,6 +143,7 @@ MUTATIONS = [
 ]  # fmt: skip
 
 
+@pytest.mark.long  # a test of a test
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name)
 def test_a_planted_mistake_is_detected(mutation: Mutation) -> None:
     first, second = start(MODELS[1], "dp1", partial(plant, mutation))

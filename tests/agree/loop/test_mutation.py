@@ -112,12 +112,14 @@ def make_params(planted: Planted) -> list[object]:
     return [pytest.param(case, mutation, id=mutation.name) for case, mutation in planted]
 
 
+@pytest.mark.long  # tests of a test
 @pytest.mark.parametrize(("case", "mutation"), mark_share(20, make_params([*DATA, *HELDOUT, *SUMS, *UPDATE])))
 def test_a_planted_mistake_is_detected(case: Case, mutation: Mutation, tmp_path: Path) -> None:
     ours = train_and_log(case, folder_of(tmp_path / "run"), partial(plant, mutation))
     assert distance(ours, get_reference_log(case)) > SEEN
 
 
+@pytest.mark.long  # tests of a test
 @pytest.mark.parametrize(("case", "mutation"), mark_share(3, make_params(RESUME)))
 def test_a_planted_mistake_in_resuming_is_detected(case: Case, mutation: Mutation, tmp_path: Path) -> None:
     """Two steps, and the others in a second start, which is not right."""
@@ -132,6 +134,7 @@ def test_the_source_text_of_every_planted_mistake_exists() -> None:
         assert locate(mutation).text.count(mutation.old) == 1, mutation
 
 
+@pytest.mark.long  # tests of a test
 def test_unchanged_code_passes_the_mutation_test(tmp_path: Path) -> None:
     """So what is seen above is the mistake, not the planting."""
     every = {result.place: result._replace(new=result.old) for _, result in [*DATA, *HELDOUT, *SUMS, *UPDATE, *RESUME]}

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sysconfig
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -212,7 +213,7 @@ def text() -> Tensor:
     assert len(files) == DOCUMENTS
     tokens: list[int] = []
     for number, file in enumerate(files):
-        tokens += [*[byte for byte in file.read_bytes() if byte < END][: 61 + number], END]
+        tokens += [*islice((byte for byte in file.read_bytes() if byte < END), 61 + number), END]
     return torch.tensor(tokens)
 
 

@@ -19,6 +19,7 @@ def test_random_layouts_train_as_one_process(case: Drawn) -> None:
     assert verdict.said == (), str(case)
 
 
+@pytest.mark.long  # of fp64: how exact a comparison can be
 def test_rounding_in_fp64_is_only_that_of_the_compared_gradients() -> None:
     (case,) = itertools.islice(draw_cases(1, worlds=(2,)), 1)
     verdict = run_in_fp64(case)

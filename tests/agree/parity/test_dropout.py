@@ -62,6 +62,7 @@ def test_dropout_rates_differ_by_position_in_the_model(rates: dict[str, float], 
     check_equal_dropout(MODEL.replace(**rates), layout, attention=attention)
 
 
+@pytest.mark.long  # as test_adapters_of_latents_drop_the_same_inputs…
 @pytest.mark.parametrize(
     ("layout", "base"),
     mark_share(

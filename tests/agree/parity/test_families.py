@@ -27,7 +27,7 @@ QUICK = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("family", "layout"), mark_share(22, QUICK))
+@pytest.mark.parametrize(("family", "layout"), mark_share(len(QUICK), QUICK))
 def test_each_family_under_each_parallelism_equals_one_process(family: str, layout: str) -> None:
     assert layout in LAYOUTS + OF_EXPERTS
     verdict = run(case(family, layout))

@@ -167,6 +167,7 @@ def leave_out(mutation: Mutation) -> None:
     )
 
 
+@pytest.mark.long  # a test of a test
 @pytest.mark.parametrize("mutation", mark_share(25, MUTATIONS), ids=lambda mutation: mutation.name)
 def test_an_omitted_collective_is_detected(mutation: Mutation) -> None:
     case = mutation.case

@@ -181,7 +181,7 @@ CASES = (
 
 
 @pytest.mark.parametrize(
-    ("model", "text"), mark_share(8, CASES), ids=lambda value: value if isinstance(value, str) else value.name
+    ("model", "text"), mark_share(16, CASES), ids=lambda value: value if isinstance(value, str) else value.name
 )
 def test_a_pair_of_features_equals_one_process(model: Model, text: str) -> None:
     layout = Layout.parse(text)
@@ -193,14 +193,14 @@ def test_a_pair_of_features_equals_one_process(model: Model, text: str) -> None:
 @pytest.mark.parametrize(
     ("model", "text"),
     mark_share(
-        5,
+        6,
         [
+            (COMPRESSED_AND_HASHED.replace(layers=3), "dp2 ep2 zero1 mbs1"),
             (STREAMS, "tp2 mbs2 ac=full"),
             (STREAMS, "pp2 zb1p mbs1"),
             (INDEPENDENT, "dp2 ep2 zero3 mbs1"),
             (STREAMS, "dp2 cp2 zero3 mbs1"),
             (INDEPENDENT, "tp2 mbs1 ac=norm+act"),
-            (COMPRESSED_AND_HASHED.replace(layers=3), "dp2 ep2 zero1 mbs1"),
         ],
     ),
     ids=lambda value: value if isinstance(value, str) else value.name,
@@ -212,7 +212,7 @@ def test_hyper_connections_equal_one_process(model: Model, text: str) -> None:
     assert verdict.gradient_error < FP64_TOLERANCE, verdict
 
 
-@pytest.mark.parametrize("text", mark_share(2, ["tp2 cp2", "tp2"]))
+@pytest.mark.parametrize("text", mark_share(2, ["tp2", "tp2 cp2"]))
 def test_adapters_of_latents_drop_the_same_inputs_on_a_rank_with_some_of_the_rows(text: str) -> None:
     layout = Layout.parse(text)
     job = job_for(layout).replace(adapter=Adapter(rank=3, targets=("q_a_proj", "kv_a_proj_with_mqa"), dropout=0.25))

@@ -49,6 +49,7 @@ def recompute_net(modules: tuple[str, ...]) -> nn.Module:
     return model
 
 
+@pytest.mark.long  # test_advised_recomputation_fits_in_a_real_run has one
 @pytest.mark.slow
 @pytest.mark.parametrize("share", mark_share(2, [0.8, 0.65]))
 def test_the_advised_recomputation_fits_and_is_the_cheapest(share: float) -> None:

@@ -103,6 +103,7 @@ def test_seconds_of_each_event_may_be_given() -> None:
     assert [level[1:] for level in plain] == [level[1:] for level in timed]
 
 
+@pytest.mark.long  # a speed
 @pytest.mark.slow
 def test_a_million_events_take_seconds_and_keep_the_peak() -> None:
     tape = Tape()

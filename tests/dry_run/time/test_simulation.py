@@ -256,6 +256,7 @@ def test_the_parts_of_every_rank_add_up_to_the_step_time(machine: object, make_t
     assert step.time().step_seconds == step.step_seconds
 
 
+@pytest.mark.long  # a speed
 @pytest.mark.slow
 def test_a_million_events_are_simulated_in_seconds() -> None:
     tapes = [tape(rank, "kkskkw" * 50_000) for rank in (0, 1)]

@@ -160,6 +160,7 @@ def test_training_does_not_wait_for_the_disk(forked, tmp_path: Path) -> None:
     assert asynchronous < waited / 4
 
 
+@pytest.mark.long  # test_a_full_disk_is_raised_by_the_next_call has the saver
 @pytest.mark.usefixtures("workspace")
 def test_a_run_ends_after_a_save_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk of rank 1 is full from the second checkpoint on: all ranks end, in one line, long before step 200."""

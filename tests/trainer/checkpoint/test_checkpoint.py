@@ -30,6 +30,7 @@ from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint import checkpoint_folder
 from fivefold.trainer.checkpoint.checkpoint import Checkpoint, RunProgress, find_latest, load, read, save
 from fivefold.trainer.optimizers.optimizer import clip, compute_learning_rate, sum_over_ranks
+from tests.selection import mark_share
 
 MODEL = Model(name="odd", layers=2, width=24, heads=4, kv_heads=2, head_dim=6, ffn=50, vocab=83)
 FEW_ROWS = Model(name="few", layers=1, width=5, heads=1, kv_heads=1, head_dim=2, ffn=9, vocab=7)  # of 4 ranks, 1 empty
@@ -144,7 +145,8 @@ def run_and_resume(directory: Path, layout: Layout, job: Job) -> tuple[bool, ...
 
 
 @pytest.mark.parametrize(
-    ("layout", "precision"), [("dp1 mbs4", "fp32"), ("dp2 zero1 mbs1", "bf16"), ("dp2 zero3 mbs2", "fp32")]
+    ("layout", "precision"),
+    mark_share(3, [("dp2 zero1 mbs1", "bf16"), ("dp1 mbs4", "fp32"), ("dp2 zero3 mbs2", "fp32")]),
 )
 def test_a_resumed_run_is_the_uninterrupted_one(forked, tmp_path: Path, layout: str, precision: str) -> None:
     job = JOB.replace(precision=get_recipe(precision))

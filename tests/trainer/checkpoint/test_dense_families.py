@@ -281,7 +281,7 @@ def save_imported(checkpoints: Path, source: Path) -> None:
     checkpoint.save(checkpoints, built=built, progress=progress, model=model, layout=layout, job=job)
 
 
-@pytest.mark.parametrize("pair", mark_share(7, GRADIENTS), indirect=True)
+@pytest.mark.parametrize("pair", mark_share(14, GRADIENTS), indirect=True)
 def test_transformers_loads_an_exported_folder(
     pair: tuple[Any, HuggingFaceFolder], forked: Fork, tmp_path: Path
 ) -> None:

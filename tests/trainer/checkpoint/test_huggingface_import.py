@@ -306,7 +306,7 @@ def start_run(path: Path, layout: Layout) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("case", "layout", "stacked"),
     mark_share(
-        2,
+        4,
         [
             ("mixtral", "dp2 tp2 ep2 zero1 mbs1", True),
             ("llama, tied and biased", "dp2 pp2 zero3 mbs1", False),

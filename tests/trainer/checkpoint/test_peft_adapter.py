@@ -122,8 +122,9 @@ def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[st
         ("ernie4_5", "tp2 mbs2", ADAPTER.replace(kind="dora")),
         ("phi", "pp3 mbs1", Adapter(rank=3, targets=("all-linear", *END_TARGETS))),
         *mark_share(
-            8,
+            12,
             [
+                ("qwen3_next", "tp2 mbs2", Adapter(rank=3, targets=("v_proj", "in_proj_ba", "out_proj"))),
                 ("phi", "dp2 zero3 mbs1", ADAPTER.replace(rank_pattern={"v_proj": 5}, alpha_pattern={"down_proj": 2})),
                 ("phi", "tp2 mbs2", ADAPTER.replace(modules_to_save=("lm_head",))),
                 ("phi", "dp2 zero2 mbs2", ADAPTER),
@@ -132,15 +133,9 @@ def start(folder: Path, base: Path, layout: Layout, adapter: Adapter) -> dict[st
                 ("llama", "dp2 pp3 zero1 mbs1", ADAPTER.replace(modules_to_save=("embed_tokens", "lm_head"))),
                 ("ernie4_5", "tp2 dp2 zero1 mbs1", Adapter(rank=4)),
                 ("ernie4_5", "tp2 dp2 zero3 mbs1", ADAPTER.replace(kind="dora")),
-            ],
-        ),
-        *mark_share(
-            4,
-            [
                 ("qwen3_5_text", "tp2 dp2 zero3 mbs1", Adapter(kind="dora", rank=3, rank_pattern={"in_proj_qkv": 5})),
                 ("qwen3_5_text", "dp2 pp3 zero1 mbs1", Adapter(rank=3, targets=("q_proj", "in_proj_z"))),
                 ("qwen3_next", "dp2 zero2 mbs1", Adapter(rank=3, targets=("q_proj", "in_proj_qkvz", "in_proj_ba"))),
-                ("qwen3_next", "tp2 mbs2", Adapter(rank=3, targets=("v_proj", "in_proj_ba", "out_proj"))),
             ],
         ),
     ],
@@ -189,7 +184,7 @@ BLOCKS = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2
 @pytest.mark.parametrize(
     ("text", "other", "kind", "base", "sizes"),
     mark_share(
-        3,
+        6,
         [
             ("tp2", "dp2 zero3", "lora", "nf4", BLOCKS),
             ("dp2 zero3", "dp1", "lora", "nf4", {}),

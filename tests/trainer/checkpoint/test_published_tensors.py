@@ -196,7 +196,7 @@ def test_adapters_are_trained_over_a_folder_of_bitsandbytes(
 SKIPPED = ("model.layers.0.mlp", "model.layers.2.self_attn.o_proj")
 
 
-@pytest.mark.parametrize("text", mark_share(4, ["tp2", "dp1", "dp2 zero3", "pp2"]))
+@pytest.mark.parametrize("text", mark_share(4, ["dp1", "tp2", "dp2 zero3", "pp2"]))
 def test_layers_that_a_folder_keeps_in_16_bits_are_computed_in_16_bits(forked: Fork, tmp_path: Path, text: str) -> None:
     """They are no base in 4 bits: the weights of a run are those of the folder, and merged ones have no rounding."""
     folder, layout = publish_nf4(tmp_path / "base", skipped=SKIPPED), Layout.parse(text)

@@ -58,6 +58,7 @@ def test_fp8_training_under_a_layout_differs_only_by_its_casts(model: str, text:
     assert max(abs(a - b) for a, b in zip(ours.losses, alone.losses, strict=True)) <= bound
 
 
+@pytest.mark.long  # products are compared with those of torch, and runs with one process
 @pytest.mark.parametrize(
     ("model", "names"),
     [

@@ -180,6 +180,7 @@ def test_kv_cache_has_the_stated_size(model: Model) -> None:
     assert kept == [item] * model.layers
 
 
+@pytest.mark.long  # exports have the logits of transformers, and a cache changes no token
 @pytest.mark.parametrize("model", mark_share(2, [MODELS[4], MODELS[0]]), ids=lambda model: model.name)
 def test_transformers_generates_the_same(model: Model, tmp_path: Path, forked) -> None:
     layout = Layout.parse("tp2 ep2 zero1 mbs1" if model.moe else "dp2 zero3 mbs1")

@@ -66,7 +66,7 @@ def parts(layout: Layout) -> list[list[int]]:
 @pytest.mark.parametrize(
     "text",
     mark_share(
-        2,
+        3,
         ["dp2 zero0 mbs1", "dp2 zero1 mbs2", "dp2 zero2 mbs2", "dp2 zero3 mbs1", "dp2 pp2 zero1 mbs1", "dp2 tp2 nosp"],
     ),
 )

@@ -147,6 +147,7 @@ def test_an_input_gathered_in_fp8_is_traced_with_its_cast(forked: Fork, corpus: 
         assert sum_sent(step) == {(item.axis, item.collective): (item.calls, item.bytes) for item in traffic}
 
 
+@pytest.mark.long  # tests of linear layers train compiled blocks
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it compiles
 def test_a_compiled_block_is_one_operation_but_for_the_gemms_of_its_backward(
     forked: Fork, corpus: Path, tmp_path: Path

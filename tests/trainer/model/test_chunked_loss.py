@@ -176,6 +176,7 @@ def measure_peak(model: Model, job: Job) -> int:
     return meter.peak_bytes
 
 
+@pytest.mark.long  # the dry run counts the loss in chunks to the byte
 def test_a_large_vocabulary_takes_less_as_predicted(forked: Fork, monkeypatch: pytest.MonkeyPatch) -> None:
     for place in ("fivefold.trainer.model.chunked_loss", "fivefold.planner.counts.operations.layer"):
         monkeypatch.setattr(f"{place}.LOSS_CHUNK_ROWS", 64)

@@ -103,7 +103,7 @@ def measure(scan: Scan, *, sequences: int, groups: list[int], dtype: torch.dtype
 
 @pytest.mark.parametrize(
     ("sequences", "dtype"),
-    mark_share(2, [(3, torch.bfloat16), (1, torch.bfloat16), (1, torch.float32), (3, torch.float32)]),
+    mark_share(4, [(3, torch.bfloat16), (1, torch.bfloat16), (1, torch.float32), (3, torch.float32)]),
 )
 @pytest.mark.parametrize("name", SCANS)
 def test_temporaries_of_scans_are_planned_to_the_byte(name: str, sequences: int, dtype: torch.dtype) -> None:

@@ -190,6 +190,7 @@ def resident_growth(tokens: int) -> int:
     return (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
 
 
+@pytest.mark.long  # the dry run counts a ring to the byte
 def test_memory_grows_with_tokens_not_with_their_square(forked: Fork) -> None:
     """A square of scores or of a mask in one byte each would be 64 MiB."""
     assert max(forked(2, resident_growth, 8192)) < 32 * 2**20

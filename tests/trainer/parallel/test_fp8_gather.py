@@ -128,6 +128,7 @@ def test_rows_dispatched_in_fp8_give_the_same_products(forked: Callable[..., lis
             assert thin.sent[axis, collective] < wide.sent[axis, collective]
 
 
+@pytest.mark.long  # the test above compares the products to the bit
 @pytest.mark.parametrize(
     ("model", "text", "precision"),
     mark_share(2, [(DENSE, "dp4 zero3 mbs1", WIRE), (ROUTED, "dp2 ep2 zero3 mbs2", TILES)]),

@@ -88,7 +88,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("model", "text", "precision", "kind"), mark_share(3, CASES))
+@pytest.mark.parametrize(("model", "text", "precision", "kind"), mark_share(4, CASES))
 def test_an_offloaded_optimizer_updates_the_same_bits_and_leaves_the_device_as_planned(
     forked: Fork, model: Model, text: str, precision: str, kind: str
 ) -> None:
@@ -104,6 +104,7 @@ def test_an_offloaded_optimizer_updates_the_same_bits_and_leaves_the_device_as_p
     assert all(offloads.peak_bytes < stays.peak_bytes for stays, offloads in ranks)
 
 
+@pytest.mark.long  # its states are those of any optimizer
 def test_a_run_is_resumed_with_and_without_its_optimizer_in_host_memory(forked: Fork, tmp_path: Path) -> None:
     job = make_job("bf16")
     legs = "dp2 zero1 mbs2 offload=optimizer", "dp2 zero3 mbs2", "dp2 zero2 mbs2 offload=optimizer"

@@ -266,9 +266,19 @@ def record_messages(case: Case, pairs: bool) -> tuple[int, list[tuple[str, str]]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", mark_share(2, ["dp2 pp2 ep2 dualpipev zero2", "tp2 pp2 dualpipe ac=selective"]))
-def test_ranks_of_a_stage_communicate_in_one_order(layout: str) -> None:
-    case = Case("moe", layout)
+@pytest.mark.parametrize(
+    "case",
+    mark_share(
+        3,
+        [
+            ShortCase("moe", "dp2 pp2 ep2 dualpipe zero2"),
+            Case("moe", "dp2 pp2 ep2 dualpipev zero2"),
+            Case("moe", "tp2 pp2 dualpipe ac=selective"),
+        ],
+    ),
+    ids=str,
+)
+def test_ranks_of_a_stage_communicate_in_one_order(case: Case) -> None:
     paired, apart = (processes.run_forked(4, record_messages, case, pairs) for pairs in (True, False))
     for rank in range(2):
         one, other = (said for place, said in paired if place == rank)

@@ -298,6 +298,7 @@ def test_hooks_that_gather_weights_run_once_in_forward_and_backward(ac: str) -> 
     assert difference(stack.gradients(), expected.gradients()) < 1e-6
 
 
+@pytest.mark.long  # tests of linear layers train compiled blocks
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # torch warns itself when it traces
 @pytest.mark.parametrize(("ac", "backend"), mark_share(2, [("norm+core+act", "aot_eager"), ("full/2", "inductor")]))

@@ -59,7 +59,7 @@ def check_same(found: Cast, wanted: Cast) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("dtype", "into", "power_of_two_scales"),
-    mark_share(2, [(torch.float32, E4M3, False), (torch.bfloat16, E4M3, True), (torch.bfloat16, E5M2, False)]),
+    mark_share(3, [(torch.float32, E4M3, False), (torch.bfloat16, E4M3, True), (torch.bfloat16, E5M2, False)]),
 )
 @pytest.mark.parametrize("kind", mark_share(3, KINDS))
 def test_casts_of_triton_equal_those_of_pytorch(
