@@ -24,7 +24,7 @@ VERBS = frozenset(
     connect convert convolve copy correct count create cut decode decorate deduct deepcopy defer dequantize
     describe detach differentiate disable dispatch distinguish distribute divide do document draw drop dry dump
     embed emit emulate enable encode end ensure enter escape estimate evaluate examine exchange exclude exit extend
-    expand expect explain explore export expose extract extrapolate factorize fetch fill filter find finish fit fix
+    expand expect explain explore export expose extract extrapolate factorize fill filter find finish fit fix
     flatten flush fold follow format forward free freeze fuse gate gather generalize generate get group grow
     handle has hash hide hold identify import index init insert install intercept interpolate intersect invert
     is iterate join judge keep label launch lay learn leave limit linearize link list listen load locate lock

@@ -133,7 +133,10 @@ def _simulate_waves(table: Table, durations: tuple[float, ...], delays: list[flo
 
 
 class Waves(NamedTuple):
-    """Columns of all actions, wave by wave, of each wave by rank. The arrivals of a wave are kept in a block of rows.
+    """Columns of all actions, wave by wave, and within a wave by rank.
+
+    A wave is a set of actions on different ranks that can be simulated together, because none waits for another one of
+    them. The times at which the results of a wave arrive are kept in a block of rows.
 
     ``first`` and ``second``: the rows of the arrivals that an action waits for, or ``NO_INPUT``; ``rows``: how many
     there are. ``starts``: the first action of each wave, and the number of actions; ``blocks``: the first row of the

@@ -17,7 +17,7 @@ from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.states import count_gathered_bytes
 from fivefold.planner.counts.message import RepeatedMessage
-from fivefold.planner.counts.parameter_prefetch import fetch_messages
+from fivefold.planner.counts.parameter_prefetch import list_prefetch_messages
 from fivefold.units import ceil_div
 
 FIRST_BUCKET_BYTES = 1 << 20
@@ -53,7 +53,7 @@ def list_coalesced_messages(counts: Counts, layout: Layout, *, chunks: tuple[int
         yield from _list_reductions(counts, layout, chunks=chunks)
     if coalesces_gathers(counts, layout):
         if not get_policy(layout, counts.job).weights_stay:
-            yield from fetch_messages(counts, layout, chunks=chunks)
+            yield from list_prefetch_messages(counts, layout, chunks=chunks)
         elif layout.shards > 1:
             recipe = counts.job.precision
             units = [select_trained(unit, counts.job) for unit, *_ in _list_weights(counts, layout, chunks)]

@@ -44,7 +44,7 @@ class ModuleCall(NamedTuple):
     dropped: tuple[int, ...] = ()
 
 
-class Limits(NamedTuple):
+class PrefetchLimits(NamedTuple):
     """DeepSpeed's prefetch limits, in elements.
 
     They are ``stage3_prefetch_bucket_size``, ``_param_persistence_threshold``, ``_max_reuse_distance`` and
@@ -57,7 +57,7 @@ class Limits(NamedTuple):
     live: int
 
 
-class Fetches(NamedTuple):
+class PrefetchedGathers(NamedTuple):
     """The all-gathers of a micro-batch, in elements, and the most gathered weights in each unit's forward and backward.
 
     ``recomputed``: the most while a unit is recomputed, within its backward. ``small`` lists the weights that stay
@@ -73,7 +73,7 @@ class Fetches(NamedTuple):
     loss: int
 
 
-def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
+def list_prefetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -> Iterator[RepeatedMessage]:
     """Yield the all-gathers of a step."""
     element_bytes = counts.job.precision.high_precision_bytes
     ranks = layout.shards
@@ -81,7 +81,7 @@ def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -
         return
     micro_batches = layout.micro_batches(counts.job)
     for chunk in chunks:
-        stage_gathers = list_fetches(counts, layout, chunk=chunk)
+        stage_gathers = simulate_prefetch(counts, layout, chunk=chunk)
         if stage_gathers is None:
             continue
         for sizes, times in ((stage_gathers.gathers, micro_batches), (stage_gathers.small, 1)):
@@ -89,7 +89,7 @@ def fetch_messages(counts: Counts, layout: Layout, *, chunks: tuple[int, ...]) -
                 yield RepeatedMessage("dp", "all_gather", times, size * element_bytes, ranks)
 
 
-def list_fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | None:
+def simulate_prefetch(counts: Counts, layout: Layout, *, chunk: int) -> PrefetchedGathers | None:
     """Return the gathers of a stage; None if weights are gathered by units, or stay gathered."""
     if counts.job.stack.zero3_gather == "units" or get_policy(layout, counts.job).weights_stay:
         return None
@@ -118,7 +118,7 @@ def list_fetches(counts: Counts, layout: Layout, *, chunk: int) -> Fetches | Non
     starts = _list_starts(counts, units) if chunk == 0 and not any(recomputed) else frozenset()
     calls = tuple(_list_calls(units, recomputed, starts, frozenset(frozen)))
     copies = layout.shards > 1 and "parameters" in layout.list_offloaded(counts.job)
-    return _simulate_fetches(calls, tuple(sizes), len(units), layout.shards, get_limits(stack), copies=copies)
+    return _simulate_gathers(calls, tuple(sizes), len(units), layout.shards, get_limits(stack), copies=copies)
 
 
 def _count_elements(weight: Weight, numel: int, counts: Counts) -> int:
@@ -132,9 +132,9 @@ def _count_elements(weight: Weight, numel: int, counts: Counts) -> int:
 PARENTS = ("attention", "mixer", "mlp", "moe")  # the modules of a block that have submodules
 
 
-def get_limits(stack: Stack) -> Limits:
+def get_limits(stack: Stack) -> PrefetchLimits:
     """Return the prefetch limits of a stack."""
-    return Limits(
+    return PrefetchLimits(
         stack.prefetch_bucket_size,
         stack.param_persistence_threshold,
         stack.max_reuse_distance,
@@ -275,9 +275,15 @@ def _list_adapted_calls(
 
 
 @lru_cache(maxsize=256)
-def _simulate_fetches(
-    calls: tuple[ModuleCall, ...], sizes: tuple[int, ...], units: int, shards: int, limits: Limits, *, copies: bool
-) -> Fetches:
+def _simulate_gathers(
+    calls: tuple[ModuleCall, ...],
+    sizes: tuple[int, ...],
+    units: int,
+    shards: int,
+    limits: PrefetchLimits,
+    *,
+    copies: bool,
+) -> PrefetchedGathers:
     """Simulate the calls as the coordinator handles them once it knows their order.
 
     ``copies``: this rank's shards are in host memory. Their copies on the device are counted with what a unit gathers;
@@ -297,13 +303,13 @@ def _simulate_fetches(
     forward, backward, recomputed = (tuple(max_live[phase]) for phase in PHASES)
     padded = tuple(shards * ceil_div(size, shards) for size in sizes)
     small = tuple(padded[number] for number, size in enumerate(sizes) if size <= limits.small)
-    return Fetches(tuple(coordinator.gathers), forward, backward, recomputed, small, loss)
+    return PrefetchedGathers(tuple(coordinator.gathers), forward, backward, recomputed, small, loss)
 
 
 class _Coordinator:
     """The state of DeepSpeed's coordinator."""
 
-    def __init__(self, calls: Sequence[ModuleCall], sizes: Sequence[int], shards: int, limits: Limits) -> None:
+    def __init__(self, calls: Sequence[ModuleCall], sizes: Sequence[int], shards: int, limits: PrefetchLimits) -> None:
         self.calls, self.sizes, self.limits, self.shards = calls, sizes, limits, shards
         self.padded = [shards * ceil_div(size, shards) for size in sizes]
         self.gathered = {number for number, size in enumerate(sizes) if size <= limits.small}  # gathered

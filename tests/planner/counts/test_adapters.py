@@ -28,7 +28,7 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.counts.operations.layer import Kind
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees
-from fivefold.planner.counts.parameter_prefetch import list_fetches
+from fivefold.planner.counts.parameter_prefetch import simulate_prefetch
 from fivefold.planner.counts.traffic import sum_traffic
 from fivefold.planner.predict import predict
 from fivefold.planner.questions import search_longest_sequence
@@ -524,17 +524,17 @@ def test_deepspeed_gathers_each_factor_by_itself() -> None:
     limits = dict.fromkeys(("prefetch_bucket_size", "param_persistence_threshold", "max_reuse_distance"), 0)
     chosen = job(stack={"name": "deepspeed", **limits}, precision="fp32")
     spread = Layout.parse("dp2 zero3")
-    fetches = list_fetches(Counts(SMALL, chosen), spread, chunk=0)
-    assert fetches is not None
+    prefetched = simulate_prefetch(Counts(SMALL, chosen), spread, chunk=0)
+    assert prefetched is not None
     twice = Counter(2 * [weight.numel for weight in list_weights(SMALL, chosen.adapter)])
     forward_alone = Counter([1024 * 256, 256, 256 * 256, 128 * 256, 128 * 256])
-    assert Counter(fetches.gathers) == twice - forward_alone
+    assert Counter(prefetched.gathers) == twice - forward_alone
     above = job({"rank": 8, "targets": ["up_proj"]}, stack=chosen.stack, precision="fp32")
-    fetches = list_fetches(Counts(SMALL, above), Layout.parse("dp2 zero3"), chunk=0)
-    assert fetches is not None
+    prefetched = simulate_prefetch(Counts(SMALL, above), Layout.parse("dp2 zero3"), chunk=0)
+    assert prefetched is not None
     twice = Counter(2 * [weight.numel for weight in list_weights(SMALL, above.adapter)])
     forward_alone += Counter([256 * 256, 256, 640 * 256, 640 * 256])  # attention's output, and what reads norm2
-    assert Counter(fetches.gathers) == twice - forward_alone
+    assert Counter(prefetched.gathers) == twice - forward_alone
 
 
 Q_AND_V = {"rank": 4, "targets": ["q_proj", "v_proj"]}

@@ -15,7 +15,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.ddp_buckets import divide_into_buckets
 from fivefold.planner.counts.memory.peak import count_rank_memory
-from fivefold.planner.counts.parameter_prefetch import list_fetches
+from fivefold.planner.counts.parameter_prefetch import simulate_prefetch
 from fivefold.planner.counts.traffic import list_messages
 from fivefold.stack.catalog import build_stack
 
@@ -63,15 +63,15 @@ def test_zero3_gathers_parameters_as_its_prefetch_limits_say() -> None:
 
 def test_gathered_weights_follow_from_the_prefetch_limits() -> None:
     counts = Counts(MODEL, job(param_persistence_threshold=0))
-    result = list_fetches(counts, Layout.parse("dp2 zero3 mbs2"), chunk=0)
+    result = simulate_prefetch(counts, Layout.parse("dp2 zero3 mbs2"), chunk=0)
     assert result is not None
     block = 184_576
     assert result.forward == (WHOLE,) * 6  # all is ahead, and near
     assert result.backward == (*(131072 + block * layers for layers in range(5)), WHOLE)  # freed as it is used
-    few = list_fetches(Counts(MODEL, job(**LEAST_PREFETCH)), Layout.parse("dp2 zero3 mbs2"), chunk=0)
+    few = simulate_prefetch(Counts(MODEL, job(**LEAST_PREFETCH)), Layout.parse("dp2 zero3 mbs2"), chunk=0)
     assert few is not None
     assert few.forward == (131072, 45056, 45056, 45056, 45056, 131072) == few.backward  # the largest weight of each
-    assert list_fetches(Counts(MODEL, job()), Layout.parse("dp2 zero2"), chunk=0) is None
+    assert simulate_prefetch(Counts(MODEL, job()), Layout.parse("dp2 zero2"), chunk=0) is None
 
 
 @pytest.mark.parametrize(

@@ -43,7 +43,7 @@ from fivefold.planner.counts.memory.stages import (
 )
 from fivefold.planner.counts.memory.states import count_reduced_width
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.planner.counts.parameter_prefetch import Fetches, list_fetches
+from fivefold.planner.counts.parameter_prefetch import PrefetchedGathers, simulate_prefetch
 from fivefold.units import ceil_div
 
 
@@ -69,7 +69,7 @@ class CoalescedMessages(NamedTuple):
     bucket_bytes: int  # bytes of gradients that are reduced at once
     gathers_by_weight: bool  # weights are gathered one by one, in the order of their use
     allocates_shards: bool  # ZeRO-2: this rank's gradients are allocated from the first reduction on
-    fetches_by_stage: dict[int, Fetches | None]  # by stage, filled by ``_list_fetches``
+    gathers_by_stage: dict[int, PrefetchedGathers | None]  # by stage, filled by ``_find_prefetched_gathers``
     returned_bytes: dict[Name, int]  # by unit: a gradient that comes back from host memory, if gradients are there
 
     @property
@@ -914,7 +914,7 @@ def _with_coalesced(
     """Yield the moments of a pass, with what joined messages hold."""
     coalesced = rules.coalesced
     first_units = [0, *accumulate(unit.group.times for unit in units)]
-    gathers = _list_fetches(rules, stage)
+    gathers = _find_prefetched_gathers(rules, stage)
     job = rules.counts.job
     has_shards = get_policy(rules.layout, job).computes_with_shard
     element_bytes = 0 if has_shards else job.precision.high_precision_bytes
@@ -938,14 +938,14 @@ def _with_coalesced(
         yield moment
 
 
-def _list_fetches(rules: PassRules, stage: int) -> Fetches | None:
+def _find_prefetched_gathers(rules: PassRules, stage: int) -> PrefetchedGathers | None:
     """Return the gathers of a stage's weights one by one; None if they are gathered by units, or stay gathered."""
     coalesced = rules.coalesced
     if not coalesced.gathers_by_weight:
         return None
-    if stage not in coalesced.fetches_by_stage:
-        coalesced.fetches_by_stage[stage] = list_fetches(rules.counts, rules.layout, chunk=stage)
-    return coalesced.fetches_by_stage[stage]
+    if stage not in coalesced.gathers_by_stage:
+        coalesced.gathers_by_stage[stage] = simulate_prefetch(rules.counts, rules.layout, chunk=stage)
+    return coalesced.gathers_by_stage[stage]
 
 
 def _with_bucket(
