@@ -45,7 +45,7 @@ OLD_FAULTS = [
            'placement="both_ways"')),
     *edit("rendering/pipeline.py",
           "rendering/test_pipeline.py::test_the_title_of_a_pipeline_picture_says_if_a_shorter_step_is_drawn",
-          ("a shorter step has the title of all", "if drawn_seconds > SAME * total:", "if drawn_seconds:")),
+          ("a shorter step has the title of all", "if drawn_seconds > FULL_STEP_SHARE * total:", "if drawn_seconds:")),
     *edit("requests/configs.py", FROM + "test_write_lists_the_defaults_that_it_used",
           ("defaults are not said", 'defaulted)}" if defaulted else ""', 'defaulted)}" * False')),
     *edit("rendering/question.py", "rendering/test_question.py",
