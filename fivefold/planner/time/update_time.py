@@ -61,7 +61,8 @@ def estimate_elementwise_seconds(units: Units, layout: Layout, rank: RankMemory,
     update_bytes = int(numel * (3 * recipe.updated_bytes + 2 * find_cost(job.optimizer.kind).moved_bytes(job)))
     clip_bytes = numel * 3 * recipe.updated_bytes if job.optimizer.clip else 0
     cast_bytes = numel * (recipe.updated_bytes + recipe.weights_bytes) if recipe.master_bytes else 0
-    sums_passes = 0 if prices.ours else 3 if layout.dp * layout.cp > 1 else 1
+    overwrites_sums = job.stack.kernel_facts.separate_adds and not job.stack.adds_in_wgrad
+    sums_passes = 0 if overwrites_sums else 3 if layout.dp * layout.cp > 1 else 1
     seconds = prices.uncached_seconds(update_bytes, kernel="adamw") + prices.uncached_seconds(
         clip_bytes + cast_bytes + sums_passes * rank.gradients_bytes, kernel="copy"
     )

@@ -15,10 +15,14 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import AttentionPoint, KernelPoint
 from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
+from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
+from fivefold.planner.counts.update import list_stages
 from fivefold.planner.predict import get_planner
 from fivefold.planner.time.compute import Prices
 from fivefold.planner.time.measured_kernels import count_kernels
+from fivefold.planner.time.units import Units
+from fivefold.planner.time.update_time import estimate_elementwise_seconds
 from tests.calibration.test_profile import machine
 
 JOB = Job(sequence=64, precision="fp32", steps=1)
@@ -106,3 +110,21 @@ def test_an_update_finds_no_tensor_in_a_cache() -> None:
         assert [prices.uncached_seconds(2**power, kernel=kernel) for power in (16, 20, 26)] == pytest.approx(
             [2**power / 1e10 for power in (16, 20, 26)]
         )
+
+
+@pytest.mark.parametrize("text", ["dp1 mbs1", "dp2 zero0 mbs1", "dp2 zero1 mbs1", "pp2 mbs1"])
+def test_an_update_of_our_trainer_neither_zeroes_nor_scales_the_sums(text: str) -> None:
+    """On a calibrated computer as elsewhere: AdamW moves seven tensors and clipping three, however work is shared."""
+    rate, layout, job = 1e10, Layout.parse(text), JOB.replace(global_batch=2)
+    points = tuple(
+        KernelPoint(kernel=kernel, dtype="fp32", ranks=ranks, moved_bytes=2**26, seconds=2**26 / rate)
+        for kernel in ("copy", "adamw")
+        for ranks in (1, 2)
+    )
+    known = machine()
+    assert known.calibration is not None
+    known = known.replace(calibration=known.calibration.replace(kernels=points))
+    counts = get_planner(DENSE, known, job).counts
+    (rank, *_), (chunks, *_) = count_rank_memory(counts, layout), list_stages(layout)
+    seconds = estimate_elementwise_seconds(Units(counts, known), layout, rank, tuple(chunks))
+    assert seconds == pytest.approx((7 + 3) * 4 * rank.updated_numel / rate)
