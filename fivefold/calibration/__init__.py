@@ -23,23 +23,53 @@ from pathlib import Path
 from statistics import geometric_mean, quantiles
 from tempfile import TemporaryDirectory
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
-from pydantic import TypeAdapter
+from pydantic import PositiveInt, TypeAdapter
 
 from fivefold.calibration.orders import CaseOrder, RankProfile, RoundOrder, WorkerOrder
 from fivefold.calibration.points import CalibrationProgress, Facts, Kind, MeasuredPoint, Points
 from fivefold.calibration.processes import run_in_parallel
 from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Machine, StepFactor
-from fivefold.record import RunFailure, UserError
+from fivefold.record import Record, RunFailure, UserError
 from fivefold.units import Dtype
+
+if TYPE_CHECKING:
+    from fivefold.calibration.step_grid import GridRun
 
 SILENCE_SECONDS = 120.0
 MESSAGE: TypeAdapter[Facts | CalibrationProgress | MeasuredPoint | RankProfile] = TypeAdapter(
     Facts | CalibrationProgress | MeasuredPoint | RankProfile
 )
 MAX_RANKS = 1024  # the largest number of ranks: more than any host has cores
+
+
+class Measurements(Record):
+    """The reports of the workers of one calibration, from which ``build_machine`` computes a machine.
+
+    ``profiles``: of the runs of the grid and, with higher numbers, of the further cases of ``measure``.
+    """
+
+    date: str
+    cores: PositiveInt
+    ranks: tuple[PositiveInt, ...]
+    quick: bool
+    facts: Facts
+    points: tuple[MeasuredPoint, ...]
+    profiles: tuple[RankProfile, ...]
+
+    def group_profiles(self, ranks: int) -> tuple[list[tuple[GridRun, list[RankProfile]]], list[list[RankProfile]]]:
+        """Return the runs of the grid on ``ranks`` processes with their profiles, and the profiles of each case."""
+        from fivefold.calibration.step_grid import list_grid_runs
+
+        grid = list_grid_runs(ranks, gpu=self.facts.backend == "nccl", quick=self.quick)
+        profiles_by_run: dict[int, list[RankProfile]] = defaultdict(list)
+        for profile in self.profiles:
+            if profile.workers == ranks:
+                profiles_by_run[profile.run].append(profile)
+        runs = [(grid[run], profiles) for run, profiles in profiles_by_run.items() if run < len(grid)]
+        return runs, [profiles_by_run[run] for run in sorted(profiles_by_run) if run >= len(grid)]
 
 
 def calibrate(
@@ -49,75 +79,88 @@ def calibrate(
     progress: Callable[[str, int, int], None] | None = None,
     points: Points | None = None,
     in_steps: bool = True,
-    cases: Mapping[int, tuple[CaseOrder, ...]] = MappingProxyType({}),
-    on_case: Callable[[RankProfile], None] | None = None,
 ) -> Machine:
     """Measure this computer with each number of ``ranks`` in parallel; ``quick``: fewer points and runs.
 
     ``progress(what, done, total)`` is called for each measurement. ``points`` replaces the default shapes and sizes;
-    without ``in_steps`` kernels are measured only by themselves, not within training steps. ``cases``: further runs for
-    each number of ranks, measured in turns with the grid; ``on_case`` gets their profiles, with numbers from 0. Raises
-    ``UserError`` for an invalid number of ranks, ``RunFailure`` when a worker dies or hangs.
+    without ``in_steps`` kernels are measured only by themselves, not within training steps. Raises ``UserError`` for an
+    invalid number of ranks, ``RunFailure`` when a worker dies or hangs.
+    """
+    return build_machine(measure(ranks=ranks, quick=quick, progress=progress, points=points, in_steps=in_steps))
+
+
+def measure(
+    *,
+    ranks: tuple[int, ...] = (1, 2),
+    quick: bool = False,
+    progress: Callable[[str, int, int], None] | None = None,
+    points: Points | None = None,
+    in_steps: bool = True,
+    cases: Mapping[int, tuple[CaseOrder, ...]] = MappingProxyType({}),
+) -> Measurements:
+    """Do the measurements of ``calibrate``, and return them.
+
+    ``cases``: further runs for each number of ranks, measured in turns with the grid.
     """
     counts = sorted(set(ranks))
     if not counts or counts[0] < 1 or counts[-1] > MAX_RANKS:
         raise UserError(f"ranks={list(ranks)}: each number of processes must be 1 to {MAX_RANKS}; try 1 and 2")
-    measured = Measured()
+    facts, points_measured, profiles = list[Facts](), list[MeasuredPoint](), list[RankProfile]()
 
-    def on_progress(message: CalibrationProgress, part: int) -> None:
-        if progress:
+    def on_line(line: str) -> None:
+        message = MESSAGE.validate_json(line)
+        if isinstance(message, Facts):
+            facts.append(message)
+        elif isinstance(message, RankProfile):
+            profiles.append(message)
+        elif isinstance(message, MeasuredPoint):
+            points_measured.append(message)
+        elif progress:
+            part = len(facts) - 1
             count = counts[part]
             done = 100 * (part + message.done / message.total) / len(counts)
             progress(f"{message.kind} on {count} rank{'s' if count > 1 else ''}, per cent", int(done), 100)
 
-    _measure(
-        counts, quick=quick, points=points, in_steps=in_steps, cases=cases, measured=measured, on_progress=on_progress
+    _run_workers(counts, quick=quick, points=points, in_steps=in_steps, cases=cases, on_line=on_line)
+    if not facts:
+        raise RunFailure(f"{counts[-1]} workers ended without a result; run `fivefold calibrate` again")
+    return Measurements(
+        date=date.today().isoformat(),
+        cores=count_cores(),
+        ranks=tuple(counts),
+        quick=quick,
+        facts=facts[-1],
+        points=tuple(points_measured),
+        profiles=tuple(profiles),
     )
-    assert measured.facts is not None, "there is at least one number of ranks"
-    collectives = make_monotonic(measured.points["collectives"])
-    values: dict[str, Any] = {"date": date.today().isoformat(), "torch": measured.facts.torch, "cores": count_cores()}
-    values.update({str(kind): points for kind, points in measured.points.items()}, collectives=collectives)
-    if len(measured.spreads) > 1:
-        values["spread"] = quantiles(measured.spreads, n=10)[-1]
-    machine = fit_machine(Calibration.model_validate(values), facts=measured.facts, ranks=counts[-1])
-    if not measured.profiles:
-        return machine
-    return add_steps(machine, measured.profiles, quick=quick, on_case=on_case or (lambda _profile: None))
 
 
-class Measured:
-    """The results of the workers: points by kind, their spreads, and the profiles of the runs of the grid."""
+def build_machine(measurements: Measurements) -> Machine:
+    """Return the machine of ``measurements``: its curves, and how kernels and messages of the grid run in a step."""
+    points: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in get_args(Kind)}
+    for point in measurements.points:
+        points[point.kind].append(point.point)
+    facts = measurements.facts
+    values: dict[str, Any] = {"date": measurements.date, "torch": facts.torch, "cores": measurements.cores}
+    values.update({str(kind): of_kind for kind, of_kind in points.items()})
+    values["collectives"] = make_monotonic(points["collectives"])
+    spreads = [point.spread for point in measurements.points if point.spread is not None]
+    if len(spreads) > 1:
+        values["spread"] = quantiles(spreads, n=10)[-1]
+    machine = fit_machine(Calibration.model_validate(values), facts=facts, ranks=measurements.ranks[-1])
+    return _add_steps(machine, measurements) if measurements.profiles else machine
 
-    def __init__(self) -> None:
-        self.points: dict[Kind, list[dict[str, Any]]] = {kind: [] for kind in get_args(Kind)}
-        self.spreads: list[float] = []
-        self.profiles: list[RankProfile] = []
-        self.facts: Facts | None = None
 
-
-def add_steps(
-    machine: Machine, profiles: Sequence[RankProfile], *, quick: bool, on_case: Callable[[RankProfile], None]
-) -> Machine:
-    """Return ``machine`` with its kernels and messages as the runs of the grid had them within their steps.
-
-    ``on_case`` gets the profiles of other runs.
-    """
+def _add_steps(machine: Machine, measurements: Measurements) -> Machine:
+    """Return ``machine`` with its kernels and messages as the runs of the grid had them within their steps."""
     from fivefold.calibration.step_factors import collect_messages, fit_step_factors, join_messages
-    from fivefold.calibration.step_grid import list_grid_runs
 
     calibration = machine.calibration
     factors = list[StepFactor]()
     messages = list[CollectivePoint]()
     assert calibration is not None, "steps are added to curves"
-    for ranks in sorted({profile.workers for profile in profiles}):
-        grid = list_grid_runs(ranks, gpu=machine.has_gpus, quick=quick)
-        of_runs: dict[int, list[RankProfile]] = defaultdict(list)
-        for profile in profiles:
-            if profile.workers == ranks and profile.run < len(grid):
-                of_runs[profile.run].append(profile)
-            elif profile.workers == ranks:
-                on_case(profile.replace(run=profile.run - len(grid)))
-        measured = [(grid[number], of_ranks) for number, of_ranks in of_runs.items()]
+    for ranks in sorted({profile.workers for profile in measurements.profiles}):
+        measured, _cases = measurements.group_profiles(ranks)
         factors += fit_step_factors(machine, measured, ranks=ranks)
         messages += collect_messages(machine, measured, ranks=ranks)
     collectives = [point.model_dump() for point in join_messages(calibration.collectives, messages)]
@@ -230,37 +273,16 @@ def _link(calibration: Calibration, *, ranks: int) -> Link:
     return Link(name="local", span=ranks, bandwidth=bandwidth, latency_seconds=latency, source=source)
 
 
-def _measure(
+def _run_workers(
     counts: Sequence[int],
     *,
     quick: bool,
     points: Points | None,
     in_steps: bool,
     cases: Mapping[int, tuple[CaseOrder, ...]],
-    measured: Measured,
-    on_progress: Callable[[CalibrationProgress, int], None],
+    on_line: Callable[[str], None],
 ) -> None:
-    """Run the workers through every number of ranks; add their messages to ``measured``.
-
-    ``on_progress`` also gets the place of the number of ranks in ``counts``.
-    """
-    part = -1
-
-    def on_line(line: str) -> None:
-        """Add one line of a worker to the measured points, profiles or facts, or report its progress."""
-        nonlocal part
-        message = MESSAGE.validate_json(line)
-        if isinstance(message, Facts):
-            measured.facts, part = message, part + 1
-        elif isinstance(message, RankProfile):
-            measured.profiles.append(message)
-        elif isinstance(message, CalibrationProgress):
-            on_progress(message, part)
-        else:
-            measured.points[message.kind].append(message.point)
-            if message.spread is not None:
-                measured.spreads.append(message.spread)
-
+    """Run the workers through every number of ranks; ``on_line`` gets the lines of the first worker."""
     with TemporaryDirectory(prefix="fivefold-") as folder:
         rounds = [
             RoundOrder(
@@ -279,5 +301,3 @@ def _measure(
             file.write_text(order.model_dump_json())
         commands = [[sys.executable, "-m", "fivefold.calibration.worker", str(file)] for file in files]
         run_in_parallel(commands, silence_seconds=SILENCE_SECONDS, on_line=on_line)
-    if measured.facts is None:
-        raise RunFailure(f"{counts[-1]} workers ended without a result; run `fivefold calibrate` again")

@@ -30,10 +30,14 @@ class MessageOrder(Record):
 
 
 class Timed(Record):
-    """The seconds of one occurrence (median over steps) and their ``spread``: (slowest - fastest) / median."""
+    """The seconds of one occurrence (median over steps), their ``spread``, and the number of ``times`` in a step.
+
+    The spread is (slowest - fastest) / median.
+    """
 
     seconds: float
     spread: float
+    times: int = 1
 
 
 def list_distinct_messages(counts: Counts, layout: Layout, *, local_ranks: int) -> tuple[MessageOrder, ...]:

@@ -32,11 +32,12 @@ Label = tuple[str, str]
 class MeasuredUnitSeconds(NamedTuple):
     """The seconds of a step by (F, B, BW, W, update or message; unit), and how often each ran.
 
-    W is by stage, a message by ``collective ranks bytes``.
+    W is by stage, a message by ``collective ranks bytes``. ``step``: the full step by the clock, with every wait.
     """
 
     seconds: Counter[Label]
     times: Counter[Label]
+    step: float = 0.0
 
 
 class UnitClock:
@@ -101,13 +102,16 @@ class UnitClock:
             torch.cuda.synchronize()
         seconds: Counter[Label] = Counter()
         for (label, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
-            if self._cuda:
-                seconds[label] += begin.elapsed_time(end) / 1e3
-            else:  # (clock, processor time)
-                clock = label[0] != MESSAGE
-                seconds[label] += (end[clock] - begin[clock]) / 1e9
+            seconds[label] += self._measure(begin, end, waits=label[0] == MESSAGE)
         seconds.pop(EXCLUDED, None)
-        return MeasuredUnitSeconds(seconds, Counter(self._times))
+        step = self._measure(self._marks[0][1], self._marks[-1][1], waits=True)
+        return MeasuredUnitSeconds(seconds, Counter(self._times), step)
+
+    def _measure(self, begin: Any, end: Any, *, waits: bool) -> Any:
+        """Return the seconds between two marks: on a CPU, without ``waits``, those of the processor."""
+        if self._cuda:
+            return begin.elapsed_time(end) / 1e3
+        return (end[not waits] - begin[not waits]) / 1e9
 
     def _mark(self, label: Label) -> None:
         """Switch the clock to ``label``."""

@@ -52,6 +52,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import AttentionPoint, Calibration, Collective, CollectivePoint, KernelPoint, MatmulPoint
 from fivefold.record import UserError
 from fivefold.trainer.host import count_memory_bytes
+from fivefold.trainer.parallel.mesh import ProcessGroups
 from fivefold.units import Dtype
 
 Point = MatmulPoint | AttentionPoint | KernelPoint | CollectivePoint
@@ -305,11 +306,12 @@ Step = Callable[[], MeasuredUnitSeconds]
 
 
 def build_runs(
-    context: WorkerContext, runs: Sequence[tuple[int, GridRun, float]], budget: Budget
+    context: WorkerContext, runs: Sequence[tuple[int, GridRun, float]], budget: Budget, *, groups: ProcessGroups
 ) -> Iterator[tuple[int, Step]]:
     """Build and warm up the runs that fit the budget; yield the number and the step of each.
 
-    ``runs``: number, run, and predicted seconds of a step.
+    ``runs``: number, run, and predicted seconds of a step. ``groups``: shared by all runs, as the threads of a group of
+    gloo take a thousandth of a core even while they wait, and every run has up to eight groups.
     """
     sends = context.ranks > 1 and context.device.type == "cpu"
     for number, run, step_seconds in runs:
@@ -317,7 +319,7 @@ def build_runs(
         if context.max_over_ranks(budget.overrun(dtype, step_seconds)) > 0:
             continue
         rank = context.rank if sends else 0
-        step = build_step(run.model, run.layout, run.job, rank=rank, device=context.device, sends=sends)
+        step = build_step(run.model, run.layout, run.job, rank=rank, device=context.device, sends=sends, groups=groups)
         for _ in range(WARMUP_STEPS):
             begin = budget.now()
             step()
@@ -401,7 +403,7 @@ class Measurement:
 
     def measure_in_turns(self) -> None:
         """Measure messages once, and kernels and steps in turns, while the budget lasts."""
-        context, steps = self.context, dict[int, Step]()
+        context, steps, groups = self.context, dict[int, Step](), ProcessGroups()
         timed: dict[int, list[MeasuredUnitSeconds]] = defaultdict(list)
         self.messages.measure_round(self.note)
         begin = self.now()
@@ -412,8 +414,8 @@ class Measurement:
             step_seconds = limit_step_seconds(self.points.step_seconds, left_seconds=left_seconds)
             cases = [(number, case, 1.0) for number, case in enumerate(self.cases, start=len(self.grid))]
             for number, step in chain(
-                build_runs(context, self.list_runs(), Budget(step_seconds, now=self.now)),
-                build_runs(context, cases, Budget(math.inf, now=self.now)),
+                build_runs(context, self.list_runs(), Budget(step_seconds, now=self.now), groups=groups),
+                build_runs(context, cases, Budget(math.inf, now=self.now), groups=groups),
             ):
                 steps[number] = step
                 self.note("steps")
@@ -438,7 +440,7 @@ class Measurement:
     def measure_alone(self) -> None:
         """Measure the runs one after another on one GPU, whose memory holds one of them at a time."""
         budget = Budget(self.points.step_seconds, now=self.now)
-        for number, step in build_runs(self.context, self.list_runs(), budget):
+        for number, step in build_runs(self.context, self.list_runs(), budget, groups=ProcessGroups()):
             samples = [step() for _ in range(GPU_STEPS)]
             self.note("steps")
             print_line(profile_run(self.context, number, samples, rank=0), self.context.rank)

@@ -38,7 +38,7 @@ from fivefold.trainer.optimizers import optimizer
 from fivefold.trainer.optimizers.loss_scaling import LossScaler
 from fivefold.trainer.parallel.apply import apply
 from fivefold.trainer.parallel.gradients import InFlightReduction
-from fivefold.trainer.parallel.mesh import Ranks, create_ranks
+from fivefold.trainer.parallel.mesh import ProcessGroups, Ranks, create_ranks
 from fivefold.trainer.parallel.shard import WeightShard
 from fivefold.trainer.parallel.zero import ZeroUnit
 from fivefold.trainer.supported import check_supported
@@ -136,13 +136,14 @@ def build(
     streams: bool | None = None,
     module: Transformer | None = None,
     draw_weights: bool = True,
+    groups: ProcessGroups | None = None,
 ) -> Built:
     """Build this rank's part; every rank calls it. Weights depend on ``job.seed`` and their name, not on the layout.
 
     ``table``: a custom pipeline schedule instead of the layout's. ``streams``: whether collectives run concurrently
     with compute; ``None``: if ``device`` has streams for them. ``module``: the module that ``build_module`` returned.
-    ``draw_weights``: draw the initial weights; a dry run's tensors have no values. Raises ``UserError`` for a job that
-    the trainer cannot run.
+    ``draw_weights``: draw the initial weights; a dry run's tensors have no values. ``groups``: as in ``create_ranks``.
+    Raises ``UserError`` for a job that the trainer cannot run.
     """
     refuse(layout, model=model, job=job)
     check_supported(layout, job, model=model)
@@ -152,7 +153,13 @@ def build(
     table = replace(table, first_backward=find_first_backward_stage(model, layout, job))
     has_experts = model.moe is not None
     ranks = create_ranks(
-        layout, kv_heads=model.kv_heads, device=device, experts=has_experts, pairs=job.stack.pairs, streams=streams
+        layout,
+        kv_heads=model.kv_heads,
+        device=device,
+        experts=has_experts,
+        pairs=job.stack.pairs,
+        streams=streams,
+        groups=groups,
     )
     module = module or build_module(model, job)
     units, wgrad_store, in_flight_reduction = apply(

@@ -201,13 +201,14 @@ def test_a_quick_measurement_ends_with_its_budget(monkeypatch, kernel_seconds, e
 def test_a_message_counts_with_its_fastest_time_and_compute_with_its_median():
     steps = [
         MeasuredUnitSeconds(
-            Counter({("F", "head"): 2 * value, (MESSAGE, "p2p 2 8"): value}), Counter({("F", "head"): 2})
+            Counter({("F", "head"): 2 * value, (MESSAGE, "p2p 2 8"): value}), Counter({("F", "head"): 2}), 4 * value
         )
         for value in (3.0, 1.0, 2.0, 9.0)
     ]
     timed = summarize_steps(steps)
-    assert timed["F head"] == Timed(seconds=2.5, spread=3.2)
+    assert timed["F head"] == Timed(seconds=2.5, spread=3.2, times=2)
     assert timed["message p2p 2 8"].seconds == 1.0
+    assert timed["step"] == Timed(seconds=10.0, spread=3.2)
 
 
 def test_compute_is_measured_as_processor_time_and_a_message_as_waiting_time():
@@ -239,16 +240,19 @@ def test_the_time_of_an_optimizer_step_is_fitted_by_curve_weights_and_step():
 def test_steps_of_the_grid_are_measured_in_processes():
     """Kernels, steps and further cases in turns: factors of both dtypes, and the profiles of the cases."""
     experts = CaseOrder(model=EXPERTS, layout="dp2 zero1 ep2 mbs2", job=JOB)
-    heard, profiles = [], []
-    machine = calibration.calibrate(
-        ranks=(2,), quick=True, points=TINY, cases={2: (experts,)}, on_case=profiles.append,
-        progress=lambda *done: heard.append(done),
-    )  # fmt: skip
+    heard = []
+    measurements = calibration.measure(
+        ranks=(2,), quick=True, points=TINY, cases={2: (experts,)}, progress=lambda *done: heard.append(done)
+    )
+    machine = calibration.build_machine(measurements)
+    _grid, (profiles,) = measurements.group_profiles(2)
     assert {factor.dtype for factor in machine.calibration.steps} == {"fp32", "bf16"}
     assert {factor.kind for factor in machine.calibration.steps} >= {"matmul", "attention", "memory", "update"}
     assert {factor.ranks for factor in machine.calibration.steps} == {2}
-    assert [(profile.run, profile.rank) for profile in profiles] == [(0, 0), (0, 1)]
-    assert {"F block 0", "BW block 0", "update"} <= set(profiles[0].timed)
+    assert [profile.rank for profile in profiles] == [0, 1]
+    assert {"F block 0", "BW block 0", "update", "step"} <= set(profiles[0].timed)
+    assert profiles[0].timed["step"].seconds > 2 * profiles[0].timed["F block 0"].seconds
+    assert calibration.Measurements.model_validate_json(measurements.model_dump_json()) == measurements
     assert any(name.startswith("message all_to_all 2") for name in profiles[0].timed)
     assert any(what == "steps on 2 ranks, per cent" for what, *_ in heard)
 
@@ -298,6 +302,7 @@ def test_the_clock_of_a_gpu_counts_events(monkeypatch):
         seconds = time.perf_counter() - begin
         result = clock.stop()
     assert result.seconds.total() == pytest.approx(seconds, rel=0.05, abs=1e-3)
+    assert result.step == pytest.approx(result.seconds.total())
     assert result.times["F", "block 0"] == layout.micro_batches(JOB)
 
 

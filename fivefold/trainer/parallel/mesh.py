@@ -33,6 +33,9 @@ TRAFFIC_AXIS = {
 }
 
 
+ProcessGroups = dict[tuple[str, tuple[int, ...]], dist.ProcessGroup]  # by axis and members
+
+
 @dataclass(frozen=True)
 class AxisGroup:
     """The group of this process along one axis of the mesh; ``rank`` is its index among ``ranks``.
@@ -108,6 +111,7 @@ def create_ranks(
     experts: bool = False,
     pairs: bool = False,
     streams: bool | None = None,
+    groups: ProcessGroups | None = None,
 ) -> Ranks:
     """Create the process groups of ``layout`` over the initialized world; every rank must call it.
 
@@ -116,17 +120,22 @@ def create_ranks(
 
     ``experts``: create the expert axes too; a dense model's axis order may not support them, so there they get one
     rank. ``pairs``: as ``Stack.pairs``. ``streams``: whether messages overlap with compute; ``None``: only on CUDA.
+    ``groups``: those of other models, which run at other times; they are reused, and new ones are added.
     """
+    groups = {} if groups is None else groups
     rank, world = dist.get_rank(), dist.get_world_size()
     members_by_axis = {name: list_members(layout, name, rank=rank) for name in ALWAYS}
     members_by_axis |= {name: list_members(layout, name, rank=rank) if experts else (rank,) for name in EXPERTS}
-    axes = {name: _build_axis(name, axis_members, rank=rank) for name, axis_members in members_by_axis.items()}
+    axes = {
+        name: _build_axis(name, axis_members, rank=rank, groups=groups)
+        for name, axis_members in members_by_axis.items()
+    }
     kv = RankGroup(max(1, layout.tp // kv_heads), group(layout, "tp").stride)
-    axes["kv"] = _build_axis("kv", kv.members(rank), rank=rank)
+    axes["kv"] = _build_axis("kv", kv.members(rank), rank=rank, groups=groups)
     axes["world"] = AxisGroup("world", rank, tuple(range(world)), dist.group.WORLD if world > 1 else None)
-    axes |= _build_pipeline_axes(axes["pp"], layout, rank=rank)
+    axes |= _build_pipeline_axes(axes["pp"], layout, rank=rank, groups=groups)
     if axes["cp"].size == 2 and layout.uses_ring and device.type != "cuda":
-        axes["cp"] = replace(axes["cp"], back=_build_axis("cp", axes["cp"].ranks, rank=rank).group)
+        axes["cp"] = replace(axes["cp"], back=_build_axis("cp_back", axes["cp"].ranks, rank=rank, groups=groups).group)
     interleaver = Interleaver() if pairs else None
     axes |= {name: replace(axes[name], interleaver=interleaver) for name in INTERLEAVED_AXES if name in axes}
     listener = CommObserver()
@@ -135,14 +144,13 @@ def create_ranks(
     return Ranks(rank, world, device, axes, interleaver, overlaps, listener)
 
 
-def _build_axis(name: str, members: tuple[int, ...], *, rank: int) -> AxisGroup:
-    group = None
-    if len(members) > 1:
-        group = dist.new_group(list(members), use_local_synchronization=True)
-    return AxisGroup(name, members.index(rank), members, group)
+def _build_axis(name: str, members: tuple[int, ...], *, rank: int, groups: ProcessGroups) -> AxisGroup:
+    if len(members) > 1 and (name, members) not in groups:
+        groups[name, members] = dist.new_group(list(members), use_local_synchronization=True)
+    return AxisGroup(name, members.index(rank), members, groups.get((name, members)))
 
 
-def _build_pipeline_axes(pp: AxisGroup, layout: Layout, *, rank: int) -> dict[str, AxisGroup]:
+def _build_pipeline_axes(pp: AxisGroup, layout: Layout, *, rank: int, groups: ProcessGroups) -> dict[str, AxisGroup]:
     """Return the further groups of a pipeline.
 
     There is one per direction and kind of message, so that no send queues behind another kind; ``pp_tie``: first and
@@ -150,12 +158,12 @@ def _build_pipeline_axes(pp: AxisGroup, layout: Layout, *, rank: int) -> dict[st
     """
     if pp.size == 1:
         return {}
-    axes = {name: _build_axis(name, pp.ranks, rank=rank) for name in P2P_AXES}
+    axes = {name: _build_axis(name, pp.ranks, rank=rank, groups=groups) for name in P2P_AXES}
     ends = (pp.ranks[0], pp.ranks[-1])
     partner = pp.ranks[pp.size - 1 - pp.rank]
     if layout.pipeline.enters_both_ends:
-        axes["twin"] = _build_axis("twin", tuple(sorted((rank, partner))), rank=rank)
-    axes["pp_tie"] = _build_axis("pp_tie", ends, rank=rank) if rank in ends else AxisGroup("pp_tie", 0, (rank,), None)
+        axes["twin"] = _build_axis("twin", tuple(sorted((rank, partner))), rank=rank, groups=groups)
+    axes["pp_tie"] = _build_axis("pp_tie", ends if rank in ends else (rank,), rank=rank, groups=groups)
     return axes
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from fivefold.dry_run.fake.world import enter_fake_rank
 from fivefold.layout.mesh import list_members
 from fivefold.layout.spec import Layout
-from fivefold.trainer.parallel.mesh import AxisGroup, create_ranks
+from fivefold.trainer.parallel.mesh import AxisGroup, ProcessGroups, create_ranks
 
 KINDS = ("dp", "cp", "tp", "pp", "shard", "replica", "stage", "ep", "etp", "expert_shard", "expert_replica")
 
@@ -79,3 +79,21 @@ def test_a_ring_of_two_has_a_group_for_each_way(text: str, apart: bool) -> None:
             assert create_ranks(layout, kv_heads=2, device=torch.device("cuda"), streams=False)["cp"].back is None
     assert len(set(names)) == 1  # both ends mean the same
     assert (names[0][0] != names[0][1]) == apart
+
+
+def test_models_that_run_in_turns_share_their_groups() -> None:
+    """Each axis keeps groups of its own: a ring's two ways, and the messages of dp and shards, do not share one."""
+    groups: ProcessGroups = {}
+    cpu = torch.device("cpu")
+    with enter_fake_rank(Layout.parse("dp2 cp2"), rank=0):
+        first, second = (
+            create_ranks(Layout.parse("dp2 cp2"), kv_heads=2, device=cpu, groups=groups) for _model in range(2)
+        )
+        alone = create_ranks(Layout.parse("dp2 cp2"), kv_heads=2, device=cpu)
+        for name, axis in first.axes.items():
+            assert second[name].group is axis.group
+            assert second[name].back is axis.back
+        assert second.listener is not first.listener
+        shared = [group for axis in first.axes.values() for group in axis.groups if axis.name != "world"]
+        assert len({id(group) for group in shared}) == len(shared) == len(groups)
+        assert alone["dp"].group is not first["dp"].group
