@@ -4,6 +4,7 @@ For each number of ranks, that many workers run in parallel, as in training: on 
 on GPUs each has one GPU. This module starts the workers and fits the machine to their results.
 
 points · kernels · worker · processes · hosts   what is measured; one worker; several workers; hosts under torchrun
+other_programs                                  the cores that other programs use meanwhile
 orders                                          the orders to the workers, and the profiles that they report
 step_grid · step_factors                        small training runs; how kernels run within their steps
 profile · unit_worker                           the units of one run, measured in its own steps
@@ -26,9 +27,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, get_args
 
 import numpy as np
-from pydantic import PositiveInt, TypeAdapter
+from pydantic import NonNegativeFloat, PositiveInt, TypeAdapter
 
 from fivefold.calibration.orders import CaseOrder, RankProfile, RoundOrder, WorkerOrder
+from fivefold.calibration.other_programs import ProcessorTime, count_cores_of_others
 from fivefold.calibration.points import CalibrationProgress, Facts, Kind, MeasuredPoint, Points
 from fivefold.calibration.processes import run_in_parallel
 from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Machine, StepFactor
@@ -53,6 +55,7 @@ class Measurements(Record):
 
     date: str
     cores: PositiveInt
+    cores_of_others: NonNegativeFloat | None = None
     ranks: tuple[PositiveInt, ...]
     quick: bool
     facts: Facts
@@ -121,12 +124,14 @@ def measure(
             done = 100 * (part + message.done / message.total) / len(counts)
             progress(f"{message.kind} on {count} rank{'s' if count > 1 else ''}, per cent", int(done), 100)
 
+    begin = ProcessorTime.read()
     _run_workers(counts, quick=quick, points=points, in_steps=in_steps, cases=cases, on_line=on_line)
     if not facts:
         raise RunFailure(f"{counts[-1]} workers ended without a result; run `fivefold calibrate` again")
     return Measurements(
         date=date.today().isoformat(),
         cores=count_cores(),
+        cores_of_others=None if facts[-1].backend == "nccl" else count_cores_of_others(begin, ProcessorTime.read()),
         ranks=tuple(counts),
         quick=quick,
         facts=facts[-1],
@@ -142,6 +147,7 @@ def build_machine(measurements: Measurements) -> Machine:
         points[point.kind].append(point.point)
     facts = measurements.facts
     values: dict[str, Any] = {"date": measurements.date, "torch": facts.torch, "cores": measurements.cores}
+    values["cores_of_others"] = measurements.cores_of_others
     values.update({str(kind): of_kind for kind, of_kind in points.items()})
     values["collectives"] = make_monotonic(points["collectives"])
     spreads = [point.spread for point in measurements.points if point.spread is not None]

@@ -211,7 +211,10 @@ def _build_machine(machines: list[Machine], links: list[CollectivePoint], *, ran
         )
         for kind in ("matmuls", "attentions", "kernels", "collectives")
     }
-    calibration = calibrations[0].replace(**slowest | {"collectives": (*slowest["collectives"], *links)})
+    others = [calibration.cores_of_others for calibration in calibrations if calibration.cores_of_others is not None]
+    calibration = calibrations[0].replace(
+        **slowest | {"collectives": (*slowest["collectives"], *links)}, cores_of_others=max(others, default=None)
+    )
     facts = Facts(
         device=first.chip.name.partition(",")[0],
         backend=first.backend,

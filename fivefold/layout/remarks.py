@@ -36,6 +36,7 @@ def list_remarks(
     """
     remarks = (
         _describe_idle(layout, machine) if layout and not is_searched else (),
+        _describe_calibration(machine),
         _describe_number_formats(machine, (job.precision, *recipes)),
         _describe_attention(machine, job),
         describe_positions(model) if _is_beyond_positions(model, job) else (),
@@ -64,6 +65,12 @@ def _describe_idle(layout: Layout, machine: Machine) -> Iterator[str]:
             f"Use {smaller!r}, or degrees that multiply to {have:,}"
             f"{larger}."
         )
+
+
+def _describe_calibration(machine: Machine) -> Iterator[str]:
+    """Yield a warning if other programs disturbed the measurement of the machine."""
+    if machine.calibration is not None and (warning := machine.calibration.describe_disturbance()):
+        yield warning
 
 
 def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Iterator[str]:

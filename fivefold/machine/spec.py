@@ -16,6 +16,8 @@ WIDENING: tuple[Dtype, ...] = ("fp4", "fp8", "fp16", "bf16", "tf32", "fp32", "fp
 MATMUL_SHARE = 0.75  # share of the peak, for a chip without measurements: between B200 (0.72) and A100 (0.81)
 LAUNCH_SECONDS = 67e-6  # ``Chip.launch_seconds`` of an x86 host
 NCCL_STEP_SECONDS = 4e-6  # between nodes over InfiniBand (NVIDIA/nccl issue 652: ``catalog._build_nic``)
+BUSY_CORES, BUSY_SHARE = 0.2, 0.02  # other programs that use more disturb a calibration: at least, and of all cores
+UNRELIABLE_SPREAD = 0.5  # spread between rounds that tells the same where nothing counts other programs
 UNSTATED_SOURCE = "not stated"  # default source of a figure of a user's machine
 Collective = Literal["all_reduce", "all_gather", "reduce_scatter", "all_to_all", "p2p", "broadcast"]
 
@@ -198,9 +200,22 @@ class Calibration(Record):
     kernels: tuple[KernelPoint, ...] = ()  # memory-bound kernels
     collectives: tuple[CollectivePoint, ...] = ()  # collectives
     spread: NonNegativeFloat | None = None  # relative difference of the two best rounds; 90 % of the points have less
+    cores_of_others: NonNegativeFloat | None = None  # cores that other programs kept busy meanwhile (CPUs of Linux)
     steps: tuple[StepFactor, ...] = ()  # kernels within a training step, relative to the curves
     units: tuple[UnitPoint, ...] = ()  # blocks, embedding and head in the trainer's own step
     updates: tuple[UpdatePoint, ...] = ()  # optimizer updates in the trainer's own step
+
+    def describe_disturbance(self) -> str:
+        """Return a warning if other programs have disturbed the measurement, or an empty text."""
+        if self.cores_of_others is not None:
+            is_disturbed = self.cores_of_others > max(BUSY_CORES, BUSY_SHARE * self.cores)
+            cause = f"other programs kept {self.cores_of_others:.1f} of its {self.cores} cores busy"
+        else:
+            is_disturbed = self.spread is not None and self.spread > UNRELIABLE_SPREAD
+            cause = f"a tenth of the points differ by {self.spread or 0:.0%} or more"
+        if not is_disturbed:
+            return ""
+        return f"this computer was busy when it was calibrated: {cause}; repeat `fivefold calibrate` when it is idle"
 
 
 class Machine(Record):

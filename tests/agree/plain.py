@@ -184,6 +184,7 @@ def main() -> None:
     rows = list[Compared]()
     for file in files:
         stored = Stored.model_validate_json(file.read_text())
+        print(f"{file.stem}: other programs used {stored.measurements.cores_of_others or 0:.2f} cores")
         rows += judge(stored, name=file.stem)
     print(*report(rows), sep="\n")
 

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from fivefold.machine.spec import Machine
     from fivefold.trainer.process import Process
 
-UNRELIABLE_SPREAD = 0.5  # spread between rounds above which a calibration is unreliable
 MAX_MEASURED_LAYOUTS = 4  # largest number of layouts to measure while looking for the fastest
 
 
@@ -55,11 +54,8 @@ def calibrate(request: CalibrateOptions, job: Job) -> None:
         machine = _measure_units(machine, run_or_model, layout=layout, job=job)
     write(machine, path)
     print_line(f"wrote {path}")
-    spread = machine.calibration.spread if machine.calibration else None
-    if spread is not None and spread > UNRELIABLE_SPREAD:
-        print_line(
-            f"the computer was busy: a tenth of the points differ by {spread:.0%} or more; repeat when it is idle"
-        )
+    if machine.calibration is not None and (warning := machine.calibration.describe_disturbance()):
+        print_line(warning)
     show(machine.model_dump_json(indent=2) if request.as_json else table.describe_machine(machine))
 
 
