@@ -140,10 +140,14 @@ def _build_chunk(
 ) -> ModelChunk:
     """Return a stage that consists of ``units``; without a trained weight in it or below, it keeps nothing.
 
-    Of equal groups that recur (every second layer recomputed) only the first and last can be the peak.
+    Of equal groups that recur between equal ones (every second layer recomputed) only the first and last can be the
+    peak: what a neighbor leaves allocated, or gathers ahead, is the same, and the rest grows from one to the next.
     """
     kinds = [(*_build_unit_key(run), run.times) for run in runs]
-    ends = {kinds.index(kind) for kind in kinds} | {len(kinds) - 1 - kinds[::-1].index(kind) for kind in kinds}
+    contexts = [*zip((None, *kinds[:-1]), kinds, (*kinds[1:], None), strict=True)]
+    last = {context: index for index, context in enumerate(contexts)}
+    first = {context: index for index, context in reversed([*enumerate(contexts)])}
+    ends = {*first.values(), *last.values()}
     groups = [
         units[_build_unit_key(run)]._replace(group=run, can_be_peak=index in ends) for index, run in enumerate(runs)
     ]

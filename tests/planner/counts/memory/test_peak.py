@@ -131,6 +131,18 @@ def test_parts_of_live_memory_add_up_and_their_maximum_is_the_peak(text: str) ->
         assert gathering <= {"gather", "forward"} or layout.zero == 3
 
 
+@pytest.mark.parametrize("sequence", [16, 32, 64])
+@pytest.mark.parametrize("layers", [5, 6, 7, 8])
+@pytest.mark.parametrize("text", ["dp8 zero2 mbs1 ac=full/2", "dp8 zero3 mbs1 ac=full/2", "dp8 zero2 mbs1 ac=full/3"])
+def test_the_peak_is_at_any_recomputed_layer(text: str, layers: int, sequence: int) -> None:
+    """The second backward of its kind is the fullest where gradients outweigh activations: the first follows the head,
+    which leaves fewer gradients in flight."""
+    model = Model(name="m", layers=layers, width=64, heads=4, kv_heads=4, head_dim=8, ffn=96, vocab=2)
+    counts, layout = Counts(model, Job(sequence=sequence, global_batch=8)), Layout.parse(text)
+    moments = list_live_bytes(counts, layout)
+    assert count_rank_memory(counts, layout)[0].peak_bytes == max(moment.live_bytes for moment in moments)
+
+
 def test_offloaded_activations_leave_those_of_two_layers_on_the_gpu() -> None:
     """What every layer keeps is on the host but for the layer that runs and the one on its way."""
     job = Job(sequence=8192, global_batch=16)  # a second micro-batch: activations and gradients at once
