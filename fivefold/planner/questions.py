@@ -500,6 +500,7 @@ def find_largest_model(
     largest = planner.model
     estimate = climb(planner, layout, work=SearchWork(exact_units=FASTER_MODEL_UNITS))
     size = f"{largest.layers} layers of width {largest.width}"
+    size += f", {largest.moe.experts} experts of width {largest.moe.ffn}" if largest.moe is not None else ""
     line = f"{show_count(largest.parameters)} parameters: {model.name} scaled to {size}"
     remarks = [
         *planner.list_remarks(estimate.layout, is_searched=True),
@@ -535,31 +536,50 @@ def _find_layout_like(planner: Planner, like: Layout | None, *, work: SearchWork
 def scale_model(model: Model, factor: float) -> Model:
     """Return ``model`` with layers and width times ``factor``.
 
-    head_dim stays; ffn and kv heads keep their ratio to heads. Layers that share keys and layers with sparse gates keep
-    their share of all layers.
+    head_dim and the number of experts stay; ffn, widths of experts and kv heads keep their ratio to heads. Layers that
+    share keys and layers with sparse gates keep their share of all layers.
     """
     ratio = model.heads // model.kv_heads
     kv_heads = max(1, round(model.kv_heads * factor))
     share = kv_heads / model.kv_heads
-    layers = max(1, round(model.layers * factor))
+    pair = 2 if model.moe is not None and model.moe.shortcut else 1  # layers of which the second adds the experts
+    layers = pair * max(1, round(model.layers * factor / pair))
     sparsity = model.gate_sparsity and [model.gate_sparsity[layer * model.layers // layers] for layer in range(layers)]
     name = f"{model.name} x{factor:g}"
+
+    def scale(ffn: int | None) -> int | None:
+        return ffn if ffn is None or share == 1 else 64 * ceil(ffn * share / 64)
+
     return Model.read(
         model.model_dump()
         | {
             "name": name,
             "layers": layers,
-            "shared_kv_layers": model.shared_kv_layers * layers // model.layers,
+            "shared_kv_layers": _scale_shared_kv_layers(model, layers),
+            "shared_kv_ffn": scale(model.shared_kv_ffn),
             "gate_sparsity": sparsity,
             "kv_heads": kv_heads,
             "heads": ratio * kv_heads,
             "sliding": model.sliding and _scale_heads(model, share),
             "width": 8 * round(model.width * share / 8),
-            "ffn": 64 * ceil(model.ffn * share / 64),
-            "moe": model.moe and model.moe.replace(dense_layers=min(model.moe.dense_layers, layers)),
+            "ffn": scale(model.ffn),
+            "moe": model.moe
+            and model.moe.replace(
+                dense_layers=min(model.moe.dense_layers, layers),
+                ffn=scale(model.moe.ffn),
+                shared_ffn=scale(model.moe.shared_ffn),
+                latent_width=scale(model.moe.latent_width),
+            ),
         },
         origin=name,
     )
+
+
+def _scale_shared_kv_layers(model: Model, layers: int) -> int:
+    """Return the share of ``layers`` without keys of their own; those before them have a layer of each window."""
+    windows = [model.has_window(layer) for layer in range(layers)]
+    lenders = 1 + max(windows.index(window) for window in {*windows})
+    return min(model.shared_kv_layers * layers // model.layers, layers - lenders)
 
 
 def _scale_heads(model: Model, share: float) -> Sliding:

@@ -129,6 +129,8 @@ def find_answers(
     remarks = planner.list_remarks(chosen, is_searched=layout is None)
     if question == "changes" and (miss := planner.describe_miss(chosen)):
         remark = f"{chosen} without a change {miss}"
+    elif question == "changes" and layout is None:
+        remark = "; ".join(filter(None, (f"changes of {chosen}, the fastest layout that fits", remark)))
     about = {"model": model, "machine": machine, "job": job, "layout": chosen, "risk": risk}
     answers: Sequence[Any]
     match question:

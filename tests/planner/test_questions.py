@@ -337,6 +337,32 @@ def test_the_largest_model_fits_and_the_next_does_not() -> None:
     assert "a search may find a faster one" in answer.remarks[-1]
 
 
+@pytest.mark.parametrize("name", ["llama3-8b", "mixtral-8x7b", "deepseek-v3", "gemma4-e2b", "longcat-flash-560b-a27b"])
+def test_a_scaled_model_keeps_the_proportions_of_the_model(name: str) -> None:
+    """Twice the layers, heads and widths are eight times the weights, but for tables and ranks; each eighth exists."""
+    model = build_model(name)
+    assert questions.scale_model(model, 1).parameters == model.parameters
+    scaled = questions.scale_model(model, 2)
+    assert scaled.layers == 2 * model.layers
+    tables = model.vocab * model.width * (1 if model.tied_embeddings else 2)
+    assert scaled.parameters - 2 * tables == pytest.approx(8 * (model.parameters - tables), rel=0.5)
+    if model.moe is not None:
+        assert scaled.moe is not None
+        assert scaled.moe.ffn / scaled.width == model.moe.ffn / model.width
+        assert scaled.moe.experts == model.moe.experts
+    sizes = [questions.scale_model(model, eighths / 8).parameters for eighths in range(1, 17)]
+    assert sizes == sorted(sizes)
+
+
+@pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
+def test_changes_without_a_layout_name_the_one_that_is_changed() -> None:
+    changes = ff.ask("changes", "llama3-8b", "h100:8")
+    layout, _, why = changes[0].remarks[-1].removeprefix("changes of ").partition(", ")
+    assert why == "the fastest layout that fits"
+    base = ff.predict("llama3-8b", "h100:8", layout).time.step_seconds
+    assert all(base / change.step_seconds == pytest.approx(change.faster) for change in changes)
+
+
 @pytest.mark.slow
 def test_a_work_limit_leaves_only_sizes_between_known_ones_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that fits and twice that size are decided whatever it takes; else the answer was far too small."""
