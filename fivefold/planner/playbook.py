@@ -66,14 +66,14 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
         if after > AFTER:
             break
     if chosen is None:
-        what = f"{planner.model.name} on {world} ranks of {planner.machine.name}"
+        what = f"{planner.model.name} on {_count_ranks(world)} of {planner.machine.name}"
         if least is None:
             why = f": {tried[0].layout!r}: {tried[0].why}" if tried else ""
             raise UserError(
                 f"none of the {len(tried)} layouts that plan tries is possible for {what}{why}; use another number of "
                 "GPUs"
             )
-        advice = "".join(f", or --set {words}" for words, _ in islice(list_offload_settings(planner.job), 1))
+        advice = "".join(f", or --set {words}" for words in islice(_list_fitting_offloads(planner, world), 1))
         raise UserError(
             f"none of the {len(tried)} layouts that plan tries fits {what}: the nearest, {least[1]}, needs "
             f"{show_bytes(least[0])} of {show_bytes(room)}; use more ranks{advice}"
@@ -81,8 +81,25 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
     limit = f"with at most {show_risk(planner.risk)} risk of running out" if planner.machine.has_gpus else ""
     within = " ".join(filter(None, [show_bytes(room), limit]))
     reason = f"{chosen} is the first that fits in {within}: {_fit_words(chosen, planner)}"
-    question = f"Which is the simplest layout of {world} ranks that fits in memory?"
+    question = f"Which is the simplest layout of {_count_ranks(world)} that fits in memory?"
     return Stage(title="Make it fit", question=question, tried=tuple(tried), reason=reason), chosen
+
+
+def _list_fitting_offloads(planner: Planner, world: int) -> Iterator[str]:
+    """Yield the settings of the job that offload more, with which one of the candidates fits."""
+    for words, job in list_offload_settings(planner.job):
+        other = Planner(model=planner.model, machine=planner.machine, job=job, risk=planner.risk)
+        legal = (
+            layout
+            for _, layout in list_candidates(other, world)
+            if is_legal(layout, model=other.model, job=job, machine=other.machine)
+        )
+        if any(map(other.fits, legal)):
+            yield words
+
+
+def _count_ranks(count: int) -> str:
+    return f"{count} rank{'s' if count != 1 else ''}"
 
 
 def list_candidates(planner: Planner, world: int) -> Iterator[tuple[str, Layout]]:
@@ -118,7 +135,7 @@ def list_candidates(planner: Planner, world: int) -> Iterator[tuple[str, Layout]
         layout = _spread({"mbs": smallest, **fields}, world=world, batch=batch // smallest)
         if layout is not None and layout not in seen:
             seen.add(layout)
-            yield words, layout
+            yield (words if layout.zero else words.replace("zero3 and full", "full")), layout
 
 
 def _spread(fields: dict[str, object], *, world: int, batch: int) -> Layout | None:
@@ -164,7 +181,8 @@ def plan_micro_batch_stage(planner: Planner, layout: Layout) -> tuple[Stage, Lay
         f"{job.global_batch} sequences are dp{best.dp} times mbs{best.mbs} times {_count_micro_batches(times)}; "
         f"mbs{best.mbs} is the fastest that fits"
     )
-    question = f"How many sequences at a time, so that {best.dp} replicas process {job.global_batch} a step?"
+    replicas = "1 replica processes" if best.dp == 1 else f"{best.dp} replicas process"
+    question = f"How many sequences at a time, so that {replicas} {job.global_batch} a step?"
     return Stage(title="Reach the batch", question=question, tried=rows, reason=reason), best
 
 

@@ -104,6 +104,16 @@ def test_a_model_that_fits_no_layout_is_an_error_with_the_closest_layout() -> No
         fit_stage(planner, world=8)
 
 
+@pytest.mark.parametrize(
+    ("name", "advice"), [("qwen3-1.7b", "use more ranks, or --set offload=optimizer"), ("qwen3-4b", "use more ranks")]
+)
+def test_offloading_is_advised_where_a_layout_then_fits(name: str, advice: str) -> None:
+    card = resolve("rtx4090", local=Path("/nowhere"))
+    planner = Planner(model=build_model(name), machine=card, job=Job(sequence=4096, global_batch=8))
+    with pytest.raises(UserError, match=f"on 1 rank of rtx4090: the nearest, dp1 zero0 mbs1 ac=full, .*; {advice}$"):
+        fit_stage(planner, world=1)
+
+
 def test_every_candidate_layout_uses_all_ranks_with_at_most_as_many_replicas_as_sequences() -> None:
     for name, world, batch in (
         ("llama3-70b", 512, 64),
