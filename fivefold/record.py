@@ -191,7 +191,8 @@ def _format_field_path(error: ErrorDetails, record: type[BaseModel]) -> str:
 
     Entries of lists are counted from 0, as in ``stages[0]``.
     """
-    keys = [key for key in error["loc"] if key not in getattr(record, "inlined", ())]
+    kept = (key for key in error["loc"] if key not in getattr(record, "inlined", ()))
+    keys = [key for key in kept if not re.match(r"constrained-|(list|tuple)\[", str(key))]  # types of a union
     return "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys).removeprefix(".")
 
 
@@ -362,7 +363,7 @@ def read_text(path: Path, *, kind: str, most_bytes: int | None = None) -> str:
     ``most_bytes`` replaces the limit of ``bounded_file`` for its suffix.
     """
     try:
-        return read_bytes(path, most_bytes=most_bytes).decode().replace("\r\n", "\n").replace("\r", "\n")
+        return read_bytes(path, most_bytes=most_bytes).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
     except FileNotFoundError:
         raise UserError(f"{path}: no such file") from None
     except NotADirectoryError:
@@ -371,7 +372,11 @@ def read_text(path: Path, *, kind: str, most_bytes: int | None = None) -> str:
     except (OSError, UnicodeDecodeError) as error:
         if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
             raise UserError(f"{path}: too long for a file name; check the spelling") from None
-        reason = error.strerror or error if isinstance(error, OSError) else f"not UTF-8 at byte {error.start}"
+        reason = (
+            error.strerror or error
+            if isinstance(error, OSError)
+            else f"not UTF-8 at byte {error.start}; save it as UTF-8"
+        )
         raise UserError(f"{path} cannot be read as {kind}: {reason}") from None
     except ValueError as error:  # a file name with a null byte
         raise UserError(f"{str(path)!r} is not a file name: {error}") from None

@@ -198,7 +198,12 @@ def test_missing_files_are_errors(tmp_path: Path) -> None:
 def test_toml_and_json_files_are_read(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('name = "é"\n', encoding="utf-8")
     (tmp_path / "a.json").write_text('{"name": "é"}', encoding="utf-8")
+    (tmp_path / "marked.json").write_text('{"name": "é"}', encoding="utf-8-sig")  # as some editors on Windows save it
     assert read_file(tmp_path / "a.toml") == read_file(tmp_path / "a.json") == {"name": "é"}
+    assert read_file(tmp_path / "marked.json") == {"name": "é"}
+    (tmp_path / "wide.json").write_text('{"name": "é"}', encoding="utf-16")
+    with pytest.raises(UserError, match=r"not UTF-8 at byte 0; save it as UTF-8"):
+        read_file(tmp_path / "wide.json")
 
 
 def test_the_error_of_an_unknown_name_suggests_the_closest() -> None:

@@ -60,6 +60,11 @@ IN_RUN_FILE = {  # what a run file has in its table [job] in place of an option 
 NEEDS_SEQUENCES = (
     "; it counts sequences: a batch given in tokens is divided by --seq, so 2M tokens of --seq 4096 are 512"
 )
+TAKEN_BY = {  # by command: its arguments, where others take a model and a machine
+    "write": "write takes a layout or a file; name the model with --model and the machine with --gpus",
+    "train": "train takes a run file, which names model, machine and layout",
+    "sweep": "sweep takes a sweep file, which lists models, machines and layouts; `fivefold compare` takes them here",
+}
 _UsageError: Any = typer.BadParameter.__base__  # click's, wherever this typer keeps its click
 
 
@@ -108,11 +113,7 @@ def _explain_usage(message: str, option: str, command: str) -> str:
     if message == "Option '--against' requires 3 arguments.":
         return "--against needs MODEL MACHINE LAYOUT, such as --against llama3-8b h100:8 'dp8 zero3 mbs1'"
     if match := re.fullmatch(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)", message):
-        fix = "quote a value that contains spaces, as 'dp8 zero3 mbs1'"
-        if command == "write":
-            fix = "write takes a layout or a file; name the model with --model and the machine with --gpus"
-        if command == "train":
-            fix = "train takes a run file, which names model, machine and layout"
+        fix = TAKEN_BY.get(command, "quote a value that contains spaces, as 'dp8 zero3 mbs1'")
         return f"{match[1]!r}: one argument too many; {fix}"
     if message.startswith("No such command 'watch'"):
         return f"{message.rstrip('.')}; ff.watch is a function of Python, see docs/how-to/watch.md"

@@ -438,6 +438,8 @@ def list_names() -> list[str]:
 
 def is_named(text: str) -> bool:
     """Tell whether ``text`` names a machine: it has ranks after a colon, or a name that ``resolve`` knows."""
+    if "://" in text:  # an address, such as that of a model
+        return False
     return has_ranks(text) or spell_machine(text).partition(" ")[0].lower() in (*ROWS, "local")
 
 
@@ -564,7 +566,12 @@ def _resolve_name(text: str, *, local: Path, ranks: int | None, find: Callable[[
                 f"unknown machine {name.lower()!r}; for {digits} GPUs write {chip}:{digits}. "
                 "`fivefold machines` lists all"
             )
-        raise make_unknown_name_error(name.lower(), [*ROWS, *INSTANCES, "local"], kind="machine")
+        error = make_unknown_name_error(name.lower(), [*ROWS, *INSTANCES, "local"], kind="machine")
+        if "did you mean" in str(error):
+            raise error
+        raise UserError(
+            f"{error}; `local` is this computer, and a file describes any other (docs/reference/machines.md)"
+        )
     return _build(name.lower(), ROWS[name.lower()], count)
 
 

@@ -114,6 +114,9 @@ VERSIONS = {
 }
 
 
+_ADDRESS = re.compile(r"https?://(www\.)?(huggingface\.co|hf\.co)/(?P<repository>[\w.-]+/[\w.-]+)(/.*)?")
+
+
 class CatalogEntry(NamedTuple):
     """A published model: its source, the keys that its ``config.json`` sets, and where else these are written."""
 
@@ -146,14 +149,16 @@ def build_model(name: str) -> Model:
 def resolve(text: str, *, find: Callable[[str], Path] = Path) -> Model:
     """Build the model that ``text`` names: of the catalog, a file, or a Hugging Face repository of a catalog model.
 
-    A repository's name is enough without its owner, and so is the beginning of a name that fits models of one size.
-    ``find`` maps a path in ``text`` to the file. A ``.json`` with ``architectures`` or ``model_type`` is a Hugging Face
-    config (a folder: its ``config.json``); any other ``.json`` or ``.toml`` holds the fields of ``Model``. Raises
-    ``UserError``; warns (``UsageWarning``) which model the beginning of a name stands for, and about keys that may
-    change the model but that its family does not read.
+    A repository's name is enough without its owner, and so is the beginning of a name that fits models of one size; the
+    address of a repository, or of a file in it, is its name. ``find`` maps a path in ``text`` to the file. A ``.json``
+    with ``architectures`` or ``model_type`` is a Hugging Face config (a folder: its ``config.json``); any other
+    ``.json`` or ``.toml`` holds the fields of ``Model``. Raises ``UserError``; warns (``UsageWarning``) which model the
+    beginning of a name stands for, and about keys that may change the model but that its family does not read.
     """
     if text in CATALOG:
         return build_model(text)
+    if address := _ADDRESS.fullmatch(text):
+        text = address["repository"]
     path = find(text)
     try:
         is_folder, is_file = path.is_dir(), path.is_file()

@@ -625,6 +625,11 @@ def test_the_repository_name_of_every_entry_contains_its_sizes() -> None:
     assert find_repository("someone/tiny") is None
 
 
+@pytest.mark.parametrize("rest", ["", "/", "/blob/main/config.json", "/resolve/main/config.json"])
+def test_the_address_of_a_repository_is_its_name(rest: str) -> None:
+    assert resolve(f"https://huggingface.co/Qwen/Qwen3-8B{rest}") == resolve("Qwen/Qwen3-8B")
+
+
 def test_a_folder_comes_before_a_repository_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "Qwen" / "Qwen3-8B"

@@ -72,7 +72,8 @@ def read_config(values: dict[str, Any], *, family: Family, name: str) -> Config:
     """Read the keys of ``family`` over its defaults; a ``UserError`` names a key that is not supported."""
     given = read_fields(values, family=family, name=name)
     given = {key: value for key, value in given.items() if value is not None or key not in DEFAULT_IF_NULL}
-    config = Config.read({**family.list_defaults(), **given, "name": name}, origin=name)
+    keys = {field: key for key, field in family.keys.items() if key in values}  # as the file spells them
+    config = Config.read({**family.list_defaults(), **given, "name": name}, origin=name, options=keys)
     return _omit_mrope(config) if family.has_mrope else config
 
 

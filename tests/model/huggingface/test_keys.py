@@ -109,6 +109,20 @@ def test_granite_4_without_experts_is_the_dense_model_of_the_reference() -> None
         from_config({"model_type": "mixtral", **FAMILIES["mixtral"], "num_local_experts": 0}, name="x")
 
 
+@pytest.mark.parametrize(
+    ("kind", "key", "value", "words"),
+    [
+        ("gpt2", "n_embd", 0, "n_embd must be 1 or more, not 0"),
+        ("mixtral", "num_local_experts", -1, "num_local_experts must be 0 or more, not -1"),
+        ("llama", "hidden_size", "wide", "hidden_size must be a whole number, not 'wide'"),
+        ("hunyuan_v1_moe", "moe_topk", 0, "moe_topk must be 1 or more, not 0; moe_topk must be a list, not 0"),
+    ],
+)
+def test_an_error_names_the_key_of_the_file(kind: str, key: str, value: Any, words: str) -> None:
+    with pytest.raises(UserError, match=f"^x: {words}$"):
+        from_config({"model_type": kind, **FAMILIES[kind], key: value}, name="x")
+
+
 @pytest.mark.parametrize("outer", [{}, {"tie_word_embeddings": True}, {"tie_word_embeddings": False}], ids=str)
 @pytest.mark.parametrize("inner", [True, False])
 def test_a_multimodal_config_is_tied_by_its_own_key(outer: dict[str, Any], inner: bool) -> None:
