@@ -39,7 +39,8 @@ check: lint test  ## lint and test
 	touch $@
 
 figures: $(BIN)/fivefold  ## write the figures that pages quote again (published runs, configs, stacks, tutorials, README)
-	FIVEFOLD_FREEZE=1 $(BIN)/python -m pytest tests/benchmarks/published/test_accuracy.py tests/interop/test_pages.py tests/interop/test_published.py tests/stack/test_page.py
+	FIVEFOLD_FREEZE=1 $(BIN)/python -m pytest --long tests/benchmarks/published/test_accuracy.py
+	FIVEFOLD_FREEZE=1 $(BIN)/python -m pytest tests/interop/test_pages.py tests/interop/test_published.py tests/stack/test_page.py
 	$(BIN)/python -m tests.docs.questions 0
 	$(BIN)/python -m tests.docs.tutorials
 
@@ -48,8 +49,9 @@ docs: .venv-docs/bin/zensical  ## the documentation as a site, build/docs/site/i
 	cd build/docs && ../../.venv-docs/bin/zensical build --strict -f mkdocs.yml
 	@echo build/docs/site/index.html
 
-published: $(BIN)/fivefold  ## score the predictions against published runs
+published: $(BIN)/fivefold  ## score the predictions against published runs, and compare the pages with the scores
 	$(BIN)/python -m benchmarks.published
+	$(BIN)/python -m pytest --long tests/benchmarks/published/test_accuracy.py
 
 bench: $(BIN)/fivefold  ## speed of search, training, dry run, traces and page, as ratios; predictions against runs on this computer
 	$(BIN)/python -m pip install $(PIP_FLAGS) --no-deps -r benchmarks/speed/requirements.txt

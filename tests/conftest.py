@@ -33,7 +33,7 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 # A server and a browser, the predictions of all published runs, a copy of the package with additions: each is set up
 # once where one worker runs all tests that share it.
-SHARED_FIXTURES = frozenset({"server", "report", "failures"})
+SHARED_FIXTURES = frozenset({"server", "report", "small_report", "failures"})
 # A script that starts the tests in its background hands SIGINT down ignored, and fivefold leaves ignored what it finds
 # so. Here signals are as in a terminal, for this process and those that it starts.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:

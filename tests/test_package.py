@@ -18,6 +18,7 @@ import yaml
 
 import fivefold
 from fivefold.requests.extras import EXTRAS
+from tests.selection import mark_share
 
 ROOT = Path(__file__).parents[1]
 FACTS = tomllib.loads((ROOT / "pyproject.toml").read_text())
@@ -26,6 +27,7 @@ PROJECT = FACTS["project"]
 BASE = (
     "numpy pydantic typer rich yaml pydantic_core annotated_types typing_extensions typing_inspection click shellingham"
 )
+
 BASE += " markdown_it mdurl pygments annotated_doc"
 
 
@@ -95,11 +97,14 @@ main()
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [
-        (("--version",), f"fivefold {fivefold.__version__}\n"),
-        (("predict", "llama3-8b", "h100:8", "dp8 zero3 mbs1"), "MFU"),
-        (("report", "nano", "h100:2", "dp2"), ""),
-    ],
+    mark_share(
+        3,
+        [
+            (("report", "nano", "h100:2", "dp2"), ""),
+            (("predict", "llama3-8b", "h100:8", "dp8 zero3 mbs1"), "MFU"),
+            (("--version",), f"fivefold {fivefold.__version__}\n"),
+        ],
+    ),
 )
 def test_planning_commands_work_without_optional_packages(words: tuple[str, ...], said: str, tmp_path: Path) -> None:
     """No torch, no Altair, no pyarrow: whatever the base does not name cannot be imported."""
@@ -119,11 +124,14 @@ def test_planning_commands_work_without_optional_packages(words: tuple[str, ...]
 
 @pytest.mark.parametrize(
     ("words", "needs"),
-    [
-        (("dryrun", "nano", "h100:2", "dp2"), "torch, of the extra train"),
-        (("draw", "masks"), "the extra show"),
-        (("mcp",), "the extra mcp"),
-    ],
+    mark_share(
+        3,
+        [
+            (("dryrun", "nano", "h100:2", "dp2"), "torch, of the extra train"),
+            (("draw", "masks"), "the extra show"),
+            (("mcp",), "the extra mcp"),
+        ],
+    ),
 )
 def test_a_missing_extra_is_an_error_of_one_line(words: tuple[str, ...], needs: str, tmp_path: Path) -> None:
     (tmp_path / "fivefold").mkdir()

@@ -17,6 +17,7 @@ import pytest
 from fivefold.requests.commands import COMMANDS, JsonOption
 from fivefold.requests.output_schemas import OUTPUTS, write_schema
 from tests.cli.commands import run
+from tests.selection import mark_share
 
 STORED = Path(__file__).with_name("schemas")
 JOB = ("--gbs", "16", "--seq", "512")
@@ -114,7 +115,7 @@ def _read_checked(capsys: pytest.CaptureFixture[str], command: str) -> Any:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ANSWERS, ids=lambda words: "-".join(words[:2]))
+@pytest.mark.parametrize("words", mark_share(2, map(pytest.param, ANSWERS)), ids=lambda words: "-".join(words[:2]))
 def test_answers_are_as_their_schema_says(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from tests.cli.commands import run
 
 JOB = ("--gbs", "16", "--seq", "512")
 LAYOUT = "dp8 zero3 mbs1"
+NARROW = ("--top", "1", "--where", "tp=1 pp=1 cp=1")
 
 
 @pytest.fixture
@@ -111,7 +112,7 @@ def test_the_error_of_an_invalid_file_contains_its_path(
     ("words", "by_hand"),
     [
         (("predict", "nano", LAYOUT), ("predict", "nano", "h100:8", LAYOUT)),
-        (("search", "nano", "--top", "1"), ("search", "nano", "h100:8", "--top", "1")),
+        (("search", "nano", *NARROW), ("search", "nano", "h100:8", *NARROW)),
         (("ratios", "nano"), ("ratios", "nano", "h100:8")),
         (("ratios", "nano", LAYOUT), ("ratios", "nano", "h100:8", LAYOUT)),
         (("ask", "micro-batch", "nano", LAYOUT), ("ask", "micro-batch", "nano", "h100:8", LAYOUT)),

@@ -67,6 +67,7 @@ def test_the_advised_change_fits_and_is_the_fastest_that_does(log: Path) -> None
     assert "least change that fits: " + change["change"] in run(log, *LAYOUT)
 
 
+@pytest.mark.long  # a search
 @pytest.mark.slow
 def test_another_layout_is_proposed_if_no_single_change_fits(log: Path) -> None:
     """On a smaller device than the machine's, as the message says."""

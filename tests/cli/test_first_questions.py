@@ -15,6 +15,7 @@ from fivefold.layout.spec import Layout
 from fivefold.record import UsageWarning
 from fivefold.requests.machines import load_machine
 from tests.cli.commands import run
+from tests.selection import mark_share
 
 LARGE = ("llama3-8b", "h100:8", "dp8 zero1 mbs1", "--seq", "8k", "--gbs", "64")
 
@@ -168,7 +169,8 @@ def test_answers_in_python_print_as_the_table_of_the_terminal(
 
 
 @pytest.mark.parametrize(
-    ("synonym", "question"), [("time", "run"), ("cost", "run"), ("mbs", "micro-batch"), ("lora", "finetune")]
+    ("synonym", "question"),
+    mark_share(3, [("cost", "run"), ("time", "run"), ("lora", "finetune"), ("mbs", "micro-batch")]),
 )
 def test_ask_takes_everyday_words_for_its_questions(
     synonym: str, question: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -234,7 +236,11 @@ def test_the_first_line_of_a_run_file_is_the_command_that_writes_it_again(
     capsys.readouterr()
 
 
-@pytest.mark.parametrize("words", [("run",), ("tokens", "--deadline", "1d"), ("sequence",)], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words",
+    mark_share(3, map(pytest.param, [("run",), ("tokens", "--deadline", "1d"), ("sequence",)])),
+    ids=lambda words: words[0],
+)
 def test_answers_are_drawn(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     question, *limits = words
     picture = tmp_path / "answer.svg"

@@ -64,13 +64,11 @@ GEOMETRIES = {
     "rg_lru": "{ inner = 32, blocks = 2 }",
 }
 CASES = [(kind, layout) for kind in GEOMETRIES for layout in ("dp2 zero3", "tp2", "pp2", "cp2 cp=ulysses")]
-SHORT = [("mamba2", "tp2")]  # the others take minutes: `pytest --long`
 
 
+@pytest.mark.long  # minutes; the next test trains one model
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("kind", "layout"), [*SHORT, *(pytest.param(*case, marks=pytest.mark.long) for case in CASES if case not in SHORT)]
-)
+@pytest.mark.parametrize(("kind", "layout"), CASES)
 def test_a_small_hybrid_of_each_kind_trains_with_exact_counts(kind: str, layout: str, tmp_path: Path) -> None:
     train(MODEL + MIXERS.format(kind=kind, geometry=GEOMETRIES[kind]), layout, tmp_path)
 

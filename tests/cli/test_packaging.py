@@ -30,7 +30,6 @@ for name in {POSIX_SIGNALS}:
 for name in ("fork", "geteuid", "getuid", "register_at_fork"):
     delattr(os, name)
 from fivefold.cli.command_line import build_app
-from tests.selection import mark_share
 for words in (
     ["predict", "nano", "h100:2", "dp2", "--gbs", "8"],
     ["search", "nano", "h100:2", "--gbs", "8", "--where", "dp=2 ac=none mbs=1", "--stack", "torchtitan"],
@@ -95,9 +94,12 @@ def call_program(*words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([program, *words], capture_output=True, text=True, check=False)
 
 
-def test_the_script_of_a_named_shell_is_shown() -> None:
-    for shell, text in SCRIPTS.items():
-        assert text in call_program("--show-completion", shell).stdout
+@pytest.mark.parametrize("shell", mark_share(3, SCRIPTS))
+def test_the_script_of_a_named_shell_is_shown(shell: str) -> None:
+    assert SCRIPTS[shell] in call_program("--show-completion", shell).stdout
+
+
+def test_an_unknown_shell_is_a_one_line_error() -> None:
     ended = call_program("--show-completion", "fsh")
     assert ended.returncode == 2
     assert ended.stderr.strip() == "fivefold: unknown shell 'fsh'; did you mean fish, zsh or pwsh?"

@@ -202,9 +202,9 @@ def test_train_writes_a_report_and_does_not_fail_if_that_fails(capsys: pytest.Ca
 
 @pytest.mark.slow
 def test_the_command_in_a_report_reproduces_the_job() -> None:
-    """Of 300 random jobs, every field drawn: the options say the same job, or the line names a file of it."""
+    """Of 100 random jobs, every field drawn: the options say the same job, or the line names a file of it."""
     named = 0
-    for seed in range(300):
+    for seed in range(100):
         job = draws.case(seed).job
         words = shlex.split(report_command.format_command("predict", ["nano", "h100:8", "dp8"], job), comments=True)
         assert words[:5] == ["fivefold", "predict", "nano", "h100:8", "dp8"]
@@ -214,7 +214,7 @@ def test_the_command_in_a_report_reproduces_the_job() -> None:
         pairs = list(zip(words[5::2], words[6::2], strict=True))
         plain: dict[str, Any] = {name[2:]: value for name, value in pairs if name != "--set"}
         assert load_job(settings=[value for name, value in pairs if name == "--set"], **plain) == job
-    assert named < 290, "some jobs are said by options"
+    assert named < 97, "some jobs are said by options"
 
 
 @pytest.mark.parametrize(("first", "last"), [(0.0, 1.0), (3.0, 3.0), (0.0, 7e9), (-5.0, 1e-3), (999.0, 1001.5)])

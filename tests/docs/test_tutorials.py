@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.docs.tutorials import PAGES, ROOT, find_columns, list_examples, list_fixed_figures, run_page, select_lines
+from tests.selection import mark_share
 
 
 def has_slow(page: Path) -> bool:
@@ -23,7 +24,7 @@ OUTPUT = "a\nb 1\n\nc 2\nd 3\ne 4\n\nf 5\n"
 @pytest.mark.parametrize(
     ("page", "with_slow"),
     [
-        *(pytest.param(page, False, id=page.stem) for page in PAGES),
+        *mark_share(2, [pytest.param(page, False, id=page.stem) for page in PAGES]),
         *(pytest.param(page, True, id=f"{page.stem}-slow", marks=pytest.mark.long) for page in PAGES if has_slow(page)),
     ],
 )

@@ -40,7 +40,7 @@ REFUSED = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize("stack", mark_share(2, ["ddp", "fsdp2", "deepspeed"]))
+@pytest.mark.parametrize("stack", mark_share(3, ["deepspeed", "ddp", "fsdp2"]))
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_drawn_job_is_read_back(name: str, stack: str, tmp_path: Path) -> None:
     written = 0

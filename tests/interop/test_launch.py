@@ -56,11 +56,11 @@ def test_a_custom_model_is_written_next_to_the_run_file(tmp_path: Path) -> None:
     assert read([str(tmp_path / "run.toml")]).model == plan.model
 
 
-@pytest.mark.parametrize("first", mark_share(4, range(4)))
+@pytest.mark.parametrize("first", mark_share(8, range(8)))
 def test_every_model_is_read_back_from_its_file(tmp_path: Path, first: int) -> None:
-    """Every fourth of the catalog; drawn ones have any features together."""
+    """Every eighth of the catalog; drawn ones have any features together."""
     drawn = (case.model for case in islice(draw_cases(5 + first), DRAWN_MODELS))
-    for model in (*map(build_model, list_names()[first::4]), *drawn):
+    for model in (*map(build_model, list_names()[first::8]), *drawn):
         own = model.replace(name="mine", source=model.source or "drawn")
         (tmp_path / "model.toml").write_text(build_files(PLAN._replace(model=own))["model.toml"])
         assert resolve(str(tmp_path / "model.toml")) == own, model.name

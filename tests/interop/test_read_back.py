@@ -20,6 +20,7 @@ from fivefold.optimizers import KINDS
 from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack as stack_named
 from fivefold.update import LearningRate, Optimizer
+from tests.selection import mark_share
 
 LAYOUTS = {
     "fivefold": "dp8 zero3 mbs2", "torchtitan": "dp8 zero3 mbs2", "torchtitan-0.2": "dp8 zero3 mbs2",
@@ -122,7 +123,7 @@ def test_every_format_that_is_written_and_read_is_tested() -> None:
     assert {form.name for form in FORMATS if form.emit and form.parse} == set(LAYOUTS) == set(LINES)
 
 
-@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("rate", mark_share(2, RATES))
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_update_is_read_back_exactly(name: str, rate: str, tmp_path: Path) -> None:
     asked = plan(name, RATES[rate])

@@ -44,6 +44,7 @@ def check(stack: str, some: random.Random, *, model: str, ranks: int) -> int:
     return len(layouts)
 
 
+@pytest.mark.long  # tests/cli/test_software.py searches and writes
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("stack", "model"),

@@ -19,6 +19,7 @@ from fivefold.optimizers import KINDS
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Stack
+from tests.selection import mark_share
 
 DENSE = catalog.resolve("llama3-8b")
 MIXTURES = {"torchtitan": catalog.resolve("qwen3-30b-a3b")}  # a flavor of it
@@ -69,7 +70,7 @@ def list_jobs(stack: Stack, recipes: Iterable[Recipe]) -> dict[str, Job]:
     return {recipe.name: base.replace(precision=recipe) for recipe in recipes}
 
 
-@pytest.mark.parametrize("name", [name for name in STACKS if name not in WITHOUT_CONFIGS])
+@pytest.mark.parametrize("name", mark_share(2, [name for name in STACKS if name not in WITHOUT_CONFIGS]))
 def test_the_recorded_config_fields_of_a_stack_are_those_that_are_written(name: str) -> None:
     stack = STACKS[name]
     models = [DENSE] if name in WITHOUT_MIXTURES else [DENSE, MIXTURES.get(name, MIXTURE)]

@@ -26,6 +26,7 @@ from fivefold.record import UsageWarning, UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import FUSED_SCANS, Stack
 from fivefold.units import show_seconds
+from tests.selection import mark_share
 
 NANO = build_model("nano")
 WINDOW = NANO.replace(window=64, window_pattern=(True, False))
@@ -291,7 +292,7 @@ COMMANDS: dict[str, tuple[Callable[..., Any], set[str]]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("command", mark_share(2, COMMANDS))
 def test_every_command_shows_the_remarks_of_the_job_and_of_the_layout(command: str, tmp_path: Path) -> None:
     answer, expected = COMMANDS[command]
     (tmp_path / "nano.json").write_text(WINDOW.model_dump_json(exclude_defaults=True))

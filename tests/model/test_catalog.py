@@ -16,6 +16,7 @@ from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.write import find_difference
 from fivefold.planner.predict import predict
 from fivefold.record import UsageWarning, UserError
+from tests.selection import mark_share
 
 # Exact where the publisher's files give the weights (Hugging Face's safetensors metadata or the model card).
 # DeepSeek-V3's 671 026 419 200 there hold 58 balancing biases of 256, which are no trained weights; so do GLM-4.5's.
@@ -287,7 +288,7 @@ def test_deepseek_v3_with_its_module_of_multi_token_prediction() -> None:
     assert (active + 2 * whole.vocab * whole.width) / 1e9 == pytest.approx(2.4, abs=0.15)
 
 
-@pytest.mark.parametrize("name", list_names())
+@pytest.mark.parametrize("name", mark_share(5, list_names()))
 def test_every_model_is_predicted(name: str) -> None:
     model, layout = build_model(name), Layout.parse("dp8 zero3 mbs1 ac=full")
     job = Job(sequence=min(2048, model.positions), global_batch=64)

@@ -57,7 +57,7 @@ def test_answers_about_random_jobs_are_consistent(seed: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", mark_share(4, STACKS))
+@pytest.mark.parametrize("name", mark_share(8, STACKS))
 def test_every_stack_can_be_searched_for_random_jobs(name: str) -> None:
     """Over every schedule that it runs: 4 layers on 8 ranks for two of them, on 4 for the others."""
     model, ranks = build_model("llama3.2-1b").replace(layers=4), 8 if name in ("megatron-core", "torchtitan") else 4

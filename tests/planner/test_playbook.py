@@ -190,6 +190,7 @@ def run_one_step(path: Path) -> tuple[float, float]:
     return done.loss, done.norm
 
 
+@pytest.mark.long  # the test above reads the file back, and others train run files
 def test_a_run_file_written_by_plan_trains(tmp_path: Path, forked) -> None:
     one = resolve("h100:1", local=Path("/nowhere"))
     result = build_playbook(build_model("nano"), one, Job(sequence=64), tokens=6000, where="order=default ac=none")

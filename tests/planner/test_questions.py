@@ -95,7 +95,7 @@ def test_without_a_given_batch_only_memory_limits_the_micro_batch(words: str) ->
 
 
 @pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
-@pytest.mark.parametrize("given", [{}, {"gbs": 128}])
+@pytest.mark.parametrize("given", mark_share(2, [{}, {"gbs": 128}]))
 def test_the_largest_micro_batch_of_a_chosen_layout_names_that_of_full_recomputation(given: dict[str, int]) -> None:
     (answer,) = ff.ask("micro-batch", "llama3-8b", "h100:8", seq=8192, **given)
     chosen = Layout.parse(str(answer.layout))
@@ -252,6 +252,7 @@ def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:
     assert answer.memory_bytes <= NODE.chip.memory_bytes
 
 
+@pytest.mark.long  # several searches; the two tests around it have one each
 @pytest.mark.slow
 def test_the_answer_on_the_fewest_gpus_has_a_layout_that_fits(
     monkeypatch: pytest.MonkeyPatch,
@@ -366,11 +367,11 @@ def test_changes_without_a_layout_name_the_one_that_is_changed() -> None:
 @pytest.mark.slow
 def test_a_work_limit_leaves_only_sizes_between_known_ones_undecided(monkeypatch: pytest.MonkeyPatch) -> None:
     """A size that fits and twice that size are decided whatever it takes; else the answer was far too small."""
-    answer, _ = questions.find_largest_model(model=LLAMA, machine=NODE, job=Job())
+    largest = questions.scale_model(LLAMA, 1.5).parameters  # as the next test finds
     monkeypatch.setattr(questions, "SearchWork", partial(SearchWork, doubling_units=1))
     monkeypatch.setattr(questions, "MODEL_UNITS", 0)
     limited, _ = questions.find_largest_model(model=LLAMA, machine=NODE, job=Job())
-    assert answer.value / 8 < limited.value <= answer.value  # twice the layers and heads are eight times the weights
+    assert largest / 8 < limited.value <= largest  # twice the layers and heads are eight times the weights
 
 
 def test_a_layout_that_fits_is_tried_at_the_next_size_before_a_search(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -412,7 +413,9 @@ def test_reasonable_batches_have_4_to_60_million_tokens() -> None:
 @pytest.mark.parametrize(
     ("model", "machine", "layout", "expected"),
     [
-        ("llama3-70b", "h100:64", "dp2 tp8 pp4 zero1 mbs1", ("dp4 tp4", "ac=norm+act")),  # dp4 tp4 alone does not fit
+        pytest.param(  # dp4 tp4 alone does not fit
+            *("llama3-70b", "h100:64", "dp2 tp8 pp4 zero1 mbs1", ("dp4 tp4", "ac=norm+act")), marks=pytest.mark.long
+        ),
         ("llama3-70b", "h100:32", "dp4 tp8 zero1 mbs1", ("dp2 pp2 1f1b", "ac=norm+act")),  # nor does the layout
         ("llama3-8b", "h100:8", "dp8 zero3 mbs1", None),
     ],
@@ -604,6 +607,7 @@ def test_longest_sequences_are_listed_by_recomputation_and_cp() -> None:
     assert step.memory.fits
 
 
+@pytest.mark.long  # of 16 GPUs; the test above compares lengths on four
 @pytest.mark.slow
 def test_the_longest_sequence_of_any_layout_does_not_fall_with_a_smaller_batch() -> None:
     """Of layouts named by hand none reaches more, and fewer micro-batches take no more memory."""
@@ -632,6 +636,7 @@ def test_a_sequence_length_left_undecided_by_the_work_limit_is_reported(monkeypa
     assert "was not decided within the work limit" in longest.remarks[0]
 
 
+@pytest.mark.long  # of 32 GPUs; `test_longest_sequences_are_listed…` has four
 @pytest.mark.slow
 def test_every_length_up_to_the_longest_fits_also_in_a_pipeline() -> None:
     """A batch with fewer sequences would not fill the interleaved pipeline, or keep fewer micro-batches in memory."""
@@ -685,6 +690,7 @@ def test_a_model_that_is_published_in_few_bits_is_fine_tuned_over_its_own_weight
     ] == ["full", "lora:16", "qlora:16"]
 
 
+@pytest.mark.long  # `test_fine_tuning_of_an_8b_model…` has this line too
 @pytest.mark.slow
 def test_an_answer_says_on_how_many_gpus_a_method_fits_if_none_does() -> None:
     """Experts stay in 16 bits next to a base in nf4, which the remarks say too."""
@@ -695,6 +701,7 @@ def test_an_answer_says_on_how_many_gpus_a_method_fits_if_none_does() -> None:
     assert [line for line in ways[0].remarks if line.startswith("qlora:16 fits on 8 of rtx4090, as 'dp8 zero3 mbs1")]
 
 
+@pytest.mark.long  # four searches for one line
 def test_a_remark_compares_the_step_of_the_fastest_way_to_fine_tune_alone() -> None:
     ways = questions.list_fine_tunes(
         model=build_model("qwen3.5-0.8b"), machine=NODE, job=Job(sequence=1024, global_batch=8)
@@ -747,6 +754,7 @@ def test_a_noise_scale_is_positive(noise: float) -> None:
         )
 
 
+@pytest.mark.long  # two long searches
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:no layout was found to fit with sequences")
 def test_the_longest_sequence_is_found_where_no_layout_fits_at_the_job_length() -> None:
@@ -817,6 +825,7 @@ def test_where_nothing_fits_the_layout_of_least_risk_comes_first() -> None:
     )
 
 
+@pytest.mark.long  # two searches of 64 GPUs; `test_each_global_batch…` compares those of two
 @pytest.mark.slow
 def test_the_fastest_layout_of_a_question_is_the_first_of_search() -> None:
     """``search`` balances the stages of pipelines; the questions did not."""

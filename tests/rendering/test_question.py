@@ -89,7 +89,8 @@ ABOUT = f"tiny on h100, 2 ranks · {SAID}"
 @pytest.mark.parametrize(
     "words",
     [
-        ("search", "tiny", "h100:2"), ("search", "tiny", "h100:2", "--keep", "dp2"), ("ratios", "tiny", "h100:2"),
+        ("search", "tiny", "h100:2"), ("ratios", "tiny", "h100:2"),
+        pytest.param(("search", "tiny", "h100:2", "--keep", "dp2"), marks=pytest.mark.long),
         *(("ask", question, "tiny", "h100:2", "dp2") for question in ("micro-batch", "batch", "run", "changes")),
         pytest.param(("ask", "sequence", "tiny", "h100:2", "dp2"), marks=pytest.mark.long),  # of all layouts: 8 s
         ("ask", "gpus", "tiny", "h100:2"),

@@ -27,7 +27,7 @@ def _limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fivefold.planner.questions.GPUS_UNITS", 0)
 
 
-@pytest.mark.parametrize("question", mark_share(2, ["batch", "run", "gpus"]))
+@pytest.mark.parametrize("question", mark_share(2, ["run", "batch", "gpus"]))
 @pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
 def test_an_answer_to_a_question_without_a_layout_has_a_remark(question: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if question != "gpus":  # which tries numbers of ranks first

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 from typing import get_args
 
@@ -40,7 +41,11 @@ def compares(field: str, tree: ast.AST) -> bool:
 )
 def test_only_listed_modules_compare_the_names_of_kernels(field: str, modules: list[str]) -> None:
     texts = {path.relative_to(PACKAGE).as_posix(): path.read_text(encoding="utf-8") for path in PACKAGE.rglob("*.py")}
-    assert sorted(name for name, text in texts.items() if field in text and compares(field, ast.parse(text))) == modules
+    used = re.compile(rf"\b(stack|self)\.{field}\b")
+    assert (
+        sorted(name for name, text in texts.items() if used.search(text) and compares(field, ast.parse(text)))
+        == modules
+    )
 
 
 def compares_words(words: set[str], tree: ast.AST) -> bool:
@@ -71,11 +76,15 @@ def test_only_config_readers_compare_the_names_of_number_formats() -> None:
     found = []
     for path in PACKAGE.rglob("*.py"):
         text = path.read_text(encoding="utf-8")
-        if "compute" in text and any(
-            isinstance(side, ast.Attribute | ast.Name) and ast.unparse(side).split(".")[-1] == "compute"
-            for node in ast.walk(ast.parse(text))
-            if isinstance(node, ast.Compare) and compares_words(names, node)
-            for side in (node.left, *node.comparators)
+        if (
+            re.search(r"\bcompute\b", text)
+            and any(f'"{name}"' in text for name in names)
+            and any(
+                isinstance(side, ast.Attribute | ast.Name) and ast.unparse(side).split(".")[-1] == "compute"
+                for node in ast.walk(ast.parse(text))
+                if isinstance(node, ast.Compare) and compares_words(names, node)
+                for side in (node.left, *node.comparators)
+            )
         ):
             found.append(path.relative_to(PACKAGE).as_posix())
     # a recipe that checks itself; keys bf16 and fp16 of configs, and what torchtune has; a chip that has only fp16

@@ -16,6 +16,7 @@ from fivefold.units import show_bytes
 from fivefold.web import worker
 from fivefold.web.pages.search import SearchPage
 from fivefold.web.question import AskQuestion, JobQuestion, PlaybookQuestion, RatiosQuestion, SearchQuestion
+from tests.selection import mark_share
 from tests.web.conftest import OWN
 
 CASES = [
@@ -55,13 +56,16 @@ def test_a_hugging_face_repository_is_accepted_as_a_model(client: TestClient) ->
 
 @pytest.mark.parametrize(
     ("text", "printed"),
-    [
-        ("fsdp", "dp8 zero3 mbs1"),
-        ("hsdp/4 tp2", "dp4 tp2 zero3/4 mbs1"),
-        ("ddp", "dp8 zero0 mbs1"),
-        ("zero3", "dp8 zero3 mbs1"),
-        ("dp=4,tp=2", "dp4 tp2 zero0 mbs1"),
-    ],
+    mark_share(
+        3,
+        [
+            ("hsdp/4 tp2", "dp4 tp2 zero3/4 mbs1"),
+            ("fsdp", "dp8 zero3 mbs1"),
+            ("ddp", "dp8 zero0 mbs1"),
+            ("dp=4,tp=2", "dp4 tp2 zero0 mbs1"),
+            ("zero3", "dp8 zero3 mbs1"),
+        ],
+    ),
 )
 def test_a_layout_is_understood_as_on_the_command_line(client: TestClient, text: str, printed: str) -> None:
     """The page said of fsdp that a number of ranks is missing, which the command line takes from the machine."""
@@ -119,8 +123,7 @@ def test_the_search_api_answers_as_the_command_prints(folder: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "query"),
-    [
+    ("words", "query"),    mark_share(3, [
         (["--by", "energy", "--assume", "grid=france"], {"by": "energy", "assume": ["grid=france"]}),
         (["--assume", "grid=france"], {"assume": ["grid=france"]}),  # which alone is of a run
         (["h100:4", "--tokens", "2T", "--by", "cost", "--price", "2.5/h"],
@@ -128,7 +131,7 @@ def test_the_search_api_answers_as_the_command_prints(folder: Path) -> None:
         (["--gpu-counts", "1-2", "--deadline", "30d", "--tokens", "1e9"],
          {"gpu_counts": "1-2", "deadline": "30d", "tokens": "1e9"}),
         (["--keep", "dp2", "--by", "memory"], {"keep": "dp2", "by": "memory"}),
-    ],
+    ]),
 )  # fmt: skip
 def test_other_kinds_of_search_answer_as_the_command_prints(
     folder: Path, words: list[str], query: dict[str, Any]

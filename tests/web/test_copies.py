@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from tests.selection import mark_share
+
 pytest.importorskip("fastapi", reason="the page needs the extra web")
 
 from starlette.testclient import TestClient
@@ -91,7 +93,7 @@ def test_a_step_is_the_same_by_command_and_in_python(client: TestClient, asked: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("asked", SEARCHES, ids=lambda asked: " ".join(asked))
+@pytest.mark.parametrize("asked", mark_share(2, SEARCHES), ids=lambda asked: " ".join(asked))
 def test_a_search_is_the_same_by_command_and_in_python(folder: Path, asked: dict[str, Any]) -> None:
     question = SearchQuestion(**SMALL | asked)
     copies = write_copies(question, "search")

@@ -84,7 +84,7 @@ def test_a_published_config_fills_in_what_read_says(config: dict[str, Any]) -> N
     check_filled(result, expected, path.parent)
 
 
-@pytest.mark.parametrize(("to", "stack"), mark_share(3, STACKS.items()))
+@pytest.mark.parametrize(("to", "stack"), mark_share(6, STACKS.items()))
 def test_a_written_plan_is_filled_in(tmp_path: Path, to: str, stack: str) -> None:
     drawn = [plan for among in RANGES for plan in list_written_plans(stack, to=to, count=3, among=among)]
     if to == "fivefold":  # a run file names its machine too
@@ -164,7 +164,7 @@ def test_the_page_says_how_it_was_read(client: TestClient) -> None:
         ("import os\nos.system('touch executed')\n", "the pasted config"),
         ("$(touch executed)", "the pasted config"),
         ("&a [" + "*a," * 9, "the pasted config"),
-        ("[" * 20_000, "the pasted config"),
+        ("[" * 600, "the pasted config"),
         (
             f"{AXOLOTL}deepspeed: zero9.json\n",
             "names zero9.json, which is not in the folder of this page; put it there",

@@ -20,6 +20,7 @@ from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.record import UsageWarning, UserError
 from tests.model.judged import build_reference, count_mtp_parameters, judge, silence_transformers
 from tests.model.mutations import FAMILIES, MUTATIONS, mutations
+from tests.selection import mark_share
 
 # Of each family, by a seed; `python -m tests.endure.families` judges them all.
 PICKED = 1
@@ -28,7 +29,7 @@ UNCOUNTED = ("rope_scaling", "rope_parameters", "hidden_act", "hidden_activation
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", mark_share(2, list(FAMILIES)[::-1]))
 def test_every_changed_key_counts_as_in_the_reference(kind: str) -> None:
     compared = 0
     with silence_transformers(), warnings.catch_warnings(), torch.device("meta"):
@@ -51,7 +52,7 @@ def test_every_changed_key_counts_as_in_the_reference(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", FAMILIES)
+@pytest.mark.parametrize("kind", mark_share(2, FAMILIES))
 def test_a_key_changes_our_model_where_it_changes_the_reference(kind: str) -> None:
     picked = random.Random(f"{kind} 1").sample(list(mutations(kind)), PICKED)
     with silence_transformers(), warnings.catch_warnings():

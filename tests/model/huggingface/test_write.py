@@ -59,7 +59,7 @@ def test_shared_experts_are_written_as_a_family_that_has_them() -> None:
         to_config(build_model("llama3.2-1b").replace(moe=moe.replace(normalized=False)))
 
 
-@pytest.mark.parametrize("kind", SMALL)
+@pytest.mark.parametrize("kind", mark_share(2, SMALL))
 def test_written_config_of_every_family_is_the_same_model_in_transformers(kind: str) -> None:
     model = from_config({"model_type": kind, **SMALL[kind]}, name="x")
     config = to_config(model)

@@ -248,7 +248,7 @@ def test_the_ranks_of_a_replica_hold_the_model_and_the_known_copies(pair: tuple[
     assert count_replica_elements(model, layout) == expected
 
 
-@pytest.mark.parametrize("name", mark_share(4, list_names()))
+@pytest.mark.parametrize("name", mark_share(8, list_names()))
 @settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.filter_too_much])
 @given(st.data())
 def test_a_rank_makes_gradients_of_the_weights_that_it_holds(name: str, data: st.DataObject) -> None:

@@ -50,7 +50,11 @@ def differ(one: Layout, other: Layout) -> int:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "world", "sampled"),
-    [(SMALL, 4, 12), (EXPERTS, 2, 40), pytest.param(EXPERTS, 4, 12, marks=pytest.mark.long)],
+    [
+        pytest.param(SMALL, 4, 12, marks=pytest.mark.long),
+        (EXPERTS, 2, 40),
+        pytest.param(EXPERTS, 4, 12, marks=pytest.mark.long),
+    ],
     ids=["dense", "moe-2", "moe-4"],
 )
 def test_neighbours_are_all_layouts_that_differ_in_one_choice(model: Model, world: int, sampled: int) -> None:

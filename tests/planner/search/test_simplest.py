@@ -232,6 +232,7 @@ def test_when_gradients_are_reduced_is_a_choice_from_zero_2_on() -> None:
     assert results == [1, 1, 2, 2]
 
 
+@pytest.mark.long  # two searches of 64 GPUs
 def test_the_fastest_layout_does_not_depend_on_the_length_of_the_table() -> None:
     """It has uneven stages, and with even ones it is not among the four fastest."""
     question: dict[str, Any] = {"seq": 8192, "gbs": 512, "stack": "torchtitan", "where": "tp=1 cp=1 pp=2,4,8"}
@@ -245,7 +246,7 @@ def test_the_fastest_layout_does_not_depend_on_the_length_of_the_table() -> None
 
 @pytest.mark.parametrize(
     ("model", "machine", "batch", "uncertain"),
-    [("qwen3-32b", "h100:32", 128, {False}), ("llama3-8b", "a100-40gb:16", 64, {True})],
+    mark_share(2, [("llama3-8b", "a100-40gb:16", 64, {True}), ("qwen3-32b", "h100:32", 128, {False})]),
 )
 def test_an_alternative_says_whether_its_time_is_within_the_uncertainty(
     model: str, machine: str, batch: int, uncertain: set[bool]

@@ -100,6 +100,7 @@ def test_a_verdict_follows_from_the_risk_and_old_records_have_one() -> None:
     assert Memory(peak_bytes=1, stages=()).verdict is None
 
 
+@pytest.mark.long  # reads all published runs; intervals of their memory are in benchmarks/published
 @pytest.mark.slow
 def test_published_runs_are_seldom_predicted_not_to_fit() -> None:
     """Of published runs with a figure of memory, which all ran: one in ten at most is called worse than tight."""

@@ -137,7 +137,7 @@ def draw(*words: str) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     mark_share(
-        2,
+        3,
         [
             (("roofline", "llama3-8b", "h100:8", "dp8"), ["989.00 TFLOP/s bf16", "attention.core", "of the peak"]),
             (("topology", "h100:32"), ["node 3", "NVLink 4", "9 times slower"]),

@@ -64,6 +64,7 @@ def test_torch_repeats_the_last_matmul_of_an_eager_block_that_does_not_stop_earl
     assert counter.get_total_flops() // (2 * 4 * 8 * 8) == 3 + 6 + (2 if early_stop else 3)
 
 
+@pytest.mark.long  # of torch itself
 @pytest.mark.slow
 @pytest.mark.parametrize("early_stop", [True, False])
 def test_torch_compiles_a_block_without_its_last_matmul_in_the_backward(early_stop: bool) -> None:

@@ -28,6 +28,7 @@ from fivefold.planner.predict import predict
 from fivefold.record import UserError
 from tests.model.huggingface.test_vision import TEXT_WIDTH, draw, small_text
 from tests.model.judged import silence_transformers
+from tests.selection import mark_share
 
 Config = dict[str, Any]
 TOWERS: dict[str, Config] = {
@@ -250,7 +251,9 @@ def test_states_are_those_of_the_weights_and_of_the_trained_ones(kind: str) -> N
 
 
 @pytest.mark.parametrize("kind", TOWERS)
-@pytest.mark.parametrize("layout", ["dp2", "dp2 zero3", "tp2", "cp2", "dp2 zero1 tp2", "dp2 zero2", "dp4 zero3 tp2"])
+@pytest.mark.parametrize(
+    "layout", mark_share(3, ["dp2", "dp2 zero3", "tp2", "cp2", "dp2 zero1 tp2", "dp2 zero2", "dp4 zero3 tp2"])
+)
 def test_a_frozen_tower_takes_less_memory_time_and_messages(kind: str, layout: str) -> None:
     images = {"images": 0, "image_tokens": None}
     text, trained = step_of(kind, layout, **images), step_of(kind, layout)
