@@ -568,6 +568,7 @@ def test_a_signal_before_the_first_step_ends_the_run(monkeypatch: pytest.MonkeyP
     train_well()
 
 
+@pytest.mark.long  # as test_a_run_of_two_processes_survives_every_failure
 @pytest.mark.parametrize(
     ("place", "step"),
     mark_share(

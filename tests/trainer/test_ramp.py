@@ -87,6 +87,7 @@ def test_a_batch_ramp_is_equal_under_every_layout(forked: Fork, text: str) -> No
     assert forked(layout.world, train, layout, None, 5)[0] == [pytest.approx(item, rel=2e-4) for item in alone]
 
 
+@pytest.mark.long  # as tests/agree/loop: test_a_resumed_run_continues…
 def test_a_run_resumes_within_its_batch_ramp_under_another_layout(forked: Fork, tmp_path: Path) -> None:
     first = forked(1, train, Layout.parse("mbs4"), tmp_path, 3)[0]
     second = forked(2, train, Layout.parse("dp2 zero3 mbs2"), tmp_path, 6)[0]

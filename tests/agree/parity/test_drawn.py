@@ -8,10 +8,11 @@ import pytest
 
 from tests.agree.drawn import Drawn, draw_cases
 from tests.agree.parity.drawn import FP64_TOLERANCE, run, run_in_fp64
+from tests.selection import mark_share
 
 
 @pytest.mark.parametrize(
-    "case", [*itertools.islice(draw_cases(1, worlds=(2, 4)), 2)], ids=lambda case: str(case.layout)
+    "case", mark_share(2, itertools.islice(draw_cases(1, worlds=(2, 4)), 2)), ids=lambda case: str(case.layout)
 )
 def test_random_layouts_train_as_one_process(case: Drawn) -> None:
     verdict = run(case)

@@ -144,6 +144,7 @@ def run_and_resume(directory: Path, layout: Layout, job: Job) -> tuple[bool, ...
     )
 
 
+@pytest.mark.long  # as test_resuming_under_the_same_layout_is_bitwise_equal
 @pytest.mark.parametrize(
     ("layout", "precision"),
     mark_share(3, [("dp2 zero1 mbs1", "bf16"), ("dp1 mbs4", "fp32"), ("dp2 zero3 mbs2", "fp32")]),
@@ -170,6 +171,7 @@ def load_and_save(path: Path, directory: Path, layout: Layout) -> State:
     return state(built)
 
 
+@pytest.mark.long  # as test_every_layout_resumes_from_any_other
 def test_any_layout_loads_the_checkpoint_of_another(forked, tmp_path: Path) -> None:
     four, two_by_two = zip(*forked(4, train_and_save, tmp_path / "run"), strict=True)
     written, results = combine_ranks(four), [two_by_two]

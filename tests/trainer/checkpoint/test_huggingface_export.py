@@ -135,7 +135,7 @@ THERE_AND_BACK = (
 
 
 @pytest.mark.parametrize(
-    ("case", "dtype"), mark_share(6, [(case, dtype) for case in THERE_AND_BACK for dtype in ("bf16", "fp32")])
+    ("case", "dtype"), mark_share(18, [(case, dtype) for case in THERE_AND_BACK for dtype in ("bf16", "fp32")])
 )
 def test_a_round_trip_is_bitwise_equal(forked: Fork, tmp_path: Path, case: str, dtype: str, cases: ModuleType) -> None:
     theirs = cases.reference(cases.CASES[case]).to({"bf16": torch.bfloat16, "fp32": torch.float32}[dtype])

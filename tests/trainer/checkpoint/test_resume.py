@@ -172,6 +172,7 @@ def test_resuming_with_another_text_is_an_error() -> None:
     assert not events()
 
 
+@pytest.mark.long  # of checkpoints of an older version
 def test_a_checkpoint_without_a_fingerprint_of_its_text_resumes_with_a_remark() -> None:
     """As one is that an older version wrote."""
     train_well()

@@ -112,6 +112,7 @@ def test_a_trace_has_all_actions_messages_and_seconds_of_the_step(
     assert named + whole.host_seconds + sum(whole.exposed_seconds.values()) == pytest.approx(1.0, rel=1e-9)
 
 
+@pytest.mark.long  # paired micro-batches are metered in parity tests
 def test_paired_micro_batches_are_traced_with_every_second_counted_once(
     forked: Fork, corpus: Path, tmp_path: Path
 ) -> None:

@@ -123,7 +123,7 @@ MIXED = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("layout", mark_share(4, MIXED))
+@pytest.mark.parametrize("layout", mark_share(8, MIXED))
 def test_each_element_counts_once_in_the_gradient_norm_under_every_layout(forked, layout: str) -> None:
     """Whatever several ranks hold: replicas, copies of key heads, norms over tp, a tied table, DualPipe's replicas."""
     parsed = Layout.parse(layout)

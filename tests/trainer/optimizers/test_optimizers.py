@@ -149,7 +149,7 @@ CASES = [(kind, *layout) for layout in LAYOUTS for kind in ("sgd", "adafactor", 
 
 
 @pytest.mark.parametrize(
-    ("kind", "model", "text"), mark_share(12, CASES), ids=lambda value: getattr(value, "name", value)
+    ("kind", "model", "text"), mark_share(13, CASES), ids=lambda value: getattr(value, "name", value)
 )
 def test_every_layout_equals_torch_on_full_weights(forked: Fork, kind: Kind, model: Model, text: str) -> None:
     if kind == "muon" and not hasattr(torch.optim, "Muon"):

@@ -63,7 +63,7 @@ def ran(model: Model, layout: Layout, ahead: bool, precision: str, reduce: str) 
 @pytest.mark.parametrize(
     ("model", "text", "precision", "reduce"),
     mark_share(
-        4,
+        8,
         [
             (DENSE, "dp2 zero3 mbs2", "fp32", "micro_batch"),
             (DENSE, "dp2 zero3 mbs1 ac=full", "bf16", "step"),
