@@ -146,6 +146,7 @@ def test_another_site_cannot_drop_files(examples: TestClient) -> None:
     assert answer.status_code == 403
 
 
+@pytest.mark.long  # the server rejects it too
 @NEEDS_CHROMIUM
 def test_a_file_that_is_too_large_is_not_copied(page: Any) -> None:
     playwright = pytest.importorskip("playwright.sync_api")

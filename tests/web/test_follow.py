@@ -86,6 +86,7 @@ def test_every_control_follows_the_back_and_forward_buttons(page: Any, folder: P
         playwright.expect(page.locator("#answer")).to_have_text("answered")
 
 
+@pytest.mark.long  # test_pages.py clicks once
 def test_compare_has_as_many_fields_after_many_clicks(page: Any) -> None:
     page.goto("/compare?model=llama3-8b&machine=h100:8&gbs=64")
     page.get_by_role("link", name="An example").click()
@@ -99,6 +100,7 @@ def test_compare_has_as_many_fields_after_many_clicks(page: Any) -> None:
     assert page.evaluate("history.length") == 3  # the empty page, Compare, the example
 
 
+@pytest.mark.long  # the first test has the buttons
 def test_pressing_enter_does_not_undo_the_back_button(page: Any) -> None:
     page.goto(PLAN)
     layout = page.locator("input[name=layout]")
@@ -129,6 +131,7 @@ def test_the_runs_page_shows_runs_that_start_later(page: Any, tmp_path: Path) ->
         assert [item.inner_text().split("\t")[1] for item in rows.all()] == ["a", "b"]  # still sorted by name
 
 
+@pytest.mark.long  # test_mistakes.py has a reason beside its control
 def test_a_bad_machine_leaves_no_empty_card(page: Any) -> None:
     page.goto("/plan?machine=h101:8")
     assert "once model, machine and job are valid" in page.locator("#controls").inner_text()
@@ -138,6 +141,7 @@ def test_a_bad_machine_leaves_no_empty_card(page: Any) -> None:
     playwright.expect(page.get_by_role("group", name="tensor")).to_be_visible()
 
 
+@pytest.mark.long  # `test_a_chosen_question…` has a narrow window
 def test_every_page_can_be_reached_in_a_narrow_window(page: Any) -> None:
     page.set_viewport_size({"width": 390, "height": 800})
     page.goto("/runs")
@@ -147,6 +151,7 @@ def test_every_page_can_be_reached_in_a_narrow_window(page: Any) -> None:
     assert is_within_window(page)
 
 
+@pytest.mark.long  # test_mistakes.py has errors
 def test_an_error_of_a_late_answer_is_a_one_line_error(page: Any) -> None:
     body = '<body><header>x</header><main><p class="mistake">takes too long</p></main></body>'
     page.route("**/plan/changes?*", lambda route: route.fulfill(content_type="text/html", body=body))

@@ -106,6 +106,7 @@ def test_the_reason_stands_beside_its_control_until_that_is_corrected(page: Any)
     assert model.get_attribute("aria-invalid") is None
 
 
+@pytest.mark.long  # the test above has a field
 @NEEDS_CHROMIUM
 def test_the_reason_stands_beside_the_wrong_entry_of_a_list(page: Any) -> None:
     page.goto("/compare?model=nano&machine=h100:2&layout=dp2&layout=zz&gbs=8&seq=512")
@@ -118,6 +119,7 @@ def test_the_reason_stands_beside_the_wrong_entry_of_a_list(page: Any) -> None:
     playwright.expect(page.locator("[name=layout][aria-invalid]")).to_have_count(0)
 
 
+@pytest.mark.long  # the test above has a field
 @NEEDS_CHROMIUM
 def test_a_number_that_is_none_is_corrected_where_it_stands(page: Any, said_by_browser: list[str]) -> None:
     page.goto("/ask?model=nano&machine=h100:2&gbs=8&seq=512&question=run&tokens=lots&run=1")
@@ -132,6 +134,7 @@ def test_a_number_that_is_none_is_corrected_where_it_stands(page: Any, said_by_b
     assert tokens.get_attribute("aria-invalid") is None
 
 
+@pytest.mark.long  # test_pages.py stops a search
 @NEEDS_CHROMIUM
 def test_stop_before_a_second_search_has_begun_does_not_stop_the_first(page: Any) -> None:
     page.goto("/search?model=nano&machine=h100:2&gbs=8&seq=512&run=1")

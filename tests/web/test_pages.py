@@ -76,6 +76,7 @@ def test_a_choice_redraws_and_is_the_address(page: Any) -> None:
     )
 
 
+@pytest.mark.long  # one control
 def test_a_field_with_a_list_is_replaced_by_what_is_typed(page: Any) -> None:
     """Otherwise its list would be cut to what it holds."""
     page.goto(PLAN)
@@ -86,12 +87,14 @@ def test_a_field_with_a_list_is_replaced_by_what_is_typed(page: Any) -> None:
     page.wait_for_url(re.compile(r"seq=512"))
 
 
+@pytest.mark.long  # one control
 def test_disabled_control_says_why(page: Any) -> None:
     page.goto("/plan?model=gpt2&machine=h100:8&layout=dp8&seq=1024&gbs=64")
     tip = read_tip(page, page.get_by_role("group", name="tensor").get_by_text("8", exact=True))
     assert tip.startswith("heads=12 is not divisible by tp=8; try tp")
 
 
+@pytest.mark.long  # one control
 def test_tooltip_describes_the_hovered_element(page: Any) -> None:
     page.goto("/plan?model=llama3-8b&machine=h100:8&layout=pp4+dp2&gbs=16")
     page.locator("#over-time").scroll_into_view_if_needed()
@@ -101,6 +104,7 @@ def test_tooltip_describes_the_hovered_element(page: Any) -> None:
     assert re.search(r"activations +[\d.]+ GiB", tip)
 
 
+@pytest.mark.long  # test_mistakes.py has this
 def test_a_user_error_is_shown_and_can_be_fixed(page: Any) -> None:
     page.goto(PLAN)
     page.locator("input[name=model]").fill("lama3-8b")
@@ -186,6 +190,7 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     playwright.expect(page.locator("#asking input[name=layout], input[name=layout][form=asking]")).to_have_value(layout)
 
 
+@pytest.mark.long  # the test above leads from a search to a plan
 @pytest.mark.long  # test_api.py has its answer
 def test_a_run_on_several_machines_leads_to_their_plans(page: Any) -> None:
     page.goto("/search?model=nano&machine=h100:2&gbs=8&where=pp%3D1+cp%3D1+mbs%3D1")
@@ -237,6 +242,7 @@ def test_compare_shows_layouts_next_to_each_other(page: Any) -> None:
     playwright.expect(page.locator("input[name=layout]")).to_have_value("dp4 tp2 zero1")
 
 
+@pytest.mark.long  # the next test has the page
 def test_a_run_is_followed_while_it_trains(page: Any, folder: Path) -> None:
     write_run(folder / "runs" / "going", steps=3, ended=False)
     page.goto("/runs")
@@ -258,6 +264,7 @@ def test_a_finished_run_is_shown_next_to_its_prediction(page: Any, folder: Path)
     assert list_violations(page) == []
 
 
+@pytest.mark.long  # test_sweep.py has the page without a browser
 def test_a_sweep_leads_to_a_plan(page: Any, folder: Path) -> None:
     rows = [row("llama3-8b", text) for text in ("dp8 zero3", "dp4 tp2 zero1", "dp2 tp4 zero1", "dp4 pp2 zero1")]
     write(rows, folder / "rows.csv")
@@ -298,6 +305,7 @@ def test_a_dry_run_shows_where_memory_is_used(page: Any) -> None:
     assert is_within_window(page)
 
 
+@pytest.mark.long  # the test above has the page
 @pytest.mark.long  # it starts a process that imports torch
 def test_an_invalid_dry_run_says_why(page: Any) -> None:
     page.goto("/dryrun?model=nano&machine=h100:4&layout=dp3&run=1")
@@ -306,6 +314,7 @@ def test_an_invalid_dry_run_says_why(page: Any) -> None:
     )
 
 
+@pytest.mark.long  # test_plan_page.py has the page
 def test_page_shows_the_effect_of_one_more_change(page: Any) -> None:
     page.goto(PLAN)
     page.get_by_text("What one more change would gain").click()

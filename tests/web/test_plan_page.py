@@ -132,6 +132,7 @@ def test_the_plan_page_is_used_from_model_to_copied_command(page: Any, tmp_path:
     assert is_within_window(page)
 
 
+@pytest.mark.long  # controls as those of the first test
 @NEEDS_CHROMIUM
 def test_layers_of_an_adapter_are_chosen(page: Any) -> None:
     expect = playwright.expect
@@ -164,6 +165,7 @@ def test_layers_of_an_adapter_are_chosen(page: Any) -> None:
     assert list_violations(page) == []
 
 
+@pytest.mark.long  # controls as those of the first test
 @pytest.mark.long  # choices as in the test above; test_controls.py has which ones are offered
 @NEEDS_CHROMIUM
 def test_parameters_are_offloaded_and_scans_fused(page: Any) -> None:
@@ -274,6 +276,7 @@ def test_a_change_is_answered_without_what_the_page_has_already(client: TestClie
     assert len(change) < len(page) - 40_000
 
 
+@pytest.mark.long  # one picture
 @NEEDS_CHROMIUM
 def test_a_stage_of_a_deep_pipeline_is_chosen_with_the_keyboard(page: Any) -> None:
     page.goto(MANY_STAGES)
@@ -289,6 +292,7 @@ def test_a_stage_of_a_deep_pipeline_is_chosen_with_the_keyboard(page: Any) -> No
     assert list_violations(page) == []
 
 
+@pytest.mark.long  # one picture
 @pytest.mark.long  # parts that are loaded later, as stages are in the test above
 @NEEDS_CHROMIUM
 def test_pictures_are_loaded_when_they_come_near_the_window(page: Any) -> None:
@@ -305,6 +309,7 @@ def test_pictures_are_loaded_when_they_come_near_the_window(page: Any) -> None:
     assert list_violations(page) == []
 
 
+@pytest.mark.long  # only speed
 @NEEDS_CHROMIUM
 def test_a_change_keeps_the_elements_that_it_does_not_change(page: Any) -> None:
     page.goto(PLAN)

@@ -188,6 +188,7 @@ def test_another_site_starts_no_sweep(client: TestClient, folder: Path) -> None:
     assert not (folder / "rows.jsonl").exists()
 
 
+@pytest.mark.long  # the next test starts one; test_pages.py stops a search
 @NEEDS_CHROMIUM
 def test_a_running_sweep_shows_rows_and_stop_keeps_them(page: Any, folder: Path) -> None:
     """It has 4,608 rows, of which the first are shown long before the last are predicted."""
