@@ -44,7 +44,7 @@ class Chip(Record):
     fp8_attention_backward_share: Share = 1.0  # the same for its backward
     # flash attention's forward takes as long for the exponentials of a score as for matmuls of this many dims, and one
     # hides the other; 0: it takes the time of both (``Constants.softmax_dim``)
-    hidden_softmax_dim: NonNegativeFloat = 0.0
+    hidden_softmax_dim: float = Field(0.0, ge=0, le=2**14)
     flash2_share: Share = 1.0  # rate of FlashAttention-2 over that of the chip's best attention kernels
     bandwidth_share: Share = 0.9  # share of the memory bandwidth that element-wise kernels sustain
     # Host time of one operation or message of eager PyTorch, including views, casts and hooks: small layers of vTrain's

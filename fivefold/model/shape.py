@@ -789,7 +789,7 @@ class ModelShape(Record):
         head_dims = self.heads * (mla.nope_dim + mla.rope_dim + mla.v_dim if mla else 4 * self.head_dim)
         if sliding is not None and mla is None:
             head_dims = max(head_dims, 4 * (sliding.heads or self.heads) * (sliding.head_dim or self.head_dim))
-        ffn = max(self.ffn, moe.experts * moe.ffn) if moe else self.ffn
+        ffn = max(self.ffn, moe.experts * moe.ffn * (moe.latent_width or self.width) // self.width) if moe else self.ffn
         inputs = self.per_layer_inputs
         table = inputs.vocab * self.layers * inputs.width if inputs else 0
         ffn = max(ffn, self.shared_kv_ffn or 0)

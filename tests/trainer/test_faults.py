@@ -305,7 +305,9 @@ def test_an_unreadable_run_file_is_an_error(refused: Callable[..., str], command
     Path("run.toml").write_text("model = nano")
     assert_line(refused(command, "run.toml"), r"run.toml: not valid TOML: .*\(at line 1, column \d+\)")
     Path("run.toml").write_bytes(b"model = '\xff'")
-    assert_line(refused(command, "run.toml"), r"run.toml cannot be read as UTF-8 text: not UTF-8 at byte 9")
+    assert_line(
+        refused(command, "run.toml"), r"run.toml cannot be read as UTF-8 text: not UTF-8 at byte 9; save it as UTF-8"
+    )
 
 
 def test_training_on_an_uncalibrated_machine_is_an_error(refused: Callable[..., str], workspace: Path) -> None:

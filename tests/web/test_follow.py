@@ -131,7 +131,7 @@ def test_the_runs_page_shows_runs_that_start_later(page: Any, tmp_path: Path) ->
         assert [item.inner_text().split("\t")[1] for item in rows.all()] == ["a", "b"]  # still sorted by name
 
 
-@pytest.mark.long  # test_mistakes.py has a reason beside its control
+@pytest.mark.long  # test_mistakes.py has a reason next to its control
 def test_a_bad_machine_leaves_no_empty_card(page: Any) -> None:
     page.goto("/plan?machine=h101:8")
     assert "once model, machine and job are valid" in page.locator("#controls").inner_text()
