@@ -64,7 +64,7 @@ def test_a_rank_that_waits_for_something_other_than_a_message_is_reported(monkey
     step = loop.Loop._step
 
     def hang(self: loop.Loop, number: int, meter: Any) -> Any:
-        while number == 12 and self.built.ranks.rank == 0:
+        while number == 25 and self.built.ranks.rank == 0:
             time.sleep(0.1)
         return step(self, number, meter)
 
@@ -74,7 +74,7 @@ def test_a_rank_that_waits_for_something_other_than_a_message_is_reported(monkey
     assert ranks.wait(seconds=90) == {0: EXIT_RETRY, 1: EXIT_RETRY}
     said = [line for line in ranks.read_output().splitlines() if line.startswith("fivefold: ")]
     assert len(said) == 1
-    assert re.match(rf"fivefold: rank 0 did not come for {SECONDS} s: a step after step 12, ", said[0])
+    assert re.match(rf"fivefold: rank 0 did not come for {SECONDS} s: a step after step 25, ", said[0])
     assert "in hang" in Path("run/stacks-rank0.txt").read_text()
 
 
@@ -86,7 +86,7 @@ def test_a_long_step_of_many_micro_batches_is_no_hang(monkeypatch: pytest.Monkey
         act(self, action, **first)
 
     monkeypatch.setattr(pipeline.Pipeline, "_run_action", act_slowly)
-    set_run(layout="dp1 mbs1", job={"steps": 1, "global_batch": 5}, faults={"watchdog_seconds": 2})
+    set_run(layout="dp1 mbs1", job={"steps": 1, "global_batch": 8}, faults={"watchdog_seconds": 2})
     ranks = Ranks(1)
     assert ranks.wait(seconds=120) == {0: 0}, ranks.read_output()
     assert events() == []
@@ -99,19 +99,19 @@ def test_a_lagging_rank_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def step_slowly(self: loop.Loop, number: int, meter: Any) -> Any:
         if self.built.ranks.rank == 1:
-            time.sleep(0.5)  # many times a step of its own, even while other tests run
+            time.sleep(0.8)  # many times a step of its own, even while other tests run
         return step(self, number, meter)
 
     monkeypatch.setattr(loop.Loop, "_step", step_slowly)
     monkeypatch.setattr(watchdog, "WINDOW_SECONDS", 1.0)
-    set_run(**TWO, job={"steps": 6})
+    set_run(**TWO, job={"steps": 10})
     ranks = Ranks(2)
     assert ranks.wait(seconds=120) == {0: 0, 1: 0}, ranks.read_output()
     (event,) = events()
     assert re.fullmatch(
         r"rank 1 lags: [\d.]+ s of its own per step, where the other ranks take 0(\.\d+)?", event["event"]
     )
-    assert len([line for line in lines() if "loss" in line]) == 6
+    assert len([line for line in lines() if "loss" in line]) == 10
 
 
 def make_status(step: int, *, waits: bool) -> RankStatus:
