@@ -127,24 +127,17 @@ def _find_largest_micro_batch_of_any_batch(
 
 
 def add_full_recomputation(
-    answer: QuestionAnswer,
-    *,
-    model: Model,
-    machine: Machine,
-    job: Job,
-    layout: Layout,
-    risk: float = FITS_RISK,
-    is_batch_given: bool = True,
+    answer: QuestionAnswer, layout: Layout, *, find: Callable[..., QuestionAnswer], is_batch_given: bool
 ) -> QuestionAnswer:
-    """Return the answer of ``find_largest_micro_batch`` with the larger one of full recomputation, and its price."""
-    full = layout.replace(ac="full", mbs=job.min_micro_batch)
-    if full.ac == layout.ac or not is_legal(full, model=model, job=job, machine=machine):
+    """Return the largest micro-batch of ``layout`` with the larger one of full recomputation, and its price.
+
+    ``find``: ``find_largest_micro_batch`` of the same model, machine and job.
+    """
+    if layout.ac == "full":
         return answer
     try:
-        other = find_largest_micro_batch(
-            model=model, machine=machine, job=job, layout=full, risk=risk, is_batch_given=is_batch_given
-        )
-    except UserError:
+        other = find(layout=layout.replace(ac="full"))
+    except UserError:  # not legal, or does not fit
         return answer
     if other.value <= answer.value or not (answer.step_seconds and other.step_seconds):
         return answer

@@ -135,10 +135,12 @@ def find_answers(
     answers: Sequence[Any]
     match question:
         case "micro-batch":
-            largest = questions.find_largest_micro_batch(**about, is_batch_given=is_batch_given)
+            find = partial(questions.find_largest_micro_batch, **about, is_batch_given=is_batch_given)
+            answers = [find()]
             if layout is None:
-                largest = questions.add_full_recomputation(largest, **about, is_batch_given=is_batch_given)
-            answers = [largest]
+                answers = [
+                    questions.add_full_recomputation(answers[0], chosen, find=find, is_batch_given=is_batch_given)
+                ]
         case "sequence":
             run = partial(search, model=model, machine=machine, top=1, within=UNRANKABLE_DIFFERENCE, risk=risk)
             answers = [
