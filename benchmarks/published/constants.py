@@ -239,6 +239,8 @@ CONSTANTS: tuple[Constant, ...] = (
     _make_time_constant("permutation_bytes"),
     _make_time_constant("scatter_add_elements_per_second"),
     _make_time_constant("scan_flops_per_second"),
+    _make_time_constant("convolved_elements_per_second"),
+    _make_time_constant("gated_elements_per_second"),
     _make_time_constant("loss_bytes_per_second"),
     _make_time_constant("moe_kernels"),
     _make_time_constant("expert_bias_bytes"),

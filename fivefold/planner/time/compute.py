@@ -239,15 +239,32 @@ class Prices:
         copies = [*map(self.memory_bound_seconds, launched if launches_parts else moved)]
         combine = sum if is_triton or launches_parts else max
         seconds = [combine(pair) for pair in zip(copies, products, strict=True)]
+        if is_triton:
+            seconds = [sum(pair) for pair in zip(seconds, self._price_convolution_and_gate(op), strict=True)]
         kernels = op.launches if self.launches_scans else (1, 1)
         min_kernel = self.constants.smallest_kernel_seconds
         forward, backward = (seconds[way] + (kernels[way] - 1) * min_kernel for way in (0, 1))
         return OpTime(forward, backward, kernels=kernels[0], backward_kernels=kernels[1])
 
+    def _price_convolution_and_gate(self, op: Op) -> tuple[float, float]:
+        """Return the seconds of a fused Mamba-2's convolution and of its gate with the norm, forward and backward.
+
+        Each takes as long as its bytes, or as its instructions on each multiprocessor if they take longer. The backward
+        computes the convolution again.
+        """
+        width, multiprocessors = get_activation_width(self.job), self.chip.multiprocessors
+        convolution, backward_convolution = (
+            max(self.memory_bound_seconds(passes * width * op.convolved), op.convolved / (rate * multiprocessors))
+            for passes, rate in zip((2, 3), self.constants.convolved_elements_per_second, strict=True)
+        )
+        gate, backward_gate = (self.memory_bound_seconds(passes * width * op.gated) for passes in (3, 5))
+        gate_rate = self.constants.gated_elements_per_second * multiprocessors
+        return convolution + gate, convolution + backward_convolution + max(backward_gate, op.gated / gate_rate)
+
     def _estimate_scan_seconds_per_flop(self, op: Op, *, is_triton: bool) -> float:
         """Return the seconds of a FLOP of a scan's matmuls."""
         if is_triton:
-            scan_rate = self.constants.scan_flops_per_second * self.chip.multiprocessors
+            scan_rate = self.constants.scan_flops_per_second[not op.convolved] * self.chip.multiprocessors
             return 1 / min(scan_rate, self.chip.sustained_flops(self.high_precision_dtype))
         rows, columns, inner = op.shape
         dtype: Dtype = "fp32" if self.ours and not op.fused else self.high_precision_dtype

@@ -235,14 +235,35 @@ class Constants(Record):
         (20e9, 50e9),
     )
     # The five kernels of mamba-ssm's scan in Triton: 12.6e6, 12.9, 11.8, 11.1, 10.7 and 10.8e6 tokens/s of 128 heads of
-    # 64, in chunks of 256, on an H100 with 8,192 to 262,144 tokens. Their bytes take 24 us of each 1,024 tokens, the
-    # rest is 68.2 GFLOP of each 8,192 at 120e12 to 158e12 FLOP/s.
-    scan_flops_per_second: float = make_constant(
-        1.0e12,
+    # 64, in chunks of 256, on an H100 with 8,192 to 262,144 tokens. Their bytes take 35 us of each 1,024 tokens, the
+    # rest is 68.2 GFLOP of each 8,192 at 142e12 to 192e12 FLOP/s. Kernels of delta rules, whose bytes are counted once
+    # for each tensor, have the rate that those of Mamba-2 have if theirs are: 120e12 to 158e12.
+    scan_flops_per_second: tuple[float, float] = make_constant(
+        (1.25e12, 1.0e12),
         "FLOP/s per multiprocessor",
-        "matmuls of scans in Triton",
-        "vllm-project/vllm pull request 27299: 0.91e12 to 1.2e12 on H100, forward",
-        (0.7e12, 1.2e12),
+        "matmuls of scans in Triton: of Mamba-2, and of delta rules",
+        "vllm-project/vllm pull request 27299: 1.1e12 to 1.45e12 on H100, forward; delta rules: our assumption",
+        (0.8, 1.2),
+    )
+    # Of 6,144 columns on H100 SXM, 12,288 and 32,768 tokens of Nemotron 3 Nano: 0.190 and 0.532 ms forward, 0.365 ms
+    # backward of 12,288. That is 1.7 and 0.9 elements in each cycle of 1.75 GHz. On an RTX PRO 6000, from its cache,
+    # the backward computes 1.0: 4 x 1,024 x 4,128 elements in 35 us on 188 multiprocessors at 2.6 GHz
+    # (Dao-AILab/causal-conv1d pull request 88).
+    convolved_elements_per_second: tuple[float, float] = make_constant(
+        (2.95e9, 1.57e9),
+        "elements/s per multiprocessor",
+        "causal-conv1d with channels last, forward and backward",
+        "GiscardBiamby/Automodel-scalingai-f26@2f74b28:mfu/results, profiles of final8 and final6: 2.87e9 to 3.0e9, and"
+        " 1.57e9",
+        (0.85, 1.15),
+    )
+    # 4,096 columns, 12,288 tokens: 0.415 ms of _layer_norm_bwd_kernel
+    gated_elements_per_second: float = make_constant(
+        0.92e9,
+        "elements/s per multiprocessor",
+        "the backward of mamba-ssm's norm with a gate, in Triton",
+        "ibid., final8",
+        (0.8e9, 1.1e9),
     )
     # One thread block per row: it reads and writes logits at 2.4 TB/s on B200 (ibid., ce_fusion).
     loss_bytes_per_second: float = make_constant(

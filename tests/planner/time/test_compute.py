@@ -13,7 +13,6 @@ from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import resolve as model
-from fivefold.model.mixers.chunk_groups import split_into_groups
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.norms import NORMS
 from fivefold.model.spec import Model
@@ -22,7 +21,7 @@ from fivefold.planner.counts.operations.feedforward import _split_clamp
 from fivefold.planner.counts.operations.launches import CLAMP_LAUNCHES, EXPERT_BIAS_LAUNCHES
 from fivefold.planner.counts.operations.linear import add_casts, cast
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees, get_local_degrees
-from fivefold.planner.counts.operations.mixers.mamba2 import scan_flops
+from fivefold.planner.counts.operations.mixers.mamba2 import operations as list_mamba_2
 from fivefold.planner.counts.operations.op import NormKind, Op, list_gradient_sums, matmul, norm
 from fivefold.planner.predict import predict
 from fivefold.planner.time.compute import OpTime, Prices, find_slowest_chip
@@ -250,18 +249,46 @@ def test_a_clamped_activation_launches_what_megatron_runs():
     assert (time.kernels, time.backward_kernels) == CLAMP_LAUNCHES
 
 
+def price_mamba_2(net: Mamba2, *, tokens: int, sequences: int = 1) -> tuple[Op, Prices]:
+    """Return the core of a Mamba-2 by mamba-ssm's kernels, and prices on an H100."""
+    job = Job(sequence=tokens // sequences, stack=build_stack("megatron-core"))
+    nano = model("nemotron3-nano-30b-a3b").replace(mamba2=net)
+    ops = list_mamba_2(Local(nano, job, LocalDegrees(sequences)), "x")
+    return next(op for op in ops if op.name == "mixer.core"), Prices(machine("h100"), ranks=1, job=job)
+
+
 # Tokens/s of mamba-ssm's five kernels on H100, forward: 128 heads of 64, a group, states of 128, chunks of 256.
 # vllm-project/vllm pull request 27299, column Original
 @pytest.mark.parametrize(("tokens", "per_second"), [(8192, 12.62e6), (16384, 12.92e6), (65536, 11.07e6)])
 def test_a_scan_of_mamba_2_takes_the_measured_time(tokens, per_second):
-    net = Mamba2(heads=128, head_dim=64, state=128)
-    flops, backward_flops = scan_flops(split_into_groups(tokens, net.chunk), net)
-    inner, states = 2 * tokens * net.inner_width, 4 * tokens // 256 * net.inner_width * net.state
-    moved = inner + 2 * tokens * (net.conv_width + net.heads) + 2 * states
-    scan = Op("mixer.core", "scan", ("x",), {"y": inner}, flops=flops, backward_flops=backward_flops, fused=True)
-    scan = scan._replace(shape=(256, 256, 64), batch=net.heads * tokens // 256, moved_bytes=moved)
-    on_h100 = Prices(machine("h100"), ranks=1, job=Job(stack=build_stack("megatron-core")))
-    assert on_h100.operation(scan).forward == pytest.approx(tokens / per_second, rel=0.15)
+    core, on_h100 = price_mamba_2(Mamba2(heads=128, head_dim=64, state=128), tokens=tokens)
+    scan = on_h100.operation(core).forward - on_h100._price_convolution_and_gate(core)[0]
+    assert scan == pytest.approx(tokens / per_second, rel=0.13)
+
+
+# Milliseconds of 23 layers of Nemotron 3 Nano on an H100: convolutions and scan (category mamba) of ``passes`` forwards
+# and a backward. GiscardBiamby/Automodel-scalingai-f26@2f74b28:mfu/results/*_nsys/nsys_breakdown.md:
+# pack4096 of two micro-batches, final8 and final6, which computes the forward again
+@pytest.mark.parametrize(
+    ("tokens", "passes", "milliseconds"), [(4096, 1, 51.7 / 2), (12288, 1, 71.5), (32768, 2, 258.8)]
+)
+def test_a_layer_of_mamba_2_takes_the_profiled_time(tokens, passes, milliseconds):
+    nano = model("nemotron3-nano-30b-a3b").mamba2
+    core, on_h100 = price_mamba_2(nano, tokens=tokens, sequences=tokens // 4096)
+    forward, backward, *_ = on_h100.operation(core._replace(gated=0))
+    assert 1e3 * (passes * forward + backward) == pytest.approx(milliseconds / 23, rel=0.17)
+
+
+@pytest.mark.parametrize("chip", ["h100", "b200"])
+def test_convolutions_are_limited_by_their_instructions(chip):
+    """A faster memory alone does not make them faster: 0.19 ms forward and 0.365 backward on H100."""
+    core, _ = price_mamba_2(model("nemotron3-nano-30b-a3b").mamba2, tokens=12288, sequences=3)
+    on_chip = Prices(machine(chip), ranks=1, job=Job(stack=build_stack("megatron-core")))
+    forward, backward = on_chip._price_convolution_and_gate(core._replace(gated=0))
+    scale = 132 / on_chip.chip.multiprocessors
+    assert (1e3 * forward, 1e3 * (backward - forward)) == pytest.approx((0.19 * scale, 0.365 * scale), rel=0.03)
+    gate = on_chip._price_convolution_and_gate(core._replace(convolved=0))
+    assert 1e3 * gate[1] == pytest.approx(0.415 * scale, rel=0.03)
 
 
 def test_scatter_add_takes_as_long_as_its_elements():

@@ -103,6 +103,8 @@ class Op(NamedTuple):
     accumulates_dgrad: bool = False  # adds the gradient of its input in place to that of other readers, if there is one
     accumulates_wgrads: bool = False  # accumulates its weight gradients one after another before it frees anything
     fused: bool = False  # a scan by kernels of its own, not by PyTorch's operations
+    convolved: int = 0  # elements of a fused Mamba-2's convolution, which its bytes do not count
+    gated: int = 0  # elements of its gate and norm, likewise
     # kernels of the trainer's own form, forward and backward; of an activation, those that Megatron launches
     launches: tuple[int, int] = (1, 1)
     # bytes that those other than matmuls read and write, unless it is fused; 0: as moved_bytes

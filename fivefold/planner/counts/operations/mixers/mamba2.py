@@ -72,7 +72,7 @@ def _build_core(local: Local, net: Mamba2) -> Op:
     causal = local.part.sequences * scan_flops(chunks, net)[0] // local.part.cp
     states = 4 * len(chunks) * heads * net.head_dim * net.state  # bytes of all states
     statistics = {"og.stat": 4 * rows * net.groups} if has_norm else {}
-    scanned = rows * (convolved + net.heads + inner) * width
+    moved = _count_fused_bytes(local, net, states) if fused else _count_bytes(local, net, states)
     gradients = (
         net.conv_width * net.taps,
         *((net.conv_width,) if net.conv_bias else ()),
@@ -94,14 +94,50 @@ def _build_core(local: Local, net: Mamba2) -> Op:
         shape=(chunks[0], chunks[0], net.head_dim),
         batch=heads * len(chunks),
         fused=fused,
+        convolved=rows * convolved if fused else 0,
+        gated=rows * inner if fused else 0,
         launches=_count_launches(net, groups, fused=fused),
         launched_bytes=_count_launched_bytes(net.shard(local.part.cp), local.part.sequences, groups),
-        # convolution: x, B, C in and out; scan: these, dt, o and the states; gate: o, z and its output
-        moved_bytes=2 * rows * convolved * width + scanned + 2 * states + 3 * rows * inner * width,
-        moved_backward_bytes=5 * rows * convolved * width + 3 * scanned + 6 * states + 6 * rows * inner * width,
+        moved_bytes=moved[0],
+        moved_backward_bytes=moved[1],
         forward_scratch=forward_scratch,
         backward_scratch=backward_scratch,
         scratch_tensor=max(4 * rows * convolved, 4 * heads * groups[0] * max(chunks[0], net.head_dim)),
+    )
+
+
+def _count_bytes(local: Local, net: Mamba2, states: int) -> tuple[int, int]:
+    """Return the bytes that move, forward and backward, if each part reads and writes its tensors once.
+
+    Convolution: x, B, C in and out; scan: these, dt, o and the states; gate: o, z and its output.
+    """
+    convolved, inner = (local.rows * columns * local.width for columns in (net.conv_width, net.inner_width))
+    scanned = convolved + local.rows * net.heads * local.width + inner
+    return 2 * convolved + scanned + 2 * states + 3 * inner, 5 * convolved + 3 * scanned + 6 * states + 6 * inner
+
+
+def _count_fused_bytes(local: Local, net: Mamba2, states: int) -> tuple[int, int]:
+    """Return the bytes that the kernels of mamba-ssm's scan read and write, forward and backward.
+
+    They are those of ``ssd_combined.py`` of state-spaces/mamba@e9594ce, in the order of x, B or C, the states of all
+    chunks in fp32, and C·B of all pairs of a chunk in fp32:
+
+        forward    states of chunks (1, 1, 1), handed on (1 + h), C·B (2, and 1), output (2, 1, h, and 1)
+        backward   C·B (2, and 1) and states again (1, 1, 3), their gradients (1, 1, 1), handed on (2 + 2h),
+                   x (3, 1, h, and 1), B (1, 1, h), C (1, 1, h), C·B (2, and 3: a sum of parts), through C·B (4, and 2),
+                   decays (2, and 1)
+
+    h: half of a state, in 16 bits. Gradients of B and C are written, summed and added in fp32, four times each. Decays
+    and steps, about a hundredth, are left out.
+    """
+    width = local.width
+    x, shared = local.rows * net.inner_width * width, local.rows * net.groups * net.state * width
+    low_states = states * width // 4
+    pairs = 4 * local.rows * min(net.chunk, local.job.sequence) * net.groups
+    summed = 4 * local.rows * net.groups * net.state
+    return (
+        3 * x + 4 * shared + 2 * states + 2 * low_states + 2 * pairs,
+        11 * x + 11 * shared + 8 * summed + 6 * states + 5 * low_states + 8 * pairs,
     )
 
 
