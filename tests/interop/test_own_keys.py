@@ -205,6 +205,13 @@ def test_drawn_keys_are_each_in_one_list_of_the_reading(name: str, tmp_path: Pat
         assert find_fault(name, keys, tmp_path) is None, (number, keys)
 
 
+@pytest.mark.parametrize("name", ["axolotl", "llamafactory", "ms-swift", "trl"])
+@pytest.mark.parametrize("value", [["x"], "fsdp.json", 3])
+def test_options_of_fsdp_that_are_no_table_are_not_understood(name: str, value: object, tmp_path: Path) -> None:
+    reading = read_with(name, {"fsdp_config": value}, tmp_path)
+    assert [said.key for said in reading.not_understood] == ["fsdp_config"]
+
+
 def test_keys_that_are_switched_off_are_harmless(tmp_path: Path) -> None:
     reading = read_with(
         "axolotl", {"adapter": None, "gptq": False, "load_in_4bit": "false", "output_dir": "x"}, tmp_path

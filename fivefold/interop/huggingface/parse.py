@@ -258,7 +258,7 @@ def _parse_file(document: Document) -> CollectedKeys:
 def translate(values: dict[str, Any], dialect: Dialect, *, origin: str) -> dict[str, Any]:
     """Translate a dialect's keys to names of TrainingArguments and accelerate; add its unmodelled defaults."""
     translated_values: dict[str, Any] = dict(dialect.implied_values)
-    fsdp = values.pop("fsdp_config", None)
+    fsdp = values.pop("fsdp_config") if isinstance(values.get("fsdp_config"), dict) else None  # else not modelled
     version = values.pop("fsdp_version", None)
     for key, value in flatten(values, origin=origin).items():
         if value is None and (key, None) not in dialect.words:  # an empty key counts as left out
