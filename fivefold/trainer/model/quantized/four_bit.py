@@ -172,11 +172,12 @@ dequantize_four_bit.register_fake(lambda packed, scales, shape, dtype, *_: packe
 def _list_runs(piece: MatrixSlice) -> list[int]:
     """Return the blocks of a slice in the full weight: first, stride, number of runs and blocks of a run of each part.
 
-    Full rows are one run of blocks that follow one another; of some columns each row is a run.
+    Full rows are one run of blocks that follow one another, and so is a full weight, whose parts may end within a
+    block; of some columns each row is a run.
     """
     _, full_columns = piece.full
     runs = []
-    for rows, columns in piece.parts:
+    for rows, columns in MatrixSlice.from_shape(piece.full).parts if piece.shape == piece.full else piece.parts:
         first = rows.start * full_columns + columns.start
         number, numel = rows.stop - rows.start, columns.stop - columns.start
         if numel == full_columns:

@@ -32,6 +32,7 @@ SLICES = [
         cut((512, 128), (slice(64, 128), slice(0, 128)), (slice(320, 384), slice(0, 128))),
     ),  # of two parts
     (BASE_FORMATS["nf4"], cut((33, 98), (slice(0, 33), slice(0, 98)))),
+    (BASE_FORMATS["nf4"], cut((68, 36), (slice(0, 20), slice(0, 36)), (slice(20, 68), slice(0, 36)))),  # all parts
     (SINGLE_NF4, cut((200, 320), (slice(40, 80), slice(0, 320)))),
     (SINGLE_NF4, cut((33, 98), (slice(0, 33), slice(0, 98)))),
     (BASE_FORMATS["fp4"], cut((300, 448), (slice(0, 300), slice(192, 256)))),
