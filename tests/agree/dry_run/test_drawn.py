@@ -481,6 +481,7 @@ CHOSEN_BY_EXPERTS = CHOSEN.replace(name="indexers and experts", moe=SHARED, atte
             (CHOSEN, "dp2 zero3 mbs1 ac=full"),  # indices that later layers read are kept
             (CHOSEN, "dp1 mbs2 ac=core+rope+norm"),
             (CHOSEN, "tp2 mbs1 nosp ac=core"),
+            (CHOSEN, "tp2 mbs1 ac=core"),  # neither the latent nor the choice is gathered again
             (CHOSEN.replace(mla=CHOOSING), "dp1 mbs2 ac=core+qkv"),
             (CHOSEN_BY_EXPERTS, "tp2 mbs2"),  # as with streams below
         ],

@@ -731,8 +731,10 @@ def _list_latent_heads(local: Local, mla: MLA, key_tensors: tuple[str, ...], *, 
 
 
 def _gather_once(op: Op) -> Op:
-    """Return a gather whose result is kept uncast, so that the backward does not gather it again."""
-    return op if op.message is None else op._replace(message=op.message.uncast._replace(regather=""))
+    """Return a gather whose result is kept uncast: neither the backward nor a recomputation gathers it again."""
+    if op.message is None or not op.message.forward:
+        return op
+    return op._replace(name="attention.latent.share", message=op.message.uncast._replace(regather=""))
 
 
 def _list_rotary_key(local: Local, source: str, out: str, *, dim: int) -> tuple[list[Op], tuple[str, ...]]:

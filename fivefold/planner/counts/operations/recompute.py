@@ -207,11 +207,13 @@ def _mark_casts(ops: Sequence[Op], is_recomputed: list[bool], cheap: set[str]) -
 def _mark_messages(ops: Sequence[Op], is_recomputed: list[bool]) -> None:
     """Mark also messages and casts that only recomputed operations read, so that their input is kept, not their output.
 
-    Reductions of earlier operations' results are excluded, and all_to_alls, whose output is as large as their input.
+    Reductions of earlier operations' results are excluded, all_to_alls, whose output is as large as their input, and
+    the gather of an indexer's choice, which is kept.
     """
     for index in reversed(range(len(ops))):
         op = ops[index]
-        can_recompute = op.kind in ("message", "cast") and not op.name.endswith((".reduce", ".swap", ".share"))
+        is_kept = op.name.endswith((".reduce", ".swap", ".share")) or ".indexer." in op.name
+        can_recompute = op.kind in ("message", "cast") and not is_kept
         if can_recompute and not is_recomputed[index]:
             readers = [is_recomputed[later] for later, other in enumerate(ops) if set(other.reads) & op.writes.keys()]
             is_recomputed[index] = bool(readers) and all(readers)
