@@ -43,7 +43,7 @@ from fivefold.planner.counts.memory.liveness import (
 )
 from fivefold.planner.counts.memory.states import UnitStates, count_part_states, list_local_units, shard_unit
 from fivefold.planner.counts.operations.fused_linears import fuse_linears
-from fivefold.planner.counts.operations.layer import Kind, list_kinds
+from fivefold.planner.counts.operations.layer import Kind, list_kinds, merge_windows
 from fivefold.planner.counts.operations.linear import has_fused_wgrad_accumulation
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Op, count_largest_scratch
@@ -101,7 +101,11 @@ class Counts:
         self._groups: dict[tuple[object, ...], tuple[tuple[UnitGroup, ...], ...]] = {}
         self.frozen, kinds = resolve_freeze(model, job.freeze), list_kinds(model, job)
         self.kinds = tuple(kinds)
-        self.name_by_representative = {kind.representative: kind for kind in reversed(kinds)}
+        representatives = dict[Kind, Kind]()
+        self.representatives = {  # of kinds that keep equally many bytes, the first
+            kind: representatives.setdefault(merge_windows(model, layer, kind), kind)
+            for layer, kind in enumerate(kinds)
+        }
         self.example = {kind: kinds.index(kind) for kind in dict.fromkeys(kinds)}  # first layer of each kind
         self._units = UnitCache(model, job, self.example)
 
@@ -424,7 +428,7 @@ class Counts:
         """Return the groups of equal units of one stage; ``first`` adds the embedding, ``last`` the head."""
         groups = [UnitGroup("embed", 0, 1)] if first else []
         for layer in layers:
-            kind = self.name_by_representative[self.kinds[layer].representative]
+            kind = self.representatives[self.kinds[layer]]
             if groups and groups[-1].name == kind and groups[-1].recomputed == is_recomputed[layer]:
                 groups[-1] = groups[-1]._replace(times=groups[-1].times + 1)
             else:

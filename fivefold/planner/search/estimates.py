@@ -536,7 +536,7 @@ class Estimates(Tables):
         return self._find_rows("parallel", candidates, keys, columns, compute, cost=self._state_cost)
 
     def _pick_representative_unit(self, name: Name) -> Name:
-        return name if isinstance(name, str) else self.counts.name_by_representative[name.representative]
+        return name if isinstance(name, str) else self.counts.representatives[name]
 
     def find_distinct(self, candidates: CandidateLayouts) -> Ints:
         """Return indices without duplicates.

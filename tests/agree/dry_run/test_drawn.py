@@ -186,6 +186,12 @@ def test_the_kernel_of_two_head_dims_keeps_sums_of_a_multiple_of_32_queries(text
     assert list_miscounts(Drawn(ON_GPUS, LATENT.replace(window=window), Layout.parse(text), FP32)) == []
 
 
+@pytest.mark.parametrize("pattern", [(True, False), (False, True)])
+def test_layers_with_and_without_a_window_keep_what_their_kernels_do(pattern: tuple[bool, ...]) -> None:
+    model = LATENT.replace(window=7, window_pattern=pattern)
+    assert list_miscounts(Drawn(ON_GPUS, model, Layout.parse("dp1 mbs2"), FP32)) == []
+
+
 def test_scores_and_values_of_unfused_attention_have_their_own_dims() -> None:
     """Under Ulysses the scores run again in the backward and the values do not."""
     job = FP32.replace(attention="unfused")

@@ -360,10 +360,14 @@ class Kind(NamedTuple):
     is_below: bool = False
     unquantized: frozenset[str] = frozenset()
 
-    @property
-    def representative(self) -> Kind:
-        """Return the kind that stands for all that keep equally many bytes: a window changes work, not memory."""
-        return self._replace(slides=False)
+
+def merge_windows(model: Model, layer: int, kind: Kind) -> Kind:
+    """Return the same for all kinds that keep equally many bytes: a window changes work, not memory.
+
+    It does where heads of queries and of values differ in size, as their kernels then keep other tensors.
+    """
+    shape = model.attention(layer)
+    return kind._replace(slides=kind.slides and shape.head_dim != shape.value_dim)
 
 
 def get_kind(model: Model, layer: int) -> Kind:
