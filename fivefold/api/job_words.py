@@ -55,6 +55,7 @@ class JobWords(TypedDict, total=False):
     scan_temporary_bytes: int | None
     transposes_attention: bool
     column_inputs: Literal["regathered", "saved"]
+    input_grad_all_reduces: Sequence[int]
     tp_buffers: Literal["in_place", "copied"]
     wgrad_accumulation: Literal["separate", "deferred", "deferred_buckets", "ddp_buckets", "fused", "fused_dummy"]
     reduced_gradients: Literal["summed", "updated"]

@@ -28,6 +28,7 @@ Attention = Literal["flash", "flash2", "flash1", "flash1_triton", "blocks", "unf
 Reduce = Literal["step", "micro_batch", "unpipelined"]
 ZeroStage = Annotated[int, Field(ge=0, le=3)]
 Launches = Annotated[int, Field(ge=0, le=1000)]
+AllReduces = Annotated[int, Field(ge=1, le=4)]
 
 # token mixers whose scans flash-linear-attention has kernels for (``trainer/model/mixers/fused_scans.py``)
 FUSED_SCANS: tuple[MixerName, ...] = ("gated_delta_net", "kimi_delta", "lightning", "mamba2")
@@ -166,6 +167,9 @@ class Stack(Record):
     # the input of column-parallel layers under sequence parallelism, gathered over tp: freed after the forward and
     # gathered again for the weight gradients, or saved until then (PyTorch's autograd)
     column_inputs: Literal["regathered", "saved"] = "regathered"
+    # without sequence parallelism, the number of all-reduces of the gradient of attention's input, and of the MLP's:
+    # one, or as many as column-parallel layers read it, if each reduces the gradient that it computes (PaddleNLP)
+    input_grad_all_reduces: tuple[AllReduces, AllReduces] = (1, 1)
     # tensor-parallel gathers and reductions over sequences, the second dimension of a micro-batch of several: in place,
     # or copied out of a buffer and into one (PyTorch's functional collectives, which send along the first dimension)
     tp_buffers: Literal["in_place", "copied"] = "in_place"

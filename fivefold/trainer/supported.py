@@ -23,7 +23,7 @@ ENGINE_BEHAVIOUR = {
     "recv_buffers": "freed", "flat_copies": (), "zero2_shards": "view", "zero3_gather": "units", "reduce_bucket": 0,
     "reduced_gradients": "summed", "ddp_bucket_size": (0, 0), "comm_buffers": "freed", "tp_buffers": "in_place",
     "deferred_wgrad": "operands", "dispatcher": "all_to_all", "scatter_gather_tensors": False,
-    "token_permutation": "fused", "transposes_attention": False,
+    "token_permutation": "fused", "transposes_attention": False, "input_grad_all_reduces": (1, 1),
     "rope": "fused", "low_precision_saved": (), "fp8_attention": False, "extra_kernels": (0, 0),
     "update_kernels": 0, "flat_shards": False, "update_group_size": 0,
 }  # fmt: skip

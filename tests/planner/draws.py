@@ -274,6 +274,7 @@ STACK: dict[str, Draw] = {
     "expandable_segments": choose_option(Stack, "expandable_segments"),
     "compile_loss": lambda some: some.getstate()[1][-1] % 2 == 0,  # leaves the draws after it as they were
     "fp8_attention": lambda some: some.getstate()[1][5] % 4 == 0,  # likewise
+    "input_grad_all_reduces": lambda some: ((1, 1), (1, 1), (1, 2), (3, 2))[some.getstate()[1][6] % 4],  # likewise
 }
 LABELS = ("name", "version", "family", "runs")  # of a stack: what it is called, and what ``refuse`` reads
 
@@ -439,7 +440,7 @@ def job(some: random.Random, *, batch: int) -> Job:
     drawn = fields(JOB | STACK, some) | {"global_batch": batch}
     drawn["freeze"] = () if drawn["adapter"] else drawn["freeze"]
     drawn["fp8_attention"] &= drawn["attention"] == "flash"
-    kept = ("sequence", "global_batch", "compile_loss", "fp8_attention")
+    kept = ("sequence", "global_batch", "compile_loss", "fp8_attention", "input_grad_all_reduces")
     if some.random() < 0.4:
         few = {name: drawn[name] for name in drawn if name in kept or some.random() < 0.15}
         return Job.read({"stack": some.choice(list(STACKS)), **few}, origin="")

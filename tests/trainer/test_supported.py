@@ -24,7 +24,7 @@ OTHER_BEHAVIOUR: dict[str, Any] = {
     "recv_buffers": "preallocated", "zero2_shards": "separate", "zero3_gather": "weights", "reduce_bucket": 1000,
     "reduced_gradients": "updated", "ddp_bucket_size": (1, 1),
     "comm_buffers": "retained", "tp_buffers": "copied", "token_permutation": "scatter_add",
-    "transposes_attention": True,
+    "transposes_attention": True, "input_grad_all_reduces": (1, 2),
     "deferred_wgrad": "graph", "dispatcher": "fused", "scatter_gather_tensors": True,
     "rope": "unfused",
     "low_precision_saved": ("attention",), "fp8_attention": True,

@@ -6,8 +6,9 @@ pipeline_schedule/train.py is 1F1B. optimizer/optimizer.py reduces gradients at 
 buckets, and gathers the weights of ZeRO-1 after the update. parallel_module/activation_checkpointing.py runs full
 layers again, losses/cross_entropy.py widens logits to fp32, and pipeline_partitioning.py divides embedding, layers,
 norm and head evenly by their number. Its head gathers the logits over tp (layers/lm_head.py), so that every rank has
-all of them; no stack of ours does, so the last stage is predicted smaller and faster. Attention as printed; "rms" is a
-fused norm. Read after all constants were set, so all rows are held out.
+all of them; no stack of ours does, so the last stage is predicted smaller and faster. One matmul makes queries, keys
+and values (attention_qkv_in_one), gate and up are one each (nn/mlp.py), and norms gather the sequence for what follows
+(nn/norm). Attention as printed; "rms" is a fused norm. Read after all constants were set, so all rows are held out.
 """
 
 from __future__ import annotations
@@ -56,6 +57,8 @@ def _stack(row: Row) -> Stack:
         loss="plain",
         kernels="norms" if norms else "plain",
         rope="unfused",
+        column_inputs="saved",
+        input_grad_all_reduces=(1, 2),
         early_stop=False,
         flat_copies=(),
         overlap=(),

@@ -4,7 +4,8 @@ Facts of bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-pr
 parallelism, 16-bit gradients unless the row says fp32; a stage takes layers/pp, rounded up, and the last the rest; the
 106-layer runs give each embedding a layer's place. nvidia-smi of the first and last node; second iteration.
 CUDA_LAUNCH_BLOCKING=1, as the larger runs hung without it. Four 100 Gbit/s links per node (arXiv:2211.05100 §3.3).
-DeepSpeed's config sets only the ZeRO stage, so its buckets have default sizes (setup-test-n2.slurm@7148d3e).
+DeepSpeed's config sets only the ZeRO stage, so its buckets have default sizes (setup-test-n2.slurm@7148d3e). On
+2022-02-25 PCI-Express was tuned: "do not compare today's numbers to yesterday's".
 """
 
 from __future__ import annotations
@@ -76,4 +77,4 @@ def _case(row: Row) -> Case:
         memory_bytes=number(row, "mem_gb_nvidia_smi") * GIB,
         memory="driver",
         rivals=f"{SOURCE} {model.name} {model.heads} {machines.ranks} {batch(row, layout)} {tuned}",
-    )
+    )._replace(release=tuned)

@@ -62,6 +62,15 @@ def test_an_all_reduce_of_dx_overlaps_the_gradient_of_the_weight():
     assert waits - overlapped == pytest.approx(0.9 * reduce, rel=0.03)  # dW of q, k, v is a little shorter
 
 
+@pytest.mark.parametrize(("text", "more"), [("tp8 mbs4 nosp", 3), ("tp8 mbs4", 0)])
+def test_layers_that_reduce_their_input_gradient_apart_all_reduce_it_once_more_each(text, more):
+    """As q, k, v and as gate and up; with sequence parallelism they share what is gathered and reduced."""
+    job, payload = JOB.replace(async_tp=False), 4 * 2048 * 6144 * 2
+    joint, apart = (sum(layer(text, job.replace(input_grad_all_reduces=times))) for times in ((1, 1), (3, 2)))
+    reduce = 1e3 * Network(resolve("a100:8", local=Path("no"))).seconds("all_reduce", payload, RankGroup(8, 1))
+    assert apart - joint == pytest.approx(more * reduce, rel=0.02)
+
+
 def test_messages_of_dtensor_are_copied():
     """Over sequences of several, eight messages of a llama's layer are read and written once more each."""
     llama, sent = of_catalog("llama3-8b"), 8 * (2 * 2 * 4096 * 4096 * 2 / (0.86 * 2.039e12) + 3e-6) * 1e3

@@ -131,7 +131,13 @@ class _GroupedHeads:
             scaled = f"{source}.in"
             self.ops.append(elementwise("attention.in.scale", "activation", (source,), scaled, size=local.stream_bytes))
             source = scaled
-        projected_input = LinearInput(local, source, in_features=local.stream_width, rows=local.stream_rows)
+        projected_input = LinearInput(
+            local,
+            source,
+            in_features=local.stream_width,
+            rows=local.stream_rows,
+            all_reduces=local.job.stack.input_grad_all_reduces[0],
+        )
         self.ops += projected_input.ops
         columns = {"q": self.columns["q"]}
         if self.has_own_kv:

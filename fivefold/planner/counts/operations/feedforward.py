@@ -403,7 +403,14 @@ def _list_mlp(local: Local, source: str, out: str, *, name: str, ffn: int, spars
         return _list_receptance(local, source, out, name=name, ffn=inner)
     m = f"{name}.m"
     reader = ".mlp" if model.block == "parallel_shared" else ""  # attention reads the same norm
-    entry = LinearInput(local, source, in_features=local.stream_width, rows=local.stream_rows, reader=reader)
+    entry = LinearInput(
+        local,
+        source,
+        in_features=local.stream_width,
+        rows=local.stream_rows,
+        reader=reader,
+        all_reduces=local.job.stack.input_grad_all_reduces[1],
+    )
     ops = [*entry.ops, *_list_up_and_gate(local, entry, name, ffn=inner, bias=model.mlp_bias), *entry.sums]
     factors = model.multipliers or Multipliers()
     size = local.rows * inner * local.width

@@ -25,12 +25,21 @@ class LinearInput:
     """The input of column-parallel linears, cast and gathered once for all of them by ``ops``."""
 
     def __init__(
-        self, local: Local, tensor: str, *, in_features: int, rows: int, needs_all_rows: bool = True, reader: str = ""
+        self,
+        local: Local,
+        tensor: str,
+        *,
+        in_features: int,
+        rows: int,
+        needs_all_rows: bool = True,
+        reader: str = "",
+        all_reduces: int = 1,
     ) -> None:
         """List the operations that cast and gather ``tensor`` [rows, in_features].
 
         ``needs_all_rows``: its readers need the rows of all tp ranks. ``reader``: suffix of the names of the tensors
-        made here, needed if another ``LinearInput`` of the same tensor makes them too.
+        made here, needed if another ``LinearInput`` of the same tensor makes them too. ``all_reduces``: of its gradient
+        without sequence parallelism (``Stack.input_grad_all_reduces``).
         """
         self.local, self.in_features, self.kept = local, in_features, tensor
         self.ops: list[Op] = []
@@ -75,7 +84,10 @@ class LinearInput:
             if keeps_gathered:
                 self.kept = self.read
         else:
-            message = OpMessage("tp", "", "all_reduce", rows * in_features * local.width)
+            size = rows * in_features * local.width
+            message = OpMessage(
+                "tp", "", "all_reduce", size, backward_payload=all_reduces * size, backward_parts=all_reduces
+            )
             self.ops.append(exchange(f"{tensor}.copy", self.kept, self.read, size=0, message=message))
 
     def column(self, name: str, out: str, *, out_features: int, bias: bool = False, shared: bool = False) -> Op:
