@@ -232,6 +232,8 @@ def _logsumexp_over_ranks(lse: Tensor, axis: AxisGroup) -> Tensor:
     return all_reduce(lse.sub_(top).exp_(), axis).wait().log_().add_(top)
 
 
+# projections of the stream in mixers; the replicated ones down to a low rank read all rows too
+MIXER_COLUMNS = ("q", "k", "v", "z", "b", "a", "x", "y", "project", "decay", "gate", "decay_down", "gate_down")
 # parallel style by the end of a weight's name (model/weights.py)
 PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
     "attention.q": ColumnParallel, "attention.k": ColumnParallel, "attention.v": ColumnParallel,
@@ -239,7 +241,7 @@ PLAN: dict[str, type[ColumnParallel] | type[RowParallel]] = {
     "attention.q_up": ColumnParallel, "attention.kv_up": ColumnParallel,
     "mlp.gate": ColumnParallel, "mlp.up": ColumnParallel, "mlp.down": RowParallel,
     "moe.shared.gate": ColumnParallel, "moe.shared.up": ColumnParallel, "moe.shared.down": RowParallel,
-    **{f"mixer.{name}": ColumnParallel for name in ("q", "k", "v", "z", "b", "a", "x", "y", "project", "gate")},
+    **{f"mixer.{name}": ColumnParallel for name in MIXER_COLUMNS},
     "mixer.out": RowParallel,
     "head.out": ColumnParallel,
 }  # fmt: skip

@@ -10,6 +10,7 @@ import argparse
 import itertools
 import random
 import sys
+import traceback
 from typing import NamedTuple
 
 from fivefold.dry_run.match import list_findings
@@ -111,7 +112,7 @@ def list_miscounts(case: Drawn) -> list[str]:
 
 
 def main() -> int:
-    """One line per case that does not meet; 1 if there is one."""
+    """Print what does not meet in each case, or the error in which it ends; 1 if there is one."""
     parser = argparse.ArgumentParser(description="random models under random layouts, dry-run on every rank")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
@@ -125,11 +126,14 @@ def main() -> int:
         cases = list(map(change_precision, cases))
         for done, case in enumerate(cases):
             report(str(case.layout), done, len(cases))
-            results = [
-                *find_unmet(case),
-                *list_miscounts(case),
-                *(list_miscopied(case) if case.number % 3 == 0 else ()),
-            ]
+            try:
+                results = [
+                    *find_unmet(case),
+                    *list_miscounts(case),
+                    *(list_miscopied(case) if case.number % 3 == 0 else ()),
+                ]
+            except Exception:
+                results = [traceback.format_exc()]
             wrong += bool(results)
             if results:
                 print("\n  ".join((str(case), *results)), flush=True)

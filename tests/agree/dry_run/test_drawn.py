@@ -18,6 +18,7 @@ from fivefold.model.altup import AltUp
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.compressed_attention import CompressedAttention
+from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
@@ -464,6 +465,13 @@ def test_counts_of_adapters_next_to_output_gates_equal_the_dry_run(
     number: int, gates: str, text: str, adapter: Adapter
 ) -> None:
     assert list_miscounts(Drawn(number, GATES[gates], Layout.parse(text), FP32.replace(adapter=adapter))) == []
+
+
+@pytest.mark.parametrize(("rank", "target"), [(3, "g_a_proj"), (3, "f_a_proj"), (None, "f_proj")])
+def test_an_adapter_on_one_projection_of_kimi_delta_reads_the_rows_of_all_ranks(rank: int | None, target: str) -> None:
+    model = DENSE.replace(mixers=("kimi_delta",), kimi_delta=KimiDelta(heads=4, dim=5, rank=rank))
+    job = FP32.replace(adapter=Adapter(rank=2, targets=(target,)))
+    assert list_miscounts(Drawn(ON_GPUS, model, Layout.parse("tp2 mbs1"), job)) == []
 
 
 CHOSEN = DENSE.replace(
