@@ -63,6 +63,10 @@ class Chip(Record):
         """Return the format whose matrix units compute ``dtype``: its own or the next wider one that the chip has."""
         return _find_nearest_wider(dtype, self.peak_flops)
 
+    def has_units(self, dtype: Dtype) -> bool:
+        """Tell whether the chip has matrix units for ``dtype``, and needs no wider format."""
+        return self.find_format(dtype) == dtype
+
     def sustained_flops(self, dtype: Dtype) -> float:
         """Return the FLOP/s that large matmuls in ``dtype`` sustain in a step: a share of the peak, capped by power.
 

@@ -658,12 +658,16 @@ def _cite_references(size: float, *, model: Model | None, tokens: float, noise: 
 
 
 def list_changes(*, model: Model, machine: Machine, job: Job, layout: Layout, risk: float = FITS_RISK) -> list[Change]:
-    """Return the effect of each single change of layout or job: changes that fit come first, then the fastest."""
+    """Return the effect of each single change of layout or job: changes that fit come first, then the fastest.
+
+    A precision for which the chip has no matrix units is not among them.
+    """
     evaluate = _compare_with(model, machine, job, layout, risk=risk)
     changes = [
         evaluate(words, changed, other)
         for words, changed, other in (*_list_single_changes(model, job, layout), *_list_degree_changes(job, layout))
         if (other, changed) != (layout, job) and is_legal(other, model=model, job=changed, machine=machine)
+        if changed.precision == job.precision or machine.chip.has_units(changed.precision.compute)
     ]
     return sorted(changes, key=lambda change: (not change.fits, change.step_seconds, change.memory_bytes))
 

@@ -402,6 +402,13 @@ def test_changes_of_a_layout_move_ranks_between_axes() -> None:
     assert not {"zero1", "zero2", "zero3"} & {change.change for change in alone}
 
 
+@pytest.mark.parametrize(("chip", "is_tried"), [("h100", True), ("a100", False), ("rtx3090", False)])
+def test_a_change_to_fp8_is_tried_on_chips_with_matrix_units_for_it(chip: str, is_tried: bool) -> None:
+    machine, layout = resolve(f"{chip}:8", local=Path("/nowhere")), Layout.parse("dp8 zero3 mbs1")
+    changes = questions.list_changes(model=LLAMA, machine=machine, job=JOB.replace(global_batch=8), layout=layout)
+    assert ("fp8" in {change.change for change in changes}) == is_tried
+
+
 def test_reasonable_batches_have_4_to_60_million_tokens() -> None:
     sound_batches = questions.list_reasonable_batches(job=JOB, layout=Layout(dp=128, mbs=2), tokens=1e12)
     assert [batch.micro_batches for batch in sound_batches] == [4, 8, 16, 32]
