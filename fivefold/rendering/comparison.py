@@ -152,6 +152,8 @@ def describe_ratios(comparison: Comparison) -> list[str]:
     if len(other_names) >= BESIDE:
         return []
     lines = []
+    steps = [variant.step for variant in comparison.predicted_variants if variant.step is not None]
+    has_intervals = all(step.time.interval is not None for step in steps)
     for name in other_names:
         ratio = comparison.ratio(name, first)
         if ratio is not None and ratio.differences:
@@ -160,8 +162,11 @@ def describe_ratios(comparison: Comparison) -> list[str]:
                 f"{ratio.low_50:.2f}–{ratio.high_50:.2f}, 90 % interval {ratio.low_90:.2f}–{ratio.high_90:.2f} "
                 f"(published pairs that differ in {' and '.join(ratio.differences)})"
             )
-        elif ratio is None and comparison.ratios:
-            lines.append(f"{name} against {first}: no published runs differ as these do; use each step's own interval")
+        elif ratio is None and has_intervals:
+            lines.append(
+                f"{name} against {first}: no published runs differ as these do, so the uncertainty of their ratio is "
+                "not known; `fivefold predict` gives that of each step"
+            )
     return lines
 
 
