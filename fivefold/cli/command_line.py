@@ -146,6 +146,6 @@ class StrictCommand(PlainCommand):
             repeats = [word for word in words if word.partition("=")[0] in option.opts]
             if len(repeats) > 1:
                 name = repeats[0].partition("=")[0]
-                several = f", or {name}s with all values" if f"{name}s" in names else ""
+                several = f", or {name}s with all values, separated by commas" if f"{name}s" in names else ""
                 raise UserError(f"{name} is given {len(repeats)} times: give it once{several}")
         return super().parse_args(ctx, args)

@@ -15,7 +15,7 @@ from fivefold.rendering.table import build_heading, show_bars
 
 
 class AnswerSection(NamedTuple):
-    """Lines, tables and parts of a total under a title; the first section of an answer has none."""
+    """Lines, tables and parts of a total under a title, which the first section of most answers does not have."""
 
     parts: tuple[Text | Grid | Parts, ...]
     title: str = ""
@@ -24,9 +24,10 @@ class AnswerSection(NamedTuple):
 
 
 def render_sections(sections: Iterable[AnswerSection]) -> RenderableType:
-    """Return the sections for the terminal, each under its heading."""
+    """Return the sections for the terminal, each under its heading; a blank line is before all but the first."""
     parts: list[RenderableType] = []
     for section in sections:
-        parts += [build_heading(section.title, section.remark)] if section.title else []
+        heading = build_heading(section.title, section.remark)
+        parts += [heading if parts else heading[1:]] if section.title else []
         parts += [show_bars(part) if isinstance(part, Parts) else part for part in section.parts]
     return Group(*parts)

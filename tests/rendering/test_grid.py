@@ -4,6 +4,7 @@ import pytest
 from rich.text import Text
 
 from fivefold.rendering.grid import Grid
+from fivefold.rendering.sections import AnswerSection, render_sections
 from tests.printed import to_text
 
 GRID = Grid(("name", "size"), (("a name of many words", "123,456,789"), ("b[0]", Text("7"))), words=("name",))
@@ -71,3 +72,8 @@ def test_columns_are_as_wide_as_headings_of_two_words() -> None:
     assert len(lines) == 2 + 3 + 1  # every row on one line
     assert lines[0].split() == ["source", *" ".join(headings[1:4]).split()]
     assert lines[2].split()[0] == "kempnerforge"
+
+
+def test_sections_have_a_blank_line_between_them_and_none_before_the_first() -> None:
+    sections = [AnswerSection((Text("one"),), "First"), AnswerSection((Text("two"),), "Second", "a remark")]
+    assert to_text(render_sections(sections)).split("\n")[:5] == ["First", "one", "", "Second  a remark", "two"]

@@ -90,7 +90,10 @@ def ask(
             stated=stated,
             batch_reason=batch_reason,
         )
-        show(render_sections(list_sections(question, replies)))
+        sections = list_sections(question, replies)
+        if sections[0].title and not remarks:  # remarks end in a blank line
+            show("")
+        show(render_sections(sections))
     if chart:
         save_chart((lengths if question == "sequence" else run_estimate).draw_chart(replies[0]), chart)
 
