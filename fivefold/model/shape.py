@@ -445,7 +445,7 @@ class ModelShape(Record):
         self._check_gate()
         self._check_norms()
         self._check_mixers()
-        self._check_lru()
+        self._check_mixer_activation()
         self._check_shared_kv()
         self._check_per_layer_inputs()
         self._check_experts()
@@ -726,11 +726,13 @@ class ModelShape(Record):
             if geometry is not None and not is_used:
                 raise ValueError(f"{kind} is given, but mixers has no {kind} layer; leave it out, or list its layers")
 
-    def _check_lru(self) -> None:
-        """Raise ``ValueError`` for an activation that cannot gate the output of an RG-LRU."""
+    def _check_mixer_activation(self) -> None:
+        """Raise ``ValueError`` for an activation that cannot gate an RG-LRU, or that lightning attention cannot use."""
         activation = ACTIVATIONS[self.activation]
-        if self.rg_lru is not None and (activation.clamps or activation.parameters):
-            raise ValueError(f"rg_lru is not supported with activation={self.activation!r}: use another")
+        is_clamped_pair = activation.clamps  # of a gate and its product, which lightning attention has not
+        for name, is_unknown in (("rg_lru", is_clamped_pair or activation.parameters), ("lightning", is_clamped_pair)):
+            if getattr(self, name) is not None and is_unknown:
+                raise ValueError(f"{name} is not supported with activation={self.activation!r}: use another")
 
     def _check_shared_kv(self) -> None:
         """Raise ``ValueError`` for layers without keys that have none to attend to, or not as they are counted."""

@@ -11,8 +11,10 @@ from fivefold.layout.local_weight import RankCoordinate, find_local_slice
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
+from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.spec import Model
@@ -43,6 +45,18 @@ CONV = SMALL.replace(mixers=("short_conv", "attention"), short_conv=ShortConv(ta
 def test_a_mixer_without_its_geometry_and_a_geometry_without_its_mixer(fields: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
         SMALL.replace(**fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"mixers": ("lightning",), "lightning": Lightning(heads=2, dim=8)},
+        {"mixers": ("rg_lru",), "rg_lru": RGLRU(inner=32, blocks=2)},
+    ],
+)
+def test_a_mixer_has_no_activation_that_clamps_a_gate_and_its_product(fields: dict[str, Any]) -> None:
+    with pytest.raises(UserError, match=r"is not supported with activation='clamped_swiglu': use another"):
+        SMALL.replace(activation="clamped_swiglu", **fields)
 
 
 def test_layers_of_other_mixers_have_no_window_and_no_rotary_positions() -> None:
