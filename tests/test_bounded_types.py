@@ -32,6 +32,7 @@ MEASURED = (
     "KernelPoint",
     "MatmulPoint",
     "StepFactor",
+    "StepOverhead",
     "UnitPoint",
     "UpdatePoint",
 )

@@ -88,7 +88,10 @@ ARGUMENTS = (
     "- A job field is a [key of the job](configuration.md#job), such as its sequence length, precision or optimizer.",
     "  `--set KEY=VALUE` sets any of them.",
 )
-MEASURED = ("MatmulPoint", "AttentionPoint", "KernelPoint", "CollectivePoint", "StepFactor", "UnitPoint", "UpdatePoint")
+MEASURED = (
+    "MatmulPoint", "AttentionPoint", "KernelPoint", "CollectivePoint", "StepFactor", "StepOverhead", "UnitPoint",
+    "UpdatePoint",
+)  # fmt: skip
 """Records that ``fivefold calibrate`` writes and nobody types."""
 
 

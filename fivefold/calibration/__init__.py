@@ -33,7 +33,7 @@ from fivefold.calibration.orders import CaseOrder, RankProfile, RoundOrder, Work
 from fivefold.calibration.other_programs import ProcessorTime, count_cores_of_others
 from fivefold.calibration.points import CalibrationProgress, Facts, Kind, MeasuredPoint, Points
 from fivefold.calibration.processes import run_in_parallel
-from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Machine, StepFactor
+from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Machine, StepFactor, StepOverhead
 from fivefold.record import Record, RunFailure, UserError
 from fivefold.units import Dtype
 
@@ -159,18 +159,24 @@ def build_machine(measurements: Measurements) -> Machine:
 
 def _add_steps(machine: Machine, measurements: Measurements) -> Machine:
     """Return ``machine`` with its kernels and messages as the runs of the grid had them within their steps."""
-    from fivefold.calibration.step_factors import collect_messages, fit_step_factors, join_messages
+    from fivefold.calibration.step_factors import (
+        collect_messages,
+        fit_overhead,
+        fit_step_factors,
+        join_messages,
+    )
 
     calibration = machine.calibration
-    factors = list[StepFactor]()
+    factors, overheads = list[StepFactor](), list[StepOverhead]()
     messages = list[CollectivePoint]()
     assert calibration is not None, "steps are added to curves"
     for ranks in sorted({profile.workers for profile in measurements.profiles}):
         measured, _cases = measurements.group_profiles(ranks)
         factors += fit_step_factors(machine, measured, ranks=ranks)
         messages += collect_messages(machine, measured, ranks=ranks)
+        overheads += filter(None, [fit_overhead(machine, measured, ranks=ranks)])
     collectives = [point.model_dump() for point in join_messages(calibration.collectives, messages)]
-    values = {"steps": factors, "collectives": make_monotonic(collectives)}
+    values = {"steps": factors, "overheads": overheads, "collectives": make_monotonic(collectives)}
     peaks = _raise_peaks(machine.chip.peak_flops, factors, ranks=machine.ranks)
     return machine.replace(chip=machine.chip.replace(peak_flops=peaks), calibration=calibration.replace(**values))
 

@@ -93,7 +93,7 @@ FULL = Points(
     kernel_bytes=tuple(64 * KIB * 4**step for step in range(6)),
     collective_bytes=(*(KIB * 4**step for step in range(8)), 32 * MIB),
     rounds=8,
-    budget_seconds=50.0,
+    budget_seconds=44.0,
     step_seconds=30.0,
     seconds_per_point=0.01,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from fivefold.calibration.orders import RankProfile
 from fivefold.calibration.profile import UnitPasses, collect_step_points, measure_unit_seconds
 from fivefold.calibration.step_grid import GridRun
 from fivefold.layout.mesh import group
-from fivefold.machine.spec import CollectivePoint, KernelKind, Machine, StepFactor
+from fivefold.machine.spec import CollectivePoint, KernelKind, Machine, StepFactor, StepOverhead
 from fivefold.planner.counts.counts import UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_activation_width, get_local_degrees
@@ -28,6 +28,7 @@ from fivefold.planner.counts.update import list_stages
 from fivefold.planner.predict import get_planner
 from fivefold.planner.time.measured_kernels import count_kernels, count_messages, find_kernel_kind
 from fivefold.planner.time.profiled import count_ranks_per_host
+from fivefold.planner.time.step_overhead import sum_deviations
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import count_weights, estimate_elementwise_seconds
 from fivefold.units import Dtype
@@ -299,3 +300,45 @@ def fit_step_factors(
             )
         )
     return factors
+
+
+def fit_overhead(
+    machine: Machine, measured: Sequence[tuple[GridRun, list[RankProfile]]], *, ranks: int
+) -> StepOverhead | None:
+    """Fit what the clock of the steps of ``measured`` has besides their work and messages, by least relative squares.
+
+    In a pipeline this includes the bubble, so that runs of one stage count alone; None if there is none.
+    """
+    rows, rests = list[tuple[float, float, float]](), list[float]()
+    for run, profiles in measured:
+        if run.layout.pp == 1:
+            work, rest, step = (statistics.fmean(column) for column in zip(*map(split_step, profiles), strict=True))
+            counts = get_planner(run.model, machine, run.job).counts
+            deviations = sum_deviations(counts, run.layout, (0,), work_seconds=work)
+            rows.append((work / step, deviations.start / step, deviations.drift / step))
+            rests.append(rest / step)
+    if not rows:
+        return None
+    fitted = solve_nonnegative_least_squares(np.array(rows), np.array(rests), prior=np.zeros(3), weight=1e-6)
+    host_share, start_seconds, drift_seconds = map(float, fitted)
+    return StepOverhead(ranks=ranks, host_share=host_share, start_seconds=start_seconds, drift_seconds=drift_seconds)
+
+
+class StepSplit(NamedTuple):
+    """Seconds of a rank's step: its units and update, what they and the messages leave of the clock, and the step."""
+
+    work: float
+    rest: float
+    step: float
+
+
+def split_step(profile: RankProfile) -> StepSplit:
+    """Return the seconds of a rank's step."""
+    work = messages = 0.0
+    for name, timed in profile.timed.items():
+        if name.startswith("message "):
+            messages += timed.times * timed.seconds
+        elif name != "step":
+            work += timed.times * timed.seconds
+    step = profile.timed["step"].seconds
+    return StepSplit(work, step - work - messages, step)

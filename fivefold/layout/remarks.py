@@ -68,9 +68,15 @@ def _describe_idle(layout: Layout, machine: Machine) -> Iterator[str]:
 
 
 def _describe_calibration(machine: Machine) -> Iterator[str]:
-    """Yield a warning if other programs disturbed the measurement of the machine."""
-    if machine.calibration is not None and (warning := machine.calibration.describe_disturbance()):
+    """Yield a warning if other programs disturbed the measurement of the machine, or if it is older than its parts."""
+    calibration = machine.calibration
+    if calibration is not None and (warning := calibration.describe_disturbance()):
         yield warning
+    if calibration is not None and calibration.steps and not (calibration.overheads or machine.has_gpus):
+        yield (
+            "this computer was calibrated by an older Fivefold, without the waits and the host's seconds of a step: "
+            "predicted steps are too short by about a tenth; repeat `fivefold calibrate`"
+        )
 
 
 def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Iterator[str]:

@@ -165,6 +165,20 @@ class StepFactor(Record):
     backward_kernel_seconds: NonNegativeFloat = 0.0  # added for each kernel; of the update: for each step
 
 
+class StepOverhead(Record):
+    """The seconds by the clock that a training step on a CPU takes besides its work and its messages.
+
+    ``ranks`` processes ran concurrently. Other programs, threads that wait for each other and threads that carry
+    messages take the cores from the work. Messages have the seconds that they take if their ranks arrive together;
+    ``planner/time/step_overhead.py`` adds the wait for the last rank.
+    """
+
+    ranks: PositiveInt  # concurrent processes
+    host_share: NonNegativeFloat  # seconds of the clock for each second of compute and update
+    start_seconds: NonNegativeFloat = 0.0  # standard deviation of the moments at which ranks begin a step
+    drift_seconds: NonNegativeFloat = 0.0  # the same of their arrival at a message after a second of work; grows as √t
+
+
 class UnitPoint(Record):
     """Measured seconds of one unit (embedding, block or head) of a rank in the trainer's own step, without messages.
 
@@ -206,6 +220,7 @@ class Calibration(Record):
     spread: NonNegativeFloat | None = None  # relative difference of the two best rounds; 90 % of the points have less
     cores_of_others: NonNegativeFloat | None = None  # cores that other programs kept busy meanwhile (CPUs of Linux)
     steps: tuple[StepFactor, ...] = ()  # kernels within a training step, relative to the curves
+    overheads: tuple[StepOverhead, ...] = ()  # seconds of a training step besides work and messages
     units: tuple[UnitPoint, ...] = ()  # blocks, embedding and head in the trainer's own step
     updates: tuple[UpdatePoint, ...] = ()  # optimizer updates in the trainer's own step
 

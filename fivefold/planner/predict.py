@@ -215,6 +215,7 @@ class Planner:
                 bubble_seconds=step_time.bubble,
                 exposed_seconds=step_time.exposed,
                 optimizer_seconds=step_time.optimizer,
+                host_seconds=step_time.host,
                 error=seconds.error if seconds else None,
                 interval=seconds,
                 parts=break_down_seconds(self.units, layout, step_time),

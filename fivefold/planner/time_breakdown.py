@@ -35,7 +35,7 @@ def break_down_seconds(units: Units, layout: Layout, time: StepTime) -> dict[str
             total[name] += share * times * seconds
     total["other compute"] = time.compute - share * busy_seconds
     total.update(_split_by_collective(units, layout, time.exposed, held=held))
-    total.update({"bubble": time.bubble, "optimizer": time.optimizer})
+    total.update({"bubble": time.bubble, "optimizer": time.optimizer, "host and other programs": time.host})
     return {name: seconds for name, seconds in total.items() if seconds > 0}
 
 

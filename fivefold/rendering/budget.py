@@ -38,9 +38,9 @@ class BudgetRow(NamedTuple):
         return self.predicted - self.measured
 
 
-def split_by_cause(time: Time) -> dict[str, float]:
+def split_by_cause(step: Step) -> dict[str, float]:
     """Return seconds by cause; they add up to the step."""
-    return {part.name: part.size for part in list_time_parts(time, zeros=True)}
+    return {part.name: part.size for part in list_time_parts(step, zeros=True)}
 
 
 def list_differences(predicted: Time, measured: Time, *, shown: int = MAX_BUDGET_ROWS) -> list[BudgetRow]:
@@ -88,7 +88,7 @@ def render_page(steps: Sequence[Step], *, findings: Sequence[str] = ()) -> Rende
 
 
 def _split(steps: Sequence[Step]) -> Grid:
-    columns = [split_by_cause(step.time) | {"step": step.time.step_seconds} for step in steps]
+    columns = [split_by_cause(step) | {"step": step.time.step_seconds} for step in steps]
     names = [name for name in dict.fromkeys(name for column in columns for name in column) if name != "step"]
     rows = [_format_row(name, columns) for name in names if any(column.get(name, 0.0) for column in columns)]
     headings = ("part", *(step.kind for step in steps), "difference")

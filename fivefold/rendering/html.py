@@ -107,7 +107,7 @@ def draw_memory(what: Step, *, capacity_bytes: int | None = None, level: int = 3
 
 def render_time(steps: Sequence[Step]) -> str:
     """Return seconds by cause: a bar and a column for each step."""
-    columns = [split_by_cause(step_of_column.time) for step_of_column in steps]
+    columns = [split_by_cause(step_of_column) for step_of_column in steps]
     names = [
         name
         for name in dict.fromkeys(name for column in columns for name in column)

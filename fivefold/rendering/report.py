@@ -28,7 +28,7 @@ from fivefold.rendering.elements import (
 from fivefold.rendering.losses import draw_losses, list_loss_curves
 from fivefold.rendering.point_charts import draw_cloud, render_front
 from fivefold.rendering.question import describe_step
-from fivefold.rendering.step_view import list_key_figures, view_operations, view_step
+from fivefold.rendering.step_view import has_pipeline, list_key_figures, view_operations, view_step
 from fivefold.rendering.sweep.settings import describe_rows
 from fivefold.rendering.sweep.table import WORDS, make_best_grid
 from fivefold.results.run_folder import RunFolder
@@ -115,7 +115,7 @@ def render_resources(step: Step, drawing: Drawing | None) -> list[str]:
     if drawing and drawing.rows:
         remark = pipeline.describe_step(step.time, drawing.rows)
         parts += [
-            build_heading("Pipeline" if step.time.bubble_seconds else "A rank over time", remark),
+            build_heading("Pipeline" if has_pipeline(step) else "A rank over time", remark),
             *_draw_timeline(drawing.rows, drawing.names, pp=drawing.pp, label=remark),
         ]
         parts += [build_paragraph(drawing.drawn, kind="soft")] if drawing.drawn else []

@@ -11,7 +11,7 @@ from operator import attrgetter
 from typing import NamedTuple
 
 from fivefold.rendering.grid import Column, Grid, make_grid
-from fivefold.step import Memory, Operation, StageMemory, Step, Time, Traffic, Verdict, Work
+from fivefold.step import Memory, Operation, StageMemory, Step, Traffic, Verdict, Work
 from fivefold.units import show_bytes, show_cause, show_count, show_flops, show_risk, show_seconds
 
 STYLES: dict[Verdict, str] = {"fits": "green", "tight": "bold yellow", "does not fit": "bold red"}  # in a terminal
@@ -97,7 +97,7 @@ def view_step(step: Step) -> StepView:
         _view_memory(max(stages, key=lambda stage: stage.peak_bytes), has_several_stages=len(stages) > 1)
         if stages
         else None,
-        Section("Time", bound, Parts(list_time_parts(step.time), step.time.step_seconds)),
+        Section("Time", bound, Parts(list_time_parts(step), step.time.step_seconds)),
         Section("Communication", _describe_sender(step), make_grid(TRAFFIC, traffic)),
         Section("Work", "of one step, all ranks together", list_work(step)),
         view_operations(step.operations, "of one micro-batch on one rank, without messages and kernel launches"),
@@ -146,12 +146,13 @@ def split_bytes(sizes: Mapping[str, float]) -> list[BarPart]:
     return [BarPart(name, name, size, show_bytes(size)) for name, size in sizes.items()]
 
 
-def list_time_parts(time: Time, *, zeros: bool = False) -> list[BarPart]:
+def list_time_parts(step: Step, *, zeros: bool = False) -> list[BarPart]:
     """Return the parts of a step on the slowest rank: compute, and the others that are not zero, or all."""
+    time = step.time
     exposed = [(f"exposed {axis} communication", "messages", seconds) for axis, seconds in time.exposed_seconds.items()]
     sizes = [
         ("compute", "F", time.compute_seconds),
-        ("pipeline bubble", "bubble", time.bubble_seconds),
+        ("pipeline bubble" if has_pipeline(step) else "waits for other ranks", "bubble", time.bubble_seconds),
         *exposed,
         ("optimizer", "update", time.optimizer_seconds),
         ("data", "data", time.data_seconds),
@@ -162,6 +163,11 @@ def list_time_parts(time: Time, *, zeros: bool = False) -> list[BarPart]:
         for name, look, size in sizes
         if size or zeros or name == "compute"
     ]
+
+
+def has_pipeline(step: Step) -> bool:
+    """Tell whether the layout of a step has several pipeline stages."""
+    return any(keyword.startswith("pp") for keyword in step.layout.split())
 
 
 def list_work(step: Step) -> tuple[tuple[str, str], ...]:

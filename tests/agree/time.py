@@ -180,7 +180,13 @@ def answer(case: Case, *, machine: Path, folder: Path) -> Answer | str:
     measured = statistics.median(steps[: (len(steps) + 1) // 2])  # the least disturbed half
     low, _, high = statistics.quantiles(steps, n=4)
     step = get_planner(case.model, read(here / "profiled.toml"), case.job).estimate(case.layout).step_time
-    parts = {"compute": step.compute, "bubble": step.bubble, "optimizer": step.optimizer, **step.exposed}
+    parts = {
+        "compute": step.compute,
+        "bubble": step.bubble,
+        "optimizer": step.optimizer,
+        "host": step.host,
+        **step.exposed,
+    }
     shutil.rmtree(here)
     return Answer(
         case.group,

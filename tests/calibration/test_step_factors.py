@@ -17,18 +17,19 @@ from fivefold.calibration.orders import CaseOrder, RankProfile
 from fivefold.calibration.points import QUICK
 from fivefold.calibration.profile import find_unit
 from fivefold.calibration.step_clock import summarize_steps
-from fivefold.calibration.step_factors import fit_step_factors, fit_update
+from fivefold.calibration.step_factors import fit_overhead, fit_step_factors, fit_update, split_step
 from fivefold.calibration.step_grid import GridRun, list_grid_runs, select_fitting_runs
 from fivefold.calibration.unit_clock import MESSAGE, MeasuredUnitSeconds, UnitClock
 from fivefold.calibration.worker import Budget, Measurement
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.machine.spec import KernelPoint, MatmulPoint, StepFactor
+from fivefold.machine.spec import KernelPoint, MatmulPoint, StepFactor, StepOverhead
 from fivefold.planner.counts.counts import get_group_degrees
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import get_planner
 from fivefold.planner.time.measured_kernels import find_factors
+from fivefold.planner.time.step_overhead import estimate_overhead
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import estimate_elementwise_seconds
 from fivefold.trainer.build import build
@@ -235,6 +236,32 @@ def test_the_time_of_an_optimizer_step_is_fitted_by_curve_weights_and_step():
     assert fit_update(rows) == pytest.approx((0.5, 4e-5, 2e-3), rel=0.02)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_clock_of_the_grid_tells_the_overhead_of_a_step(ranks):
+    """Steps that are longer by a share of their work, at their start and by drifting ranks give back these three."""
+    store = with_curves()
+    truth = StepOverhead(
+        ranks=ranks, host_share=0.07, start_seconds=0.004 * (ranks > 1), drift_seconds=0.03 * (ranks > 1)
+    )
+    slower = with_curves(overheads=(truth,))
+    measured = list[tuple[GridRun, list[RankProfile]]]()
+    for run in list_grid_runs(ranks, gpu=False, quick=False):
+        profiles = made_up_profiles(run, store) if run.layout.pp == 1 else []
+        for profile in profiles:
+            profile.timed["message all_reduce 2 8"] = Timed(seconds=2e-3, spread=0.0, times=3)
+            work = split_step(profile.replace(timed=profile.timed | {"step": Timed(seconds=0.0, spread=0.0)})).work
+            overhead = estimate_overhead(
+                Units(get_planner(run.model, slower, run.job).counts, slower), run.layout, (0,), work_seconds=work
+            )
+            profile.timed["step"] = Timed(seconds=work + 6e-3 + sum(overhead), spread=0.0)
+        measured.append((run, profiles))
+    fitted = fit_overhead(store, measured, ranks=ranks)
+    assert fitted is not None
+    assert tuple(fitted.model_dump().values()) == pytest.approx(tuple(truth.model_dump().values()), rel=0.02, abs=1e-6)
+    pipelines = [(run, profiles) for run, profiles in measured if run.layout.pp > 1]
+    assert fit_overhead(store, pipelines, ranks=ranks) is None
+
+
 @pytest.mark.long  # test_calibrate.py starts processes, the next test runs the grid
 @pytest.mark.processes
 def test_steps_of_the_grid_are_measured_in_processes():
@@ -249,6 +276,7 @@ def test_steps_of_the_grid_are_measured_in_processes():
     assert {factor.dtype for factor in machine.calibration.steps} == {"fp32", "bf16"}
     assert {factor.kind for factor in machine.calibration.steps} >= {"matmul", "attention", "memory", "update"}
     assert {factor.ranks for factor in machine.calibration.steps} == {2}
+    assert [overhead.ranks for overhead in machine.calibration.overheads] == [2]
     assert [profile.rank for profile in profiles] == [0, 1]
     assert {"F block 0", "BW block 0", "update", "step"} <= set(profiles[0].timed)
     assert profiles[0].timed["step"].seconds > 2 * profiles[0].timed["F block 0"].seconds
@@ -273,6 +301,10 @@ def test_a_gpu_measures_its_runs_one_after_another(monkeypatch, capsys):
     profiles = [RankProfile.model_validate_json(line) for line in lines]
     assert [profile.run for profile in profiles] == [0, 3]
     assert all({"F block 0", "BW block 0", "update"} <= set(profile.timed) for profile in profiles)
+    overhead = fit_overhead(
+        with_curves(), [(run, [profile]) for run, profile in zip((small, experts), profiles, strict=True)], ranks=1
+    )
+    assert (overhead.ranks, overhead.start_seconds, overhead.drift_seconds) == (1, 0, 0)
 
 
 def test_the_clock_of_a_gpu_counts_events(monkeypatch):

@@ -43,7 +43,8 @@ def check_step(case: Case) -> None:
     if step.memory.reserved_bytes is not None and step.memory.driver_bytes is not None:
         assert step.memory.peak_bytes <= step.memory.reserved_bytes <= step.memory.driver_bytes
     time, work = step.time, step.work
-    parts = time.compute_seconds + time.bubble_seconds + time.optimizer_seconds + sum(time.exposed_seconds.values())
+    parts = time.compute_seconds + time.bubble_seconds + time.optimizer_seconds + time.host_seconds
+    parts += sum(time.exposed_seconds.values())
     assert math.isclose(parts, time.step_seconds, rel_tol=1e-9)
     assert min(time.step_seconds, time.compute_seconds) > 0
     assert time.longest_part

@@ -22,7 +22,15 @@ from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHED
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons, refuse
 from fivefold.machine import catalog as machines
-from fivefold.machine.spec import Calibration, CollectivePoint, KernelPoint, Machine, MatmulPoint, StepFactor
+from fivefold.machine.spec import (
+    Calibration,
+    CollectivePoint,
+    KernelPoint,
+    Machine,
+    MatmulPoint,
+    StepFactor,
+    StepOverhead,
+)
 from fivefold.model import catalog as models
 from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
@@ -388,6 +396,7 @@ def calibration(some: random.Random) -> Calibration:
             )
             for kind, forward in (("matmul", 1.3), ("experts", 1.5), ("memory", 0.8), ("message", 0.0), ("update", 1.4))
         ),
+        overheads=(StepOverhead(ranks=2, host_share=0.1, start_seconds=0.01, drift_seconds=0.02),),
     )
 
 

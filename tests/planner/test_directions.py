@@ -98,6 +98,7 @@ def states(rank: RankMemory) -> int:
 def test_parts_of_the_time_add_up(case: Case) -> None:
     step_time = case.estimate().step_time
     parts = step_time.compute + step_time.bubble + sum(step_time.exposed.values()) + step_time.optimizer
+    parts += step_time.host
     assert parts == pytest.approx(step_time.seconds, rel=EXACT)
     assert min(step_time.compute, step_time.bubble, step_time.optimizer, *step_time.exposed.values()) >= 0
 

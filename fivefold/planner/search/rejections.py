@@ -74,7 +74,7 @@ class Rejections:
         seconds_by_part = {
             **exposed,
             "ep": exposed.get("ep", 0.0) + exposed.get("etp", 0.0),
-            "bubble": step_time.bubble,
+            "bubble": step_time.bubble - step_time.waits,
             "compute": step_time.compute + step_time.optimizer,
         }
         return np.array([seconds_by_part.get(part, 0.0) for part in TIME_PARTS])

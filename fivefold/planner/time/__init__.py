@@ -9,6 +9,7 @@ unit_time · gather_reduce · units   a unit with its exposed messages; its ZeRO
 unit_overlap · stage_time           units overlapped with ZeRO's messages; stages
 action_time · steady_state          actions of a schedule; long schedules from short ones
 data_parallel · update_time         ZeRO's messages at the ends of a step; the update
+step_overhead                       the host and the waits of a step on a calibrated computer
 timeline                            the step
 spans · memory_over_time            the step over time
 errors · ratio_errors               the expected error of a step, and of the ratio of two

@@ -63,14 +63,19 @@ class OpTime(NamedTuple):
 def find_slowest_chip(machine: Machine, constants: Constants = PUBLISHED) -> Chip:
     """Return the slowest chip of a machine, whose pace all of its ranks keep; a calibrated machine's was measured.
 
-    Its FLOPs per joule are as far below the mean as the expected largest of n normal deviates (Blom 1958: the quantile
-    (n - 0.375) / (n + 0.25)). Chips that no power cap holds back run at one clock.
+    Its FLOPs per joule are as far below the mean as the expected largest of n normal deviates. Chips that no power cap
+    holds back run at one clock.
     """
     chip, n = machine.chip, machine.ranks
     if machine.calibration is not None or n == 1:
         return chip
-    slowdown = 1 + constants.chip_spread * NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
+    slowdown = 1 + constants.chip_spread * expect_largest_deviate(n)
     return chip.replace(flops_per_joule={dtype: rate / slowdown for dtype, rate in chip.flops_per_joule.items()})
+
+
+def expect_largest_deviate(n: int) -> float:
+    """Return the expected largest of n standard normal deviates (Blom 1958: the quantile (n - 0.375) / (n + 0.25))."""
+    return NormalDist().inv_cdf((n - 0.375) / (n + 0.25))
 
 
 def _is_plain_rms_norm(op: Op) -> bool:

@@ -2,8 +2,9 @@
 
     actions of the schedule | exposed reductions and gathers of data parallelism | update
 
-The last end is the step time of ``Planner.estimate``. A long step is drawn as a shorter one with the same warm-up and
-cool-down: the omitted rounds in the middle all take the same time.
+The last end is the step time of ``Planner.estimate``. On a calibrated computer, spans are longer by the same factor, so
+that they include the host and the waits, which occur all over the step (``step_overhead.py``). A long step is drawn as
+a shorter one with the same warm-up and cool-down: the omitted rounds in the middle all take the same time.
 """
 
 from __future__ import annotations
@@ -43,6 +44,21 @@ def build_spans(planner: Planner, layout: Layout, *, limit: int | None = None) -
     """Return each pipeline rank's spans in order of time, for ``count_simulated`` micro-batches; no ``limit``: all."""
     count = count_simulated(layout, micro_batches=layout.micro_batches(planner.job), limit=limit)
     ranks = count_rank_memory(planner.counts, layout)
+    rows = _build_rows(planner, layout, ranks, count=count)
+    step_time = planner.estimate(layout, ranks=ranks).step_time
+    overhead = step_time.host + step_time.waits
+    if not overhead:
+        return rows
+    factor = step_time.seconds / (step_time.seconds - overhead)
+    return tuple(tuple(_lengthen(span, factor) for span in row) for row in rows)
+
+
+def _lengthen(span: Span, factor: float) -> Span:
+    return span._replace(start=factor * span.start, end=factor * span.end, messages=factor * span.messages)
+
+
+def _build_rows(planner: Planner, layout: Layout, ranks: list[RankMemory], *, count: int) -> Rows:
+    """Return the spans of each pipeline rank without the host and the waits of a calibrated computer."""
     if layout.pp == 1:
         builder = _SpanBuilder(planner, layout, (Task("F", 0, -1), Task("BW", 0, -1)))
         return (builder.build_without_pipeline(count, ranks[0]),)

@@ -1,6 +1,6 @@
 """Seconds of a step: units add up to stages, the schedule orders them, data parallelism adds messages at the ends.
 
-step = simulated schedule of the actions + exposed gathers and reductions + small messages + update
+step = simulated schedule of the actions + exposed gathers and reductions + small messages + update + overhead
 """
 
 from __future__ import annotations
@@ -20,13 +20,17 @@ from fivefold.planner.time.data_parallel import StepEnds, estimate_step_ends
 from fivefold.planner.time.network import Network
 from fivefold.planner.time.stage_time import StageSeconds, StageTime, add_up, estimate_stage_seconds
 from fivefold.planner.time.steady_state import extrapolate, list_distinct_tasks
+from fivefold.planner.time.step_overhead import OverheadSeconds, estimate_overhead
 from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import update_seconds
 
 
 class StepTime(NamedTuple):
-    """Seconds of one step on its critical rank, split as in ``step.Time``; ``exposed`` is by axis."""
+    """Seconds of one step on its critical rank, split as in ``step.Time``; ``exposed`` is by axis.
+
+    ``waits``: the part of the bubble in which the rank waits for the last one of a message.
+    """
 
     seconds: float
     compute: float
@@ -34,12 +38,14 @@ class StepTime(NamedTuple):
     exposed: dict[str, float]
     optimizer: float
     longest_part: str
+    host: float = 0.0
+    waits: float = 0.0
 
     @property
     def split(self) -> dict[str, float]:
         """Return the parts that add up to the step."""
         messages = {f"{axis} communication": seconds for axis, seconds in self.exposed.items()}
-        return {"compute": self.compute, **messages, "bubble": self.bubble, "update": self.optimizer}
+        return {"compute": self.compute, **messages, "bubble": self.bubble, "update": self.optimizer, "host": self.host}
 
 
 class StepEndCosts(NamedTuple):
@@ -79,7 +85,9 @@ def _time_without_pipeline(units: Units, layout: Layout, memory: RankMemory) -> 
     compute, exposed = add_up([(stage.forward, forwards * micro_batches), (stage.full_backward, micro_batches)])
     _add(exposed, end_costs.small)
     _add(exposed, _label_step_ends(layout, end_costs.ends.exposed))
-    return _step_time(compute + end_costs.ends.slowdown, exposed, end_costs.update, stages.times)
+    compute += end_costs.ends.slowdown
+    overhead = estimate_overhead(units, layout, (0,), work_seconds=compute + end_costs.update)
+    return _step_time(compute, exposed, end_costs.update, stages.times, overhead=overhead)
 
 
 def _time_pipeline(
@@ -126,8 +134,13 @@ def _time_pipeline(
     held_times = [
         stages.times[stage] for stage in {equal_stages[stage]: None for stage in extrapolated.rank_stages[critical]}
     ]
-    step_time = _step_time(compute + ends.slowdown, exposed, update, held_times, total=total)
-    return step_time, critical
+    compute += ends.slowdown
+    # what a rank waits for in a bubble is the work of others, which has the same overhead
+    bubble = max(0.0, total - (compute + sum(exposed.values()) + update))
+    overhead = estimate_overhead(
+        units, layout, extrapolated.rank_stages[critical], work_seconds=compute + update + bubble
+    )
+    return _step_time(compute, exposed, update, held_times, overhead=overhead, bubble=bubble), critical
 
 
 def price_step_end(
@@ -170,16 +183,25 @@ def _label_step_ends(layout: Layout, seconds: float) -> dict[str, float]:
 
 
 def _step_time(
-    compute: float, exposed: dict[str, float], update: float, stages: Sequence[StageTime], *, total: float | None = None
+    compute: float,
+    exposed: dict[str, float],
+    update: float,
+    stages: Sequence[StageTime],
+    *,
+    overhead: OverheadSeconds,
+    bubble: float = 0.0,
 ) -> StepTime:
-    """Return a rank's parts as a ``StepTime``; without ``total`` there is no bubble."""
-    busy = compute + sum(exposed.values()) + update
-    bubble = max(0.0, total - busy) if total is not None else 0.0
+    """Return a rank's parts as a ``StepTime``."""
     slowest = max(stages, key=lambda stage: stage.longest[0]).longest[1]
     # The largest part bounds the step; compute is named by its longest operation.
     parts = {f"{axis} communication": seconds for axis, seconds in exposed.items()}
     parts |= {"pipeline bubble": bubble, "optimizer": update, slowest: compute}
-    return StepTime(busy + bubble, compute, bubble, exposed, update, max(parts, key=lambda name: parts[name]))
+    parts |= {"host and other programs": overhead.host, "waits for the last rank": overhead.waits}
+    longest = max(parts, key=lambda name: parts[name])
+    seconds = compute + sum(exposed.values()) + update + bubble + sum(overhead)
+    return StepTime(
+        seconds, compute, bubble + overhead.waits, exposed, update, longest, host=overhead.host, waits=overhead.waits
+    )
 
 
 def estimate_small_messages(

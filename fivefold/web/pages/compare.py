@@ -81,7 +81,7 @@ def draw_bars(variant: Variant, *, slowest: float, fullest: int) -> tuple[Any, A
     stage = max(step.memory.stages, key=lambda stage: stage.peak_bytes)
     label = f"{variant.name}: {show_bytes(stage.peak_bytes)}"
     return (
-        draw_stacked(list_time_parts(step.time), total=slowest or 1.0, label=f"{variant.name}: time by cause"),
+        draw_stacked(list_time_parts(step), total=slowest or 1.0, label=f"{variant.name}: time by cause"),
         draw_stacked(list_memory_parts(stage), total=fullest * 1.05, label=label),
     )
 
@@ -92,6 +92,6 @@ def list_legend_entries(comparison: Comparison, *, memory: bool) -> list[tuple[s
     for variant in comparison.predicted_variants:
         assert variant.step is not None
         stage = max(variant.step.memory.stages, key=lambda stage: stage.peak_bytes)
-        parts += list_memory_parts(stage) if memory else list_time_parts(variant.step.time)
+        parts += list_memory_parts(stage) if memory else list_time_parts(variant.step)
     merged = ((part.look, "exposed communication" if part.look == "messages" else part.name) for part in parts)
     return list(dict.fromkeys(merged))

@@ -220,7 +220,7 @@ def predict_step(request: ResolvedRequest, layout: Layout, query: PlanQuestion) 
         "other_formats": [form for form in formats if not form.is_of(request.job.stack.name)],
         "stages": draw_stages(step, chip, slice(None if query.over_time else FIRST_STAGES)),
         "fullest": list_memory_parts(max(step.memory.stages, key=lambda stage: stage.peak_bytes)),
-        "causes": (causes := list_time_parts(step.time)),
+        "causes": (causes := list_time_parts(step)),
         "time_bar": draw_stacked(causes, total=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
         "bands": draw_bands(step),
