@@ -173,9 +173,6 @@ PADDLENLP = StackEntry(
         "loss": Fact("upcast", f"{PADDLE_LLAMA}: cross entropy of prediction_scores as float32, split by vocabulary"),
         "kernels": Fact("plain", f"{PADDLE_CONFIG}: use_fused_rms_norm is off (use_fused_rope is on)"),
         "linears": Fact("separate", f"{PADDLE_LLAMA}: a ColumnParallelLinear each"),
-        "input_grad_all_reduces": Fact(
-            (3, 2), f"{PADDLE_LLAMA}: a ColumnParallelLinear each; {PADDLE_CONFIG}: mp_async_allreduce is not set"
-        ),
         "early_stop": Fact(False, f"{PADDLE_LLAMA}: recompute runs full layers again"),
         "overlap": Fact((), f"{PADDLE_CONFIG}: no sharding_parallel_config, so nothing is hidden"),
         "reduce_in_fp32": Fact(False, f"{PADDLE_CONFIG}: amp_master_grad is off"),

@@ -168,7 +168,7 @@ class Stack(Record):
     # gathered again for the weight gradients, or saved until then (PyTorch's autograd)
     column_inputs: Literal["regathered", "saved"] = "regathered"
     # without sequence parallelism, the number of all-reduces of the gradient of attention's input, and of the MLP's:
-    # one, or as many as column-parallel layers read it, if each reduces the gradient that it computes (PaddleNLP)
+    # one, or as many as column-parallel layers read it, if each reduces the gradient that it computes
     input_grad_all_reduces: tuple[AllReduces, AllReduces] = (1, 1)
     # tensor-parallel gathers and reductions over sequences, the second dimension of a micro-batch of several: in place,
     # or copied out of a buffer and into one (PyTorch's functional collectives, which send along the first dimension)
