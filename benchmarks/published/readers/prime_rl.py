@@ -5,6 +5,8 @@ compiled (benchmarks/scripts/run_single_benchmark.py@0078f72), torch.cuda.max_me
 01c3ad6), fp32 shards and reductions, resharded after the forward (trainer's configuration). Fine-tuning makes all
 logits for PyTorch's cross entropy, RL makes them in chunks (docs/memory_usage.md@8be9a6d). Half is held out.
 Its experts are torchtitan's, with torch.gather and torch.scatter_add (trainer/models/layers/moe.py@049a80a).
+tokens/s are the mean of three running means over steps 2 to 4, so that the second, up to 14 % slower than the median,
+counts 61 % (trainer/perf.py@d8f290e). Where their seconds are known (benchmarks/baselines@8718eb1), the median counts.
 After the backward the host waits for the loss (trainer/sft/train.py@d8f290e, loss.item()). Clipping and AdamW by
 foreach then take 80 to 120 us of a host's processor for each DTensor (torch 2.13, 100 and 400 of them): two launches.
 """
@@ -61,7 +63,7 @@ def _case(row: Row) -> Case:
         model=model,
         machine=machines,
         layout=layout,
-        seconds=lambda job: seconds_of_tokens(job, rate=rate if trains else 0.0, ranks=1),
+        seconds=lambda job: number(row, "step_s") or seconds_of_tokens(job, rate=rate if trains else 0.0, ranks=1),
         memory_bytes=number(row, "peak_reserved_gib") * GIB,
         memory="reserved",
         left_out=(("time", MORE_THAN_A_STEP),) if rate and not trains else (),

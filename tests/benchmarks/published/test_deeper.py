@@ -148,7 +148,8 @@ def test_reinforcement_learning_is_scored_only_by_memory() -> None:
     result = cases("prime_rl")
     tuned, learnt = result["prime_rl-0062"], result["prime_rl-0045"]
     assert (tuned.memory, tuned.memory_bytes, tuned.left_out) == ("reserved", 54.6 * GIB, ())
-    assert tuned.step_seconds == pytest.approx(2 * 8 * 16384 / 53140)  # two micro-batches on eight GPUs
+    assert tuned.step_seconds == 4.6475  # the median of three steps; tokens/s count the second one most
+    assert result["prime_rl-0087"].step_seconds == pytest.approx(2 * 8 * 16384 / 54270)  # micro-batches and GPUs
     assert (tuned.job.stack.loss, tuned.job.stack.attention) == ("plain", "flash2")
     assert (learnt.step_seconds, learnt.job.stack.loss) == (None, "chunked")
     assert [quantity for quantity, _ in learnt.left_out] == ["time"]
