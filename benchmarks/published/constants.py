@@ -267,8 +267,11 @@ CONSTANTS: tuple[Constant, ...] = (
 
 _ALLOCATOR = AllocatorConstants()
 MEMORY_CONSTANTS: tuple[Constant, ...] = (
-    Constant("context_bytes", _ALLOCATOR.context_bytes, (300 * MIB, 1600 * MIB), set_on=("bloom_prequel",)),
-    Constant("communicator_bytes", _ALLOCATOR.communicator_bytes, (32 * MIB, 256 * MIB), set_on=ALL),
+    Constant("context_bytes", _ALLOCATOR.context_bytes, (1000 * MIB, 1600 * MIB), set_on=("bloom_prequel",)),
+    Constant("connection_bytes", _ALLOCATOR.connection_bytes, (12 * MIB, 14 * MIB)),
+    Constant("far_connection_bytes", _ALLOCATOR.far_connection_bytes, (12 * MIB, 20 * MIB)),
+    Constant("max_channels", _ALLOCATOR.max_channels, (16, 32)),
+    Constant("exchange_channels", _ALLOCATOR.exchange_channels, (8, 32)),
     Constant("split_later", _ALLOCATOR.split_later, (1, 4), set_on=ALL),
     Constant("bucket_elements", _ALLOCATOR.bucket_elements, (5e8, 5e8)),
     Constant("unreclaimable", _ALLOCATOR.unreclaimable, (0.1, 1.25)),

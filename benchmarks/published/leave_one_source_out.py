@@ -71,7 +71,8 @@ def peak_bytes(run: TuningCase, factors: Factors) -> float:
     """Return the predicted peak as its source counts it, with constants times ``factors``."""
     if run.case.memory == "allocated":
         return max(rank.peak_bytes for rank in run.memory)
-    totals = estimate_allocator_totals(run.counts, run.case.layout, run.memory, scale_allocator(factors))
+    case = run.case
+    totals = estimate_allocator_totals(run.counts, case.machine, case.layout, run.memory, scale_allocator(factors))
     return totals.driver_bytes if run.case.memory == "driver" else totals.reserved_bytes
 
 

@@ -91,6 +91,7 @@ class JobWords(TypedDict, total=False):
     param_all_gather: Literal["overlapped", "before_forward", "broadcast"]
     async_tp: bool
     launch_blocking: bool
+    second_communicators: Sequence[Literal["tp", "cp", "dp", "pp"] | Literal["world"]]
     scatter_gather_tensors: bool
     early_stop: bool
     vocab_multiple: int

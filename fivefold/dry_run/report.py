@@ -120,7 +120,7 @@ def summarize_rank(tapes: RankTapes, *, machine: Machine, layout: Layout, job: J
     if machine.has_gpus:
         tapes_of_rank, expandable = (tapes.first, tapes.steady), job.stack.expandable_segments
         replayed = replay_allocator(
-            tapes_of_rank, expandable=expandable, capacity_bytes=count_available_bytes(machine, layout)
+            tapes_of_rank, expandable=expandable, capacity_bytes=count_available_bytes(machine, layout, job)
         )
         shortage = str(replayed.shortage or "")
         reserved_bytes = (
@@ -231,14 +231,14 @@ def _summarize_group(storages: Sequence[LiveStorage], category: str, module: str
     return PeakTensors(sum(sizes_bytes), len(sizes_bytes), max(sizes_bytes), category, allocated_in, module, line)
 
 
-def count_available_bytes(machine: Machine, layout: Layout) -> int:
+def count_available_bytes(machine: Machine, layout: Layout, job: Job) -> int:
     """Return the bytes of a rank that PyTorch can reserve: its memory less the driver's share."""
-    return machine.chip.memory_bytes - count_driver_bytes(machine, layout)
+    return machine.chip.memory_bytes - count_driver_bytes(machine, layout, job.stack)
 
 
-def is_out_of_memory(summary: RankSummary, machine: Machine, layout: Layout) -> bool:
+def is_out_of_memory(summary: RankSummary, machine: Machine, layout: Layout, job: Job) -> bool:
     """Return whether a rank runs out of memory, by size or by fragmentation."""
-    return bool(summary.shortage) or summary.peak_bytes > count_available_bytes(machine, layout)
+    return bool(summary.shortage) or summary.peak_bytes > count_available_bytes(machine, layout, job)
 
 
 def _estimate_risk(summary: RankSummary, *, model: Model, machine: Machine, layout: Layout, job: Job) -> float:
@@ -246,13 +246,13 @@ def _estimate_risk(summary: RankSummary, *, model: Model, machine: Machine, layo
 
     Fragmentation is that of the replayed allocator; all of it counts as lost.
     """
-    if is_out_of_memory(summary, machine, layout):
+    if is_out_of_memory(summary, machine, layout, job):
         return 1.0
     peak, reserved_bytes = summary.peak_bytes, summary.reserved_bytes
     totals = (
         None
         if reserved_bytes is None
-        else AllocatorTotals(reserved_bytes, reserved_bytes + count_driver_bytes(machine, layout))
+        else AllocatorTotals(reserved_bytes, reserved_bytes + count_driver_bytes(machine, layout, job.stack))
     )
     risk = MemoryRisk(model=model, machine=machine, job=job)
     return risk.probability(layout, peak_bytes=peak, totals=totals, lost=1.0)
@@ -262,10 +262,10 @@ def find_out_of_memory(
     rank_summaries: Sequence[RankSummary], *, model: Model, machine: Machine, layout: Layout, job: Job
 ) -> tuple[str, ...]:
     """Return one finding if any rank runs out of memory: the rank with the highest peak, its peak, a layout to try."""
-    failing = [summary for summary in rank_summaries if is_out_of_memory(summary, machine, layout)]
+    failing = [summary for summary in rank_summaries if is_out_of_memory(summary, machine, layout, job)]
     if not failing:
         return ()
-    available = count_available_bytes(machine, layout)
+    available = count_available_bytes(machine, layout, job)
     worst = max(failing, key=lambda summary: summary.peak_bytes)
     if worst.peak_bytes <= available:
         return (worst.shortage,)

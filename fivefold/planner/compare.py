@@ -209,7 +209,7 @@ def _list_rows(predicted: Sequence[tuple[ComparedCase, Step]]) -> Iterator[Quant
 
 def _count_reserved_bytes(case: ComparedCase, step: Step) -> int:
     """Return what the allocator and the driver take of the device's memory."""
-    driver = count_driver_bytes(case.machine, Layout.parse(step.layout))
+    driver = count_driver_bytes(case.machine, Layout.parse(step.layout), case.job.stack)
     return driver + max(step.memory.peak_bytes, step.memory.reserved_bytes or 0)
 
 

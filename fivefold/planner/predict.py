@@ -119,7 +119,7 @@ class Planner:
 
     def allocator_totals(self, layout: Layout, ranks: list[RankMemory]) -> AllocatorTotals | None:
         """Return the bytes that PyTorch reserves and the bytes that the driver reports; None on a CPU."""
-        return estimate_allocator_totals(self.counts, layout, ranks) if self.machine.has_gpus else None
+        return estimate_allocator_totals(self.counts, self.machine, layout, ranks) if self.machine.has_gpus else None
 
     def out_of_memory_risk(self, layout: Layout, ranks: list[RankMemory] | None = None) -> float:
         """Return the probability that the layout runs out of memory; ``ranks``: its memory, if known already."""

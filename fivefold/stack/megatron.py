@@ -90,6 +90,13 @@ MEGATRON_DEEPSPEED = StackEntry(
     | {
         "flat_copies": Fact(("gradients",), "microsoft/DeepSpeed@cde57d2:deepspeed/runtime/zero/stage_1_and_2.py"),
         "reduce_in_fp32": Fact(False, f"{CHRONICLES}: 16-bit gradients unless a run says fp32"),
+        # all stages of a replica, for the norm; tp, which gathers what stages receive; pairs of stages
+        "second_communicators": Fact(
+            ("world", "tp", "pp"),
+            "deepspeedai/DeepSpeed@v0.6.0:deepspeed/runtime/pipe/topology.py, PipelineParallelGrid: "
+            "ds_model_proc_group and slice_proc_group; p2p.py: dist.send, for which PyTorch makes a communicator of "
+            "two ranks",
+        ),
     },
     runs={
         "axes": PLAIN_AXES,

@@ -272,6 +272,9 @@ class Stack(Record):
     async_tp: bool = False
     # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), which adds its time to theirs
     launch_blocking: bool = False
+    # with a pipeline, groups whose ranks have a second NCCL communicator, with buffers of its own (DeepSpeed's grid
+    # next to Megatron's groups)
+    second_communicators: tuple[MeshAxis | Literal["world"], ...] = ()
     # without sequence parallelism, each tensor-parallel rank sends 1/tp of the residual stream to the next pipeline
     # stage, which gathers it (Megatron-LM, arXiv:2104.04473 §4.1; DeepSpeed); else every rank sends all of it
     scatter_gather_tensors: bool = False

@@ -83,9 +83,10 @@ def test_another_layout_is_proposed_if_no_single_change_fits(log: Path) -> None:
     from fivefold.model.catalog import build_model
     from fivefold.planner.counts.memory.allocator import count_driver_bytes
     from fivefold.planner.predict import predict
+    from fivefold.stack.spec import Stack
 
     chips = machine("h100:8", local=Path())
-    taken = count_driver_bytes(chips, Layout.parse("dp8 mbs1"))
+    taken = count_driver_bytes(chips, Layout.parse("dp8 mbs1"), Stack())
     assert against["available_bytes"] == pytest.approx(24.1 * 2**30 - taken, abs=2)
     step = predict(
         model=build_model("llama3-8b"),

@@ -119,7 +119,7 @@ MEMORY = [
     *edit("planner/time/memory_risk.py",
           "planner/time/test_memory_risk.py::test_risk_grows_with_peak_fragmentation_and_communicators",
           ("fragments are free", "- lost * fragments", "- 0 * fragments"),
-          ("communicators are free", "- count_driver_bytes(self.machine, layout) -", "-")),
+          ("communicators are free", "- count_driver_bytes(self.machine, layout, self.job.stack) -", "-")),
     *edit("planner/time/memory_risk.py",
           "planner/time/test_memory_risk.py::test_the_limit_of_the_peak_is_where_the_risk_passes_its_limit",
           ("the limit is of the other tail", "_find_value(1 - risk, self._choose_quantiles(layout))",

@@ -283,6 +283,7 @@ STACK: dict[str, Draw] = {
     "compile_loss": lambda some: some.getstate()[1][-1] % 2 == 0,  # leaves the draws after it as they were
     "fp8_attention": lambda some: some.getstate()[1][5] % 4 == 0,  # likewise
     "input_grad_all_reduces": lambda some: ((1, 1), (1, 1), (1, 2), (3, 2))[some.getstate()[1][6] % 4],  # likewise
+    "second_communicators": lambda some: ("world", "tp", "pp")[: some.getstate()[1][9] % 4],
 }
 LABELS = ("name", "version", "family", "runs")  # of a stack: what it is called, and what ``refuse`` reads
 

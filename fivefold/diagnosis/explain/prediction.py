@@ -46,7 +46,7 @@ def compare_with_prediction(
 ) -> AgainstPrediction:
     """Compare the prediction of ``layout`` with ``memory``, and find what would fit."""
     predicted = predict(model=model, machine=machine, layout=layout, job=job)
-    driver = count_driver_bytes(machine, layout)
+    driver = count_driver_bytes(machine, layout, job.stack)
     room = machine.chip.memory_bytes - driver
     if memory.capacity_bytes is not None:
         room = min(room, max(0, memory.capacity_bytes - driver))

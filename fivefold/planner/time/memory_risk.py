@@ -78,7 +78,7 @@ class MemoryRisk:
         if totals is None:
             return self.capacity_bytes
         fragments = max(0, totals.reserved_bytes - peak_bytes)
-        return self.capacity_bytes - count_driver_bytes(self.machine, layout) - lost * fragments
+        return self.capacity_bytes - count_driver_bytes(self.machine, layout, self.job.stack) - lost * fragments
 
     def _find_ratio(self, layout: Layout, risk: float) -> float:
         """Return the ratio of measured to predicted peak that comparable runs exceed with probability ``risk``."""

@@ -1,7 +1,8 @@
 """What the planner says that PyTorch reserves, against the caching allocator with every allocation of the dry run.
 
-The planner has a closed form, and the allocator's state depends on the order of all sizes, so the bound is wide. Of 69
-drawn layouts of 2,048 to 131,072 tokens (``reserved.py``) nine tenths lie within 9 %, the worst 22 % above.
+The planner has a closed form, and the allocator's state depends on the order of all sizes, so the bound is wide. Of 48
+drawn layouts of 2,048 to 131,072 tokens (``reserved.py``, seeds 3 and 7) nine tenths lie within 13 %, the worst 26 %
+above.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ CASES = (
     (Case("qwen3-0.6b", 12, "dp4 tp2 zero1 mbs1 ac=full", 131_072, 4), 0.1),
     (Case("llama3-8b", 6, "dp8 zero0 mbs1 ac=full", 131_072, 8), 0.1),
     (Case("llama3.2-1b", 6, "dp8 zero1 mbs1", 32_768, 16), BOUND),
-    (Case("llama3-8b", 6, "dp2 pp4 zero1 mbs1 ac=full", 131_072, 16), 0.1),
+    (Case("qwen3-0.6b", 12, "dp8 zero1 mbs1 ac=full", 131_072, 16), 0.1),
+    (Case("llama3-8b", 6, "dp2 pp4 zero1 mbs1 ac=full", 131_072, 16), 0.15),
 )
 
 

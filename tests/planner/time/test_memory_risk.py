@@ -26,7 +26,7 @@ RISK = MemoryRisk(model=LLAMA, machine=NODE, job=JOB)
 
 
 def totals(reserved: int) -> AllocatorTotals:
-    return AllocatorTotals(reserved, reserved + count_driver_bytes(NODE, LAYOUT))
+    return AllocatorTotals(reserved, reserved + count_driver_bytes(NODE, LAYOUT, JOB.stack))
 
 
 def test_a_layout_whose_driver_memory_exceeds_the_chip_does_not_fit() -> None:
@@ -46,7 +46,7 @@ def test_risk_is_the_share_of_comparable_runs_above_capacity(peak: int) -> None:
     distribution = estimate_distribution(run_class(model=LLAMA, machine=NODE, layout=LAYOUT, job=JOB), cells)
     assert distribution is not None
     probability = RISK.probability(LAYOUT, peak_bytes=size, totals=totals(reserved))
-    room = NODE.chip.memory_bytes - count_driver_bytes(NODE, LAYOUT) - PUBLISHED.unreclaimable * 2 * GIB
+    room = NODE.chip.memory_bytes - count_driver_bytes(NODE, LAYOUT, JOB.stack) - PUBLISHED.unreclaimable * 2 * GIB
     drawn = [exp(distribution.find_quantile((at + 0.5) / 2000)) * size > room for at in range(2000)]
     assert probability == pytest.approx(sum(drawn) / 2000, abs=3e-3)
 

@@ -15,6 +15,7 @@ from heapq import nlargest
 from typing import NamedTuple
 
 from fivefold.job import Job
+from fivefold.layout.mesh import RankGroup, group
 from fivefold.layout.sharding import count_frozen_bytes, get_policy, is_trained, select_trained
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -23,6 +24,7 @@ from fivefold.planner.counts.memory.peak import RankMemory, make_table
 from fivefold.planner.counts.memory.stages import build_stages
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.operations.op import Op
+from fivefold.stack.spec import Stack
 from fivefold.units import MIB, ceil_div
 
 
@@ -30,11 +32,17 @@ class AllocatorConstants(NamedTuple):
     """Constants of PyTorch's allocator, CUDA and NCCL; sources: docs/explanation/how-a-step-costs/constants.md."""
 
     # What nvidia-smi shows for an idle PyTorch process on an A100 (kernels loaded):
-    # bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md.
+    # bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md. Since CUDA 11.7 kernels are
+    # loaded at their first use, but published lengths of QLoRA on one GPU hold as much (docs/.../decisions/066).
     context_bytes: int = 1573 * MIB
-    # NCCL_BUFFSIZE is 4 MiB for each channel and direction (NCCL's documentation of its environment variables); NCCL
-    # takes 16 channels and more between GPUs of one node.
-    communicator_bytes: int = 16 * 2 * 4 * MIB
+    # A connection of an NCCL channel, sent and received: 2 and 10 MiB between GPUs of a node (NVIDIA/nccl#1685), which
+    # are 4 MiB (Simple), 4.7 (LL128) and 0.5 (LL) in steps of 2; twice 10 through a NIC that reads GPU memory
+    # (NVIDIA/nccl@v2.10.3-1:src/transport/p2p.cc, net.cc).
+    connection_bytes: int = 12 * MIB
+    far_connection_bytes: int = 20 * MIB
+    # A channel for each NVLink of 25 GB/s and its copy, which are 24 on an A100 (NVIDIA/nccl#964), or two for each NIC.
+    max_channels: int = 24
+    exchange_channels: int = 32  # an all-to-all takes so many for each peer in a node of 8 (NVIDIA/nccl#1685), else 2
     # Share of the fragmentation counted here that an allocator cannot avoid however little memory it has: 0.10 to 1.25
     # of it, 0.40 on average, in dry runs of eight jobs (docs/how-a-step-costs/memory-risk.md).
     unreclaimable: float = 0.5
@@ -45,27 +53,69 @@ class AllocatorConstants(NamedTuple):
 PUBLISHED = AllocatorConstants()
 
 
-def count_driver_bytes(machine: Machine, layout: Layout) -> int:
+NVLINK_BYTES_PER_SECOND = 25e9  # each direction of a link
+GROUPS = ("world", "dp", "tp", "cp", "pp", "ep")
+
+
+def count_driver_bytes(
+    machine: Machine, layout: Layout, stack: Stack, constants: AllocatorConstants = PUBLISHED
+) -> int:
     """Return the bytes of a rank that tensors cannot use: the CUDA context and NCCL's buffers; 0 on a CPU.
 
     At most half of the memory is returned, so that a GPU of a few GiB can still be planned for.
     """
-    return _sum_driver_bytes(machine, count_communicators(layout))
+    sizes = [
+        _count_communicator_bytes(machine, group(layout, name), constants, exchanges=_exchanges(layout, stack, name))
+        for name in (*GROUPS, *(stack.second_communicators if layout.pp > 1 else ()))
+    ]
+    return _limit_driver_bytes(machine, constants.context_bytes + sum(sizes))
 
 
 def bound_driver_bytes(machine: Machine, world: int) -> int:
-    """Return ``count_driver_bytes`` of the layout over ``world`` ranks that has the fewest communicators."""
-    return _sum_driver_bytes(machine, 2 if world > 1 else 0)
+    """Return a lower bound of ``count_driver_bytes`` of layouts over ``world`` ranks.
+
+    They have a communicator of all ranks and another one, at least of two ranks, which are neighbours or far apart.
+    """
+    pairs = [RankGroup(min(2, world), stride) for stride in (1, max(1, world // 2))]
+    smallest = min(_count_communicator_bytes(machine, pair, PUBLISHED) for pair in pairs)
+    of_all = _count_communicator_bytes(machine, RankGroup(world, 1), PUBLISHED)
+    return _limit_driver_bytes(machine, PUBLISHED.context_bytes + of_all + smallest)
 
 
-def _sum_driver_bytes(machine: Machine, groups: int) -> int:
-    driver_total = PUBLISHED.context_bytes + groups * PUBLISHED.communicator_bytes if machine.has_gpus else 0
-    return min(driver_total, machine.chip.memory_bytes // 2)
+def _limit_driver_bytes(machine: Machine, driver_bytes: int) -> int:
+    return min(driver_bytes, machine.chip.memory_bytes // 2) if machine.has_gpus else 0
 
 
-def count_communicators(layout: Layout) -> int:
-    """Return how many NCCL communicators a rank of the layout has: one for all ranks, and one for each axis."""
-    return sum(degree > 1 for degree in (layout.world, layout.dp, layout.tp, layout.cp, layout.pp, layout.ep))
+def _exchanges(layout: Layout, stack: Stack, name: str) -> bool:
+    """Tell whether the ranks of a group send all-to-all by NCCL."""
+    return (name == "ep" and stack.dispatcher == "all_to_all") or (
+        name == "cp" and layout.context_parallelism.exchanges_heads
+    )
+
+
+def _count_communicator_bytes(
+    machine: Machine, ranks: RankGroup, constants: AllocatorConstants, *, exchanges: bool = False
+) -> int:
+    """Return the bytes of a communicator's buffers on a rank, in the mean over its ranks.
+
+        channels x connection x (1 in a ring + 2 (n - 1) / n in a tree)     + peers x channels x connection
+
+    NCCL connects rings and trees when a communicator is made, before 2.22 whether they are used or not.
+    """
+    n_ranks, near = ranks.ranks, machine.links[0]
+    if n_ranks <= 1:
+        return 0
+    local = min(n_ranks, max(1, near.span // ranks.stride))
+    in_node = n_ranks == local
+    channels = min(constants.max_channels, 2 * max(1, round(near.bandwidth / NVLINK_BYTES_PER_SECOND)))
+    if not in_node:
+        channels = min(channels, 2 * local)
+    connection_bytes = constants.connection_bytes if local > 1 else constants.far_connection_bytes
+    connected_bytes = channels * connection_bytes * (3 * n_ranks - 2) // n_ranks
+    if not exchanges:
+        return connected_bytes
+    per_peer = constants.exchange_channels if in_node and n_ranks <= 8 and channels == constants.max_channels else 2
+    return connected_bytes + (n_ranks - 1) * per_peer * connection_bytes
 
 
 class AllocatorTotals(NamedTuple):
@@ -76,7 +126,11 @@ class AllocatorTotals(NamedTuple):
 
 
 def estimate_allocator_totals(
-    counts: Counts, layout: Layout, ranks: list[RankMemory], constants: AllocatorConstants = PUBLISHED
+    counts: Counts,
+    machine: Machine,
+    layout: Layout,
+    ranks: list[RankMemory],
+    constants: AllocatorConstants = PUBLISHED,
 ) -> AllocatorTotals:
     """Return reserved and driver bytes of a layout; ``ranks`` as ``memory`` returns them."""
     rank_stages = list_stages(layout, counts.job)
@@ -84,8 +138,7 @@ def estimate_allocator_totals(
         _count_reserved(counts, layout, rank, chunks, constants)
         for rank, chunks in zip(ranks, rank_stages, strict=True)
     )
-    groups_bytes = count_communicators(layout) * constants.communicator_bytes
-    return AllocatorTotals(reserved, reserved + constants.context_bytes + groups_bytes)
+    return AllocatorTotals(reserved, reserved + count_driver_bytes(machine, layout, counts.job.stack, constants))
 
 
 def segment(size: int) -> int:
@@ -136,7 +189,8 @@ def _estimate_fragments(
 
     What is kept goes into the blocks of freed activations, if they have room for it. Else it goes into the block of the
     largest tensor, usually the logits, and the rest of that block is lost. If a pipeline rank holds activations of
-    several micro-batches, those of the others go there.
+    several micro-batches, those of the others go there. Gradients that are allocated one by one leave the rests of
+    blocks (``_list_remainders``); without a pipeline that of the logits too, in which the head's gradient lies.
     """
     first, second, third = (*map(segment, _list_largest(counts, layout, runs, n=constants.split_later)), 0, 0, 0)[:3]
     kept_bytes = _count_persistent_bytes(counts, layout, rank, chunks)
@@ -144,7 +198,47 @@ def _estimate_fragments(
     stages = build_stages(counts, layout).chunks
     one_micro_batch = sum(stages[stage].kept_bytes for stage in chunks)
     lost_bytes = first if rank.activations_bytes > one_micro_batch else 0 if has_room else first - kept_bytes
-    return second + max(min(first, second + third), lost_bytes)
+    remainders = _list_remainders(counts, layout, runs)
+    if layout.pp == 1:
+        lost_bytes = max(lost_bytes, *(entry.rest for entry in remainders if segment(entry.block) == first), 0)
+    remainders_bytes = sum(entry.rest * entry.times for entry in remainders if segment(entry.block) != first)
+    return second + max(min(first, second + third), lost_bytes) + remainders_bytes
+
+
+class Remainder(NamedTuple):
+    """The ``rest`` of a free ``block`` in which gradients lie; ``times``: in so many units."""
+
+    rest: int
+    block: int
+    times: int
+
+
+def _list_remainders(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) -> list[Remainder]:
+    """Return what is left of the blocks in which gradients lie that the first backward allocates one by one.
+
+    A gradient takes the smallest block of a freed activation of its unit that it fits in, or what another one left of
+    such a block. What is left stays lost until the update frees the gradients. Gradients in permanent buffers, and
+    those that ZeRO-2 and -3 reduce after each backward, leave nothing.
+    """
+    job = counts.job
+    is_separate = job.stack.wgrad_accumulation == "separate"
+    if not is_separate or layout.micro_batches(job) == 1 or layout.zero > 1:
+        return []
+    part, remainders = get_local_degrees(layout), []
+    for run in runs:
+        ops = counts.unit(get_group_degrees(part, run), run.name).ops
+        blocks = sorted({size for op in ops for size in op.writes.values() if size > MIB})
+        rests: list[Remainder] = []
+        for size in sorted((job.precision.summed_bytes * n for op in ops for n in op.wgrad_numels), reverse=True):
+            place = min((entry for entry in rests if entry.rest >= size), default=None)
+            if place is not None:
+                rests.remove(place)
+            else:
+                block = next((block for block in blocks if block >= size), size)
+                place = Remainder(block, block, run.times)
+            rests.append(place._replace(rest=place.rest - size))
+        remainders += rests
+    return remainders
 
 
 def _count_persistent_bytes(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:

@@ -261,7 +261,7 @@ def test_deepspeed_sends_weights_with_every_gather_and_gradients_with_every_redu
 @pytest.mark.parametrize("stack", ["megatron-core", "fivefold"])
 def test_a_layout_that_does_not_fit_is_advised_to_offload_with_its_host_memory(stack: str) -> None:
     """16 bytes of each of Llama 3 70B's 70.6 B parameters are 1.03 TiB of the one node."""
-    model, node = build_model("llama3-70b"), resolve("h100:8", local=Path("/nowhere"))
+    model, node = build_model("llama3-70b"), resolve("h200:8", local=Path("/nowhere"))
     job = JOB.replace(stack=stack, sequence=1024)
     layout = Layout.parse("tp8 zero1 mbs1 ac=full" if stack == "megatron-core" else "dp8 zero3 mbs1 ac=full")
     with pytest.raises(UserError, match=r"add offload=optimizer, which takes 1\.03 TiB of host memory per"):
