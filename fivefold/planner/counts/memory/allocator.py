@@ -33,7 +33,7 @@ class AllocatorConstants(NamedTuple):
 
     # What nvidia-smi shows for an idle PyTorch process on an A100 (kernels loaded):
     # bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md. Since CUDA 11.7 kernels are
-    # loaded at their first use, but published lengths of QLoRA on one GPU hold as much (docs/.../decisions/066).
+    # loaded at their first use, but published lengths of QLoRA on one GPU hold as much (docs/.../decisions/067).
     context_bytes: int = 1573 * MIB
     # A connection of an NCCL channel, sent and received: 2 and 10 MiB between GPUs of a node (NVIDIA/nccl#1685), which
     # are 4 MiB (Simple), 4.7 (LL128) and 0.5 (LL) in steps of 2; twice 10 through a NIC that reads GPU memory
