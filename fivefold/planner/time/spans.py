@@ -50,10 +50,10 @@ def build_spans(planner: Planner, layout: Layout, *, limit: int | None = None) -
     if not overhead:
         return rows
     factor = step_time.seconds / (step_time.seconds - overhead)
-    return tuple(tuple(_lengthen(span, factor) for span in row) for row in rows)
+    return tuple(tuple(_scale_span(span, factor) for span in row) for row in rows)
 
 
-def _lengthen(span: Span, factor: float) -> Span:
+def _scale_span(span: Span, factor: float) -> Span:
     return span._replace(start=factor * span.start, end=factor * span.end, messages=factor * span.messages)
 
 

@@ -42,7 +42,7 @@ class AllocatorConstants(NamedTuple):
     far_connection_bytes: int = 20 * MIB
     # A channel for each NVLink of 25 GB/s and its copy, which are 24 on an A100 (NVIDIA/nccl#964), or two for each NIC.
     max_channels: int = 24
-    exchange_channels: int = 32  # an all-to-all takes so many for each peer in a node of 8 (NVIDIA/nccl#1685), else 2
+    exchange_channels: int = 32  # of an all-to-all for each peer in a node of 8 (NVIDIA/nccl#1685); else 2
     # Share of the fragmentation counted here that an allocator cannot avoid however little memory it has: 0.10 to 1.25
     # of it, 0.40 on average, in dry runs of eight jobs (docs/how-a-step-costs/memory-risk.md).
     unreclaimable: float = 0.5
@@ -206,7 +206,7 @@ def _estimate_fragments(
 
 
 class Remainder(NamedTuple):
-    """The ``rest`` of a free ``block`` in which gradients lie; ``times``: in so many units."""
+    """The ``rest`` of a free ``block`` in which gradients lie; ``times``: the number of units that have it."""
 
     rest: int
     block: int
