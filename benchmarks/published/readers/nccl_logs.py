@@ -3,6 +3,10 @@
 aws-samples/awsome-distributed-training@0162aac:micro-benchmarks/nccl-tests/README.md (EFA), a fork's log of Google's
 a3-megagpu-8g, and issues of NVIDIA/nccl and nccl-tests (InfiniBand). Of an instance that is named, the latency is that
 of the catalog. Half of the rows are held out.
+
+The log of a3-megagpu-8g passes on every NCCL variable of Google's profile (``README.md`` and ``startup_script.sh`` of
+the same commit, plugin v1.0.3). With that plugin the profile is required, and sets algorithms, protocol, channels, the
+size of chunks and a tuner (GoogleCloudPlatform/container-engine-accelerators@992db812:gpudirect-tcpxo/README.md).
 """
 
 from __future__ import annotations

@@ -113,8 +113,8 @@ BOUNDS = {
     ("nanotron_bench", "peak, held out"): 1.0,
     ("nanotron_bench", "reserved"): 4.5,
     ("nanotron_bench", "reserved, held out"): 4.5,
-    ("nccl_logs", "message"): 19.5,
-    ("nccl_logs", "message, held out"): 24.0,
+    ("nccl_logs", "message"): 14.0,
+    ("nccl_logs", "message, held out"): 17.5,
     ("nccl_efa", "message, held out"): 14.5,
 }
 
