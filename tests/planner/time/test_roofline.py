@@ -236,6 +236,15 @@ def test_predicted_attention_times_are_near_the_measured(name, kind, backward, m
     assert max(errors) < worst
 
 
+# Causal, 32 heads of 128 forward, one sequence of 4,096 tokens and 16 of 1,024, FlashAttention-2 at the limit of the
+# card's power: liangan1/GPU_travel@07d0469:performance/flash-attn/README.md, with 8 and with 32 heads of keys.
+@pytest.mark.parametrize(("sequences", "tokens", "least", "most"), [(1, 4096, 0.862, 0.879), (16, 1024, 0.956, 0.978)])
+def test_attention_of_an_a100_at_its_power_limit_takes_the_time_of_a_loop(sequences, tokens, least, most):
+    sizes = {"flops": sequences * 32 * 2 * tokens * tokens * 128, "tokens": tokens, "keys": tokens, "head_dim": 128}
+    milliseconds = 1e3 * estimate_attention(chip("a100"), **sizes, dtype="bf16", kind="flash2")
+    assert 0.97 * least < milliseconds < 1.1 * most
+
+
 # Causal, 64 heads of 128 and 8 of keys, in bf16: TFLOP/s of cuDNN 9.19 on GB200, and of 9.22 as below on GB300.
 # NVIDIA/cudnn-frontend@df73764:benchmark/sdpa_benchmark_training/results/gb200_919_only_cudnn
 @pytest.mark.parametrize(
