@@ -40,7 +40,7 @@ from fivefold.planner.search.robust import RegretEvaluator, join_gaps
 from fivefold.planner.search.simplest import Evaluated, Simplest, build_alternative
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.stage_balance import balance_stages
-from fivefold.planner.search.warm_start import sweep_from_likely
+from fivefold.planner.search.warm_start import keep_losers, sweep_from_likely
 from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.record import StopSignal, UserError
@@ -122,7 +122,7 @@ def search(
         _bound_peak(spaces, problem),
         by="time" if by == "robust" else by,
         top=max(top, MIN_RANKED) if finds_best else top,  # a shorter table has the same fastest layout
-        levels=levels,
+        levels=min(levels, 1),
         best_only=finds_best,
         improved=improved,
         fitted=fitted,
@@ -132,6 +132,8 @@ def search(
     total, timed = sum(space.layouts for _, space in spaces), by != "memory" or levels > 0
     solver = BranchAndBound(incumbents, ranks_per_node=machine.ranks_per_node, timed=timed, report=report, total=total)
     planners = _search_until_stopped(solver, spaces, {job: using} if using else {}, problem)
+    if levels > 1 and planners and incumbents.best:
+        planners = _search_budgets(solver, spaces, planners, problem, levels=levels, report=report)
     misses = () if incumbents.best else _find_near_misses(incumbents, spaces, planners, problem, exact=exact)
     total += balance_stages(incumbents, where=problem.where) if planners and finds_best else 0
     proposal = _propose(incumbents, within or 0.0, planners.values(), problem) if proposes else None
@@ -443,6 +445,30 @@ def _search_until_stopped(
         return {}
 
 
+def _search_budgets(
+    solver: BranchAndBound,
+    spaces: Sequence[tuple[Job, Space]],
+    known: Mapping[Job, Planner],
+    problem: SearchProblem,
+    *,
+    levels: int,
+    report: Report | None,
+) -> dict[Job, Planner]:
+    """Search again, for the fastest layouts in each of ``levels`` memory budgets, with as much work as before.
+
+    It comes after the search for the best, which would find a slower layout if budgets took a part of its work.
+    Returns the planners, or an empty result if it is interrupted.
+    """
+    incumbents = solver.incumbents
+    work, incumbents.work = incumbents.work, incumbents.work and SearchWork(exact_units=incumbents.work.exact_units)
+    incumbents.set_budgets(levels)
+    with keep_losers(solver):
+        solver.done, solver.report = 0, report
+        planners = _search_until_stopped(solver, spaces, known, problem)
+    incumbents.work = work
+    return planners
+
+
 def _search_spaces(
     solver: BranchAndBound,
     spaces: Sequence[tuple[Job, Space]],
@@ -455,8 +481,11 @@ def _search_spaces(
     for job, space in spaces:
         if space.layouts:
             if job not in planners:
-                counts = known[job].counts if job in known else None
-                planners[job] = problem._replace(job=job).build_planner(counts)
+                other = known.get(job)
+                if other and (other.machine, other.risk) == (problem.machine, problem.risk):
+                    planners[job] = other
+                else:
+                    planners[job] = problem._replace(job=job).build_planner(other.counts if other else None)
             planned = planners[job].job
             has_equal_bounds = bounds is not None and bounds.planner.job.replace(reduce=job.stack.reduce) == planned
             like = bounds if has_equal_bounds else None

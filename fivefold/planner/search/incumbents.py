@@ -87,12 +87,23 @@ class Incumbents:
         self.tight: EvaluatedLayout | None = None
         self.best: list[EvaluatedLayout] = []
         self.fitting: list[EvaluatedLayout] = []
-        self.budgets = self.largest_peak * (1 + np.arange(max(1, levels))) / max(1, levels)
-        self.fastest = np.full(max(1, levels), np.inf if levels else 0.0)  # per budget; 0: nothing is faster
+        self.set_budgets(levels)
         self.rejections = Rejections(self.largest_peak)
         self.seen: set[tuple[Layout, Job]] = set()
         self.evaluated = 0
         self.evaluated_by_precision: Counter[str] = Counter()
+
+    def set_budgets(self, levels: int) -> None:
+        """Set ``levels`` memory budgets, of which the fastest layouts are those that were evaluated."""
+        self.budgets = self.largest_peak * (1 + np.arange(max(1, levels))) / max(1, levels)
+        self.fastest = np.full(max(1, levels), np.inf if levels else 0.0)  # per budget; 0: nothing is faster
+        for evaluated in self.fitting:
+            self._update_fastest(evaluated)
+
+    def _update_fastest(self, evaluated: EvaluatedLayout) -> None:
+        """Note the layout in the memory budgets in which it is the fastest."""
+        within = self.budgets >= evaluated.peak_bytes
+        self.fastest[within] = np.minimum(self.fastest[within], evaluated.seconds)
 
     @property
     def capacity(self) -> int:
@@ -159,9 +170,7 @@ class Incumbents:
         if self.fitted:
             self.fitted(evaluated)
         self.rejections.count_fitting(estimate)
-        within = self.budgets >= peak
-        if within.any():
-            self.fastest[within] = np.minimum(self.fastest[within], seconds)
+        self._update_fastest(evaluated)
         if score <= self.threshold:
             self.best = rank_distinct([*self.best, evaluated])[: self.top]
             if self.improved and self.best[0] is evaluated:

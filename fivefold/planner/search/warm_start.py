@@ -151,7 +151,7 @@ def _find_smallest(solver: BranchAndBound, bounds: Bounds) -> EvaluatedLayout | 
 def _climb(solver: BranchAndBound, bounds: Bounds, *, max_units: int = CLIMBING_UNITS) -> None:
     """Evaluate every single change of the best layout, and of the best of these, within ``max_units`` of work."""
     incumbents, space, spent = solver.incumbents, bounds.space, bounds.estimates.work.units
-    with _keep_losers(solver):
+    with keep_losers(solver):
         current: EvaluatedLayout | None = None
         while incumbents.best and incumbents.best[0] is not current:
             current = incumbents.best[0]
@@ -175,12 +175,12 @@ def _refine_best(solver: BranchAndBound, bounds: Bounds) -> None:
             _climb(solver, bounds, max_units=work.refining_units)
         layout = incumbents.best[0].estimate.layout
         blocks = [block.take(select_degrees(block, layout, axes=DEFAULT_ORDER)) for block in bounds.space.blocks]
-        with _keep_losers(solver), work.extend(max(0, limit - work.units)):
+        with keep_losers(solver), work.extend(max(0, limit - work.units)):
             solver.sweep(bounds, solver.floors(bounds, blocks))
 
 
 @contextmanager
-def _keep_losers(solver: BranchAndBound) -> Iterator[None]:
+def keep_losers(solver: BranchAndBound) -> Iterator[None]:
     """Leave the losers of a search, and what is reported of it, as they were before."""
     incumbents, done, report = solver.incumbents, solver.done, solver.report
     rejections, incumbents.rejections, solver.report = incumbents.rejections, Rejections(incumbents.largest_peak), None
@@ -193,7 +193,7 @@ def _keep_losers(solver: BranchAndBound) -> Iterator[None]:
 def _evaluate_likely(solver: BranchAndBound, bounds: Bounds, likely: BoundedSpace, rows: Ints) -> None:
     """Evaluate the likely good layouts at ``rows`` to lower the threshold; count no losers."""
     floor = BoundedSpace(likely.partials.take(rows), likely.size[rows], likely.seconds[rows])
-    with _keep_losers(solver):
+    with keep_losers(solver):
         for expanded in solver.expand_best_first(bounds, floor):
             _evaluate_best(solver, bounds.restrict_to(expanded.partials), expanded)
 
