@@ -138,11 +138,10 @@ def search(
     total += balance_stages(incumbents, where=problem.where) if planners and finds_best else 0
     proposal = _propose(incumbents, within or 0.0, planners.values(), problem) if proposes else None
     incumbents.shorten_ranking(top)
-    result = _build_result(incumbents, within or 0.0, problem).replace(
+    result = _build_result(incumbents, within or 0.0, problem, misses=misses).replace(
         by=by,
         own=ranked_own,
         proposal=proposal,
-        misses=misses,
         tried=total if planners else solver.done,
         stopped=not planners,
         seconds=time.perf_counter() - start,
@@ -154,16 +153,25 @@ def search(
     return result.replace(remarks=remarks, seconds=time.perf_counter() - start)
 
 
-def _build_result(incumbents: Incumbents, within: float, problem: SearchProblem) -> SearchResult:
+def _build_result(
+    incumbents: Incumbents, within: float, problem: SearchProblem, *, misses: tuple[NearMiss, ...]
+) -> SearchResult:
     """Return the layouts that were found, and why others lost."""
     best = incumbents.best
+    reasons = incumbents.rejections.reasons(
+        problem.machine,
+        best[0].estimate if best else None,
+        risk=problem.risk,
+        smallest=misses[0].layout if misses else "",
+    )
     return SearchResult(
         by=incumbents.by,
         best=tuple(_rank(entry.planner, entry.estimate.layout) for entry in best),
         front=tuple(_select_pareto_front(incumbents.fitting)),
         risk=problem.risk,
         tight=_find_tight(incumbents, within),
-        reasons=incumbents.rejections.reasons(problem.machine, best[0].estimate if best else None, risk=problem.risk),
+        misses=misses,
+        reasons=reasons,
         binding_constraint="" if best else _find_binding_constraint(problem),
         tried=0,
         gap=incumbents.gap,

@@ -79,10 +79,13 @@ class Rejections:
         }
         return np.array([seconds_by_part.get(part, 0.0) for part in TIME_PARTS])
 
-    def reasons(self, machine: Machine, best: Estimate | None, *, risk: float) -> tuple[Reason, ...]:
+    def reasons(
+        self, machine: Machine, best: Estimate | None, *, risk: float, smallest: str = ""
+    ) -> tuple[Reason, ...]:
         """Return all causes, the one with the most layouts first.
 
-        ``risk``: the accepted probability of running out of memory.
+        ``risk``: the accepted probability of running out of memory. ``smallest``: the layout that needs the least, if
+        it is known; otherwise the one of the smallest bound is named.
         """
         reasons = []
         capacity = show_bytes(machine.chip.memory_bytes)
@@ -93,7 +96,7 @@ class Rejections:
                 Reason(
                     cause="memory",
                     layouts=self.large,
-                    nearest=str(layout),
+                    nearest=smallest or str(layout),
                     line=f"above {limit}: peaks of {show_bytes(size)} or more",
                 )
             )

@@ -328,6 +328,7 @@ def test_a_search_without_a_fit_proposes_what_would_fit() -> None:
     assert result.best == ()
     assert result.front == ()
     miss = result.misses[0]
+    assert [reason.nearest for reason in result.reasons if reason.cause == "memory"] == [miss.layout]
     assert miss.needs_bytes > miss.has_bytes == NODE.chip.memory_bytes
     assert miss.risk is not None
     assert miss.risk > FITS_RISK
