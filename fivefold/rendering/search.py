@@ -78,8 +78,7 @@ def list_sections(result: SearchResult, *, precision: str | None = None) -> Iter
     if len(result.front) > 1:
         yield AnswerSection((make_front_grid(result),), "Pareto front of peak memory and step time")
     if result.reasons:
-        title = "Why the other layouts lost" if result.best else "Why no layout fits"
-        yield AnswerSection((make_grid(REASONS, result.reasons),), title)
+        yield AnswerSection((make_grid(REASONS, result.reasons),), result.reasons_title)
 
 
 def _list_lines(*lines: str, style: str = "") -> list[Text]:

@@ -269,6 +269,11 @@ class SearchResult(Shown):
         """Return the proposal, or else the best layout; None if no layout fits."""
         return self.proposal.choice if self.proposal else self.best[0] if self.best else None
 
+    @property
+    def reasons_title(self) -> str:
+        """Return the heading of the reasons."""
+        return "Why the other layouts lost" if self.best else "Why no layout fits"
+
     def line(self) -> str:
         """Return the proposal, or the best layout, and the number of layouts tried."""
         best = self.chosen

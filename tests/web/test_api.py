@@ -14,7 +14,6 @@ from fivefold.record import UserError
 from fivefold.requests import playbook
 from fivefold.units import show_bytes
 from fivefold.web import worker
-from fivefold.web.pages.search import SearchPage
 from fivefold.web.question import AskQuestion, JobQuestion, PlaybookQuestion, RatiosQuestion, SearchQuestion
 from tests.selection import mark_share
 from tests.web.conftest import OWN
@@ -155,14 +154,6 @@ def test_single_machine_options_are_errors_with_several_machines(folder: Path, a
     name = {"two": "2d"}.get(next(iter(asked)), next(iter(asked)))
     with pytest.raises(UserError, match=f"--{name}: valid for a search of one machine only"):
         worker.search({"question": question, "root": str(folder), "local": str(folder / "none")}, lambda *done: None)
-
-
-def test_the_default_front_of_the_search_page_applies_to_one_machine_only() -> None:
-    """Six points of the front are the page's default, three the reader's words."""
-    asked = SearchPage(machines=("h100:4",))
-    assert (asked.front, asked.question().front) == (6, 1)
-    assert SearchPage(machines=("h100:4",), front=3).question().front == 3
-    assert SearchPage().question().front == 6
 
 
 @pytest.mark.slow

@@ -120,10 +120,9 @@ def test_a_comparison_is_the_same_by_command_and_in_python(client: TestClient) -
     assert run_python(copies.python) == answer
 
 
-def test_the_search_page_copies_its_own_defaults() -> None:
-    assert write_copies(SearchPage().question(), "search").command == (
-        "fivefold search llama3-8b h100:8 --top 20 --front 6"
-    )
+def test_the_search_page_asks_what_the_command_asks() -> None:
+    """No default of the page changes the search, so that both propose the same layout."""
+    assert write_copies(SearchPage(), "search").command == "fivefold search llama3-8b h100:8"
 
 
 def test_a_changed_model_is_a_file(client: TestClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

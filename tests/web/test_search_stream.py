@@ -62,6 +62,7 @@ def test_the_search_page_draws_the_best_layouts_first_and_then_all(
     assert f"all {len(fits)} evaluated layouts that fit" in text
     assert text.count('class="dot') >= len({(fit.layout, fit.reduce == "step") for fit in fits})
     assert "The best layout is" not in text
+    assert text.count("90 % interval") > 1, "the proposal's time and memory have their uncertainty"
     assert "The best layout is within 1.4 % of the best" in render_result(site, page, result.replace(gap=0.0131), fits)
     few = render_result(site, page, result, fits * 100)
     assert "the best 400 of" in few

@@ -223,8 +223,7 @@ def predict_step(request: ResolvedRequest, layout: Layout, query: PlanQuestion) 
         "causes": (causes := list_time_parts(step)),
         "time_bar": draw_stacked(causes, total=step.time.step_seconds or 1.0, label="time of a step by cause"),
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
-        "bands": draw_bands(step),
-        "outside": format_outside(step),
+        **collect_expected(step),
     }
 
 
@@ -284,11 +283,20 @@ def describe_cost(step: Step, request: ResolvedRequest, *, tokens: float, price:
 
 
 def describe_steps(request: ResolvedRequest, *, tokens: float) -> str:
-    """Return the number of steps of a run, and the sequences that are advised for a step if the question names none."""
+    """Return the number of steps of a run, and the sequences per step that are advised if the question names none.
+
+    The advice is for pretraining, not for adapters.
+    """
     job = request.job
     line = f"{show_count(ceil(tokens / job.tokens_per_step))} steps of {job.global_batch:,} sequences"
     advised = advise_sequences(request.model, sequence=job.sequence, tokens=tokens)
-    return f"{line} ({advised:,} are advised)" if request.chosen_batch and advised > job.global_batch else line
+    is_advised = request.chosen_batch and job.adapter is None and advised > job.global_batch
+    return f"{line} ({advised:,} are advised)" if is_advised else line
+
+
+def collect_expected(step: Step) -> dict[str, Any]:
+    """Return what ``part_expected.html`` shows: the intervals of a step, and in what no published run is like it."""
+    return {"bands": draw_bands(step), "outside": format_outside(step)}
 
 
 def draw_bands(step: Step) -> list[tuple[str, str, Any, str]]:

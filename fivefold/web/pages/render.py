@@ -124,7 +124,6 @@ def render_page(
     request: Request,
     *,
     query: JobQuestion,
-    command: JobQuestion | None = None,
     mistake: Mistake = NO_MISTAKE,
     code: int = 200,
     **values: Any,
@@ -132,14 +131,13 @@ def render_page(
     """Render a page; a ``mistake`` takes the place of the answer.
 
     That of a request with an invalid field comes first: ``query`` is then the question without this field.
-    ``command``: the question as the command line asks it, if the page has other defaults.
     Its status is 200 unless ``code`` says otherwise, because for a browser the message is an answer.
     """
     path = request.url.path
     if hasattr(request.state, "mistake"):
         mistake, code = request.state.mistake, INVALID
     if path in COMMANDS and template != "mistake.html":
-        values["copies"] = write_copies(command or query, COMMANDS[path])
+        values["copies"] = write_copies(query, COMMANDS[path])
     is_change = request.headers.get("sec-fetch-dest") == "empty"  # which takes parts of the page
     styles = "" if is_change else Markup(STYLES)
     text = environment.get_template(template).render(

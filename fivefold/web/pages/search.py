@@ -11,7 +11,7 @@ from typing import Annotated, Any, NamedTuple
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, Response, StreamingResponse
-from pydantic import Field, TypeAdapter
+from pydantic import TypeAdapter
 
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import replace_ranks, resolve
@@ -29,6 +29,7 @@ from fivefold.results.run_estimate import Offer, Offers
 from fivefold.results.search_result import Ranked, SearchResult, Walk
 from fivefold.units import choose_byte_unit, show_bytes, show_seconds
 from fivefold.web.answers import Found
+from fivefold.web.pages.plan import collect_expected
 from fivefold.web.pages.render import render_fragment, render_page
 from fivefold.web.pages.stream import Begun, Stream
 from fivefold.web.question import SearchQuestion
@@ -60,18 +61,7 @@ FOUND: TypeAdapter[Found] = TypeAdapter(Found)
 
 
 class SearchPage(Begun, SearchQuestion):
-    """A question to ``search`` as the page asks it, with higher limits."""
-
-    top: int = Field(20, ge=1, le=200, description="Number of layouts to show.")
-    front: int = Field(6, ge=1, le=64, description="Number of memory limits for the Pareto front of memory and time.")
-
-    def question(self) -> SearchQuestion:
-        """Return the question; of a run on several machines without the page's own defaults, which are for layouts."""
-        question, fields = self.convert(SearchQuestion), type(self).model_fields
-        if not self.compares_machines:
-            return question
-        usual = {name: SearchQuestion.model_fields[name].default for name in ("top", "front")}
-        return question.replace(**{n: value for n, value in usual.items() if getattr(self, n) == fields[n].default})
+    """A question to ``search`` as the page asks it."""
 
 
 def build_router(site: WebServer) -> APIRouter:
@@ -81,12 +71,12 @@ def build_router(site: WebServer) -> APIRouter:
     @pages.get("/search")
     async def search(request: Request, query: Annotated[SearchPage, Query()]) -> HTMLResponse:
         mistake = await site.check(query, runs=query.run)
-        return render_page("search.html", request, query=query, command=query.question(), mistake=mistake)
+        return render_page("search.html", request, query=query, mistake=mistake)
 
     @pages.get("/search/events")
     async def events(query: Annotated[SearchPage, Query()]) -> StreamingResponse:
         return stream.answer(
-            query.question(),
+            query.convert(SearchQuestion),
             lambda result, fits: (
                 stream.describe(query) + render_result(site, query, FOUND.validate_python(result), sorted(fits))
             ),
@@ -141,6 +131,7 @@ def render_result(site: WebServer, query: SearchPage, result: Found, fits: Seque
         "found.html",
         query=query,
         found=result,
+        expected=collect_expected(result.chosen.step) if result.chosen else {},
         grids=grids,
         to=lambda item: address(query, item),
         figures=list_key_figures(result.proposal.choice.step) if result.proposal else (),
