@@ -12,10 +12,12 @@ from typing import Any, Self
 
 from rich.console import Console
 from rich.live import Live
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, Task, TimeRemainingColumn
+from rich.text import Text
 
 from fivefold.units import show_bytes, show_count, show_seconds
 
+MAX_COUNTED = 10_000  # beyond which a share is shown instead of a count
 QUIET_SECONDS = 10.0  # time before the first and between two status lines if stderr is not a terminal
 
 
@@ -25,16 +27,35 @@ def show_progress(label: str) -> Iterator[Callable[[str, int, int], None]]:
 
     Yields ``report(what, done, total)``; a total of 0 is not known.
     """
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (_Description(), BarColumn(20), _Count(), TimeRemainingColumn())
     console = Console(file=sys.stderr)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
-        task = progress.add_task(label)
+        task = progress.add_task(label, total=None)
         if not console.is_terminal:
             yield _QuietBar(label).report
             return
         yield lambda what, done, total: progress.update(
             task, description=f"{label} {what}", completed=done, total=total or None
         )
+
+
+class _Description(ProgressColumn):
+    """A column with what is done, cut at the width that the others leave it."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text of the column."""
+        return Text(task.description, no_wrap=True, overflow="ellipsis")
+
+
+class _Count(ProgressColumn):
+    """A column with how much is done: of few, the number; of many, the share."""
+
+    def render(self, task: Task) -> Text:
+        """Return the text of the column."""
+        done = f"{task.completed:,.0f}"
+        if task.total is None:
+            return Text(done)
+        return Text(f"{done}/{task.total:,.0f}" if task.total <= MAX_COUNTED else f"{task.percentage:.0f} %")
 
 
 class _QuietBar:

@@ -96,7 +96,7 @@ def search_with_progress(
     def on_improved(layout: str, score: float) -> None:
         nonlocal best_text
         score_text = {"time": show_seconds(score), "memory": show_bytes(score)}.get(request.by, "")
-        best_text = f", best so far {layout} {score_text}"
+        best_text = f", best so far {score_text} {layout}"
 
     with show_progress("searching") as progress:
         result = search_layouts(
