@@ -18,6 +18,7 @@ from fivefold.model.mixers.chunk_groups import CPU_TEMPORARY_BYTES, GPU_TEMPORAR
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import count_vision
 from fivefold.stack.spec import CHUNKED_SCANS, FUSED_SCANS
+from fivefold.units import show_flops
 
 
 def list_remarks(
@@ -80,11 +81,17 @@ def _describe_calibration(machine: Machine) -> Iterator[str]:
 
 
 def _describe_number_formats(machine: Machine, recipes: Iterable[Recipe]) -> Iterator[str]:
-    """Yield a warning for each recipe for whose operands the chip has no matrix units."""
+    """Yield a warning for each recipe for whose operands the chip has no matrix units, or slow instructions."""
     chip = machine.chip
     for recipe in dict.fromkeys(recipes):
         used = chip.find_format(recipe.compute)
         lacks_bf16 = recipe.compute == "bf16" and used == "fp32"
+        if not machine.has_gpus and chip.peak(recipe.compute) < chip.peak("fp32"):
+            rate, fp32_rate = (show_flops(chip.peak(dtype)) for dtype in (recipe.compute, "fp32"))
+            yield (
+                f"matmuls in {recipe.compute} reach {rate}FLOP/s on a rank of this computer, those in fp32 "
+                f"{fp32_rate}FLOP/s: precision fp32 is faster here"
+            )
         if not machine.has_gpus or not (recipe.is_low_precision or lacks_bf16):
             continue
         if used != recipe.compute:

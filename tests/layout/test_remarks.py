@@ -59,6 +59,18 @@ def test_a_warning_lists_number_formats_that_a_chip_does_not_multiply(
     assert [line for line in of_recipes if "matrix units" in line] == lines
 
 
+@pytest.mark.parametrize(("bf16", "is_slow"), [(10e9, True), (800e9, False)])
+def test_a_warning_says_that_a_processor_without_instructions_for_bf16_is_faster_in_fp32(
+    bf16: float, is_slow: bool
+) -> None:
+    chip = NODE.chip.replace(peak_flops={"fp32": 87e9, "bf16": bf16})
+    lines = list_remarks(NANO, NODE.replace(backend="gloo", chip=chip), JOB, Layout(dp=4))
+    told = "matmuls in bf16 reach 10.00 GFLOP/s on a rank of this computer, those in fp32 87.00 GFLOP/s"
+    assert any(line.startswith(told) for line in lines) == is_slow
+    exact = JOB.replace(precision=RECIPES["fp32"])
+    assert not [line for line in list_remarks(NANO, NODE.replace(chip=chip), exact, None) if "matmuls" in line]
+
+
 @pytest.mark.parametrize(
     ("quantization", "adapter", "words"),
     [
