@@ -35,7 +35,7 @@ def measure() -> None:
     from fivefold.machine.toml import write
     from fivefold.rendering.progress import show_progress
 
-    print_line("this computer is not calibrated yet: measuring it once; `fivefold calibrate` measures more")
+    print_line("this computer is not calibrated yet: measuring it for about 30 s; `fivefold calibrate` measures more")
     with show_progress("calibrating") as progress:
         machine = calibrate(quick=True, progress=progress)
     write(machine, find_local_machine_file())

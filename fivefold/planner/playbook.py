@@ -43,6 +43,8 @@ def plan_batch_stage(model: Model, job: Job, *, tokens: float, is_given: bool) -
     reason = f"gbs {chosen} is {show_count(chosen * job.sequence)} tokens a step" + (
         ", as the job says" if is_given else f": the power of two between the scaling laws ({recommended})"
     )
+    if job.adapter is not None and not is_given:
+        reason += "; laws and runs are of pretraining: state gbs and tokens of your fine-tune"
     title = "The batch"
     question = f"How many tokens a step, for {show_count(tokens)} in all?"
     return Stage(title=title, question=question, tried=tried, reason=reason), job.replace(global_batch=chosen)
@@ -76,7 +78,7 @@ def fit_stage(planner: Planner, *, world: int) -> tuple[Stage, Layout]:
         advice = "".join(f", or --set {words}" for words in islice(_list_fitting_offloads(planner, world), 1))
         raise UserError(
             f"none of the {len(tried)} layouts that plan tries fits {what}: the nearest, {least[1]}, needs "
-            f"{show_bytes(least[0])} of {show_bytes(room)}; use more ranks{advice}"
+            f"{show_bytes(least[0])} of {show_bytes(room)}; use more GPUs (`fivefold ask gpus`){advice}"
         )
     limit = f"with at most {show_risk(planner.risk)} risk of running out" if planner.machine.has_gpus else ""
     within = " ".join(filter(None, [show_bytes(room), limit]))

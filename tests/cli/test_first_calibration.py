@@ -86,6 +86,6 @@ def test_the_first_calibration_uses_the_quick_measurement(monkeypatch, tmp_path,
     calibrate_if_needed(lambda: load_machine("local"), allowed=True)
     assert asked == [True]
     assert capsys.readouterr().err.splitlines() == [
-        "this computer is not calibrated yet: measuring it once; `fivefold calibrate` measures more",
+        "this computer is not calibrated yet: measuring it for about 30 s; `fivefold calibrate` measures more",
         f"wrote {find_local_machine_file()}",
     ]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from fivefold.adapter import Adapter
 from fivefold.interop.format import ConfigPlan
 from fivefold.interop.launch import run_file
 from fivefold.job import Job
@@ -69,6 +70,13 @@ def test_the_advised_batch_is_a_power_of_two_between_the_laws_unless_the_job_sta
     assert "as the job says" in stage.reason
 
 
+@pytest.mark.parametrize("is_given", [False, True])
+def test_the_laws_of_the_batch_are_not_meant_for_adapters(is_given: bool) -> None:
+    tuned = JOB.replace(adapter=Adapter(rank=16))
+    stage, _ = plan_batch_stage(LLAMA, tuned, tokens=1e9, is_given=is_given)
+    assert ("laws and runs are of pretraining" in stage.reason) != is_given
+
+
 @pytest.mark.parametrize("memory", [90, 45, 30])
 def test_plan_takes_its_first_candidate_layout_that_fits(memory: int) -> None:
     machine = resolve(f"h100:8 memory={memory}GiB", local=Path("/nowhere"))
@@ -104,13 +112,12 @@ def test_a_model_that_fits_no_layout_is_an_error_with_the_closest_layout() -> No
         fit_stage(planner, world=8)
 
 
-@pytest.mark.parametrize(
-    ("name", "advice"), [("qwen3-1.7b", "use more ranks, or --set offload=optimizer"), ("qwen3-4b", "use more ranks")]
-)
+@pytest.mark.parametrize(("name", "advice"), [("qwen3-1.7b", ", or --set offload=optimizer"), ("qwen3-4b", "")])
 def test_offloading_is_advised_where_a_layout_then_fits(name: str, advice: str) -> None:
     card = resolve("rtx4090", local=Path("/nowhere"))
     planner = Planner(model=build_model(name), machine=card, job=Job(sequence=4096, global_batch=8))
-    with pytest.raises(UserError, match=f"on 1 rank of rtx4090: the nearest, dp1 zero0 mbs1 ac=full, .*; {advice}$"):
+    more = r"use more GPUs \(`fivefold ask gpus`\)"
+    with pytest.raises(UserError, match=f"of rtx4090: the nearest, dp1 zero0 mbs1 ac=full, .*; {more}{advice}$"):
         fit_stage(planner, world=1)
 
 
