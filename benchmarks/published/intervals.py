@@ -16,12 +16,12 @@ from statistics import fmean
 
 from benchmarks.published.score import Coverage, Score, group_by
 from fivefold.planner.time.errors import (
-    COMPARABLE_QUANTITIES,
     TABLE,
     ErrorCell,
     Quantity,
     RunClass,
     estimate_interval,
+    select_cells,
 )
 from fivefold.step import Interval
 
@@ -61,8 +61,8 @@ def _group_by_quantity(
 
 def _measure_coverage(quantity: Quantity, scores: Sequence[Score], cells: Iterable[ErrorCell]) -> Coverage:
     """Return the share of a source's rows within the intervals that all other sources give."""
-    source, comparable = scores[0].source, COMPARABLE_QUANTITIES[quantity]
-    others = [cell for cell in cells if cell.quantity in comparable and cell.source != source]
+    source = scores[0].source
+    others = select_cells(quantity, [cell for cell in cells if cell.source != source])
     known: dict[RunClass, Interval | None] = {}
     inside = []
     for score in scores:

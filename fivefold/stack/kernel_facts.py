@@ -88,6 +88,7 @@ class LossFacts(NamedTuple):
     under_autograd: bool = False  # PyTorch's cross entropy, which keeps its log-softmax
     in_fp32: bool = False  # on an fp32 copy of the logits, which becomes the softmax
     keeps_fp32_logits: bool = False  # in addition to the softmax
+    copies_softmax: bool = False  # compiled: the softmax is kept while a copy of it becomes the gradient
     retains_logits: bool = False  # the caller holds them until the end of the backward
     trains: bool = False  # Fivefold's trainer has it
 
@@ -99,6 +100,7 @@ LOSSES = {  # ``Stack.loss`` says what each name means
     "low_precision": LossFacts(under_autograd=True, retains_logits=True),
     "upcast": LossFacts(in_fp32=True),
     "upcast_copy": LossFacts(in_fp32=True, keeps_fp32_logits=True),
+    "upcast_compiled": LossFacts(in_fp32=True, copies_softmax=True),
 }
 
 

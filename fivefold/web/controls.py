@@ -328,7 +328,7 @@ JOB_HELP = {
     "too; q keeps the weights in 4 bits",
     "attention": "attention kernel. flash keeps no scores; unfused materializes them, T×T for each head",
     "loss": "kernel of the loss. chunked never holds all logits; fused holds them once, low_precision as PyTorch does "
-    "in 16 bits; plain, upcast and upcast_copy make copies in fp32",
+    "in 16 bits; plain and those named upcast make copies in fp32",
     "documents": "sequence packing. joined: tokens attend to all of a sequence; separate: only to their own document. "
     "Both are counted equally",
     "fused_scans": "scans of a hybrid model: PyTorch's operations in groups of chunks, or one of the kernels of "

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
+import re
 from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
@@ -170,3 +172,25 @@ def test_megatron_bridge_accepts_the_written_config(tmp_path: Path, hide_transfo
 def test_catalog_models_are_written() -> None:
     plan = ConfigPlan(build_model("llama3-8b"), Layout.parse("dp2 tp2 zero1 mbs1"), Job(sequence=2048, global_batch=8))
     assert emit_arguments(plan)["tensor_model_parallel_size"] == 2
+
+
+def test_the_compiled_cross_entropy_holds_the_bytes_of_upcast_compiled() -> None:
+    """Its backward, as PyTorch compiles it, writes the logits' gradient and an fp32 copy of the softmax, which stays.
+
+    ``list_head`` counts the three: 10 bytes for each logit.
+    """
+    import torch
+    from megatron.core.fusions.fused_cross_entropy import calculate_gradients
+    from torch._inductor.utils import run_and_get_code
+
+    rows, vocab = 16, 512
+    softmax = torch.rand(rows, 1, vocab)
+    arguments = softmax, torch.ones(rows, 1), torch.zeros(rows, 1, dtype=torch.bool), torch.arange(rows)
+    _, (code,) = run_and_get_code(calculate_gradients, *arguments)
+    buffers = re.findall(r"= empty_strided_cpu\(\(([\d, ]+)\), [^)]*\), torch\.(\w+)\)", code)
+    kinds = [
+        kind
+        for shape, kind in buffers
+        if math.prod(int(size) for size in shape.split(",") if size.strip()) == rows * vocab
+    ]
+    assert sorted(kinds) == ["bfloat16", "float32"]

@@ -3,11 +3,11 @@
 BastiaanGroot/ML-Infrastructure-Engineer@4392184:training (launch.py: batches and lengths; scripts/run_experiment.py:
 max_memory_allocated of rank 0, in 1e9 bytes). Recipes of NVIDIA-NeMo/Megatron-Bridge@v0.1.0rc4, recipes/qwen: fp32
 reductions, no userbuffers, no sequence parallelism, blocks of the 32B and of the mixture recomputed; its
-models/gpt_provider.py: SwiGLU not fused (bias_activation_fusion off), Megatron's cross entropy with an fp32 copy of the
-logits. Queries, keys and values are copied by three kernels instead of one, and norms of queries and keys have two more
-each in the backward, as a layer's have: training/profiles@52ad575, of which only numbers of kernels are read. Tokens of
-the mixture go to experts as an untrained router sends them. Read after all constants were set, so all rows are held
-out.
+models/gpt_provider.py: SwiGLU not fused (bias_activation_fusion off), Megatron-Core 0.14's fused cross entropy
+(cross_entropy_loss_fusion, cross_entropy_fusion_impl native), compiled by PyTorch. Queries, keys and values are copied
+by three kernels instead of one, and norms of queries and keys have two more each in the backward, as a layer's have:
+training/profiles@52ad575, of which only numbers of kernels are read. Tokens of the mixture go to experts as an
+untrained router sends them. Read after all constants were set, so all rows are held out.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ FORWARD, BACKWARD = BRIDGE.extra_kernels
 STACK = BRIDGE.replace(
     overlap=("dp", "cp", "pp"),
     reduce_in_fp32=True,
-    loss="upcast",
+    loss="upcast_compiled",
     kernels="norms",
     extra_kernels=(FORWARD + 2, BACKWARD + 4),
 )

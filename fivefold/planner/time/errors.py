@@ -11,7 +11,8 @@ random effects (Higgins, Thompson and Spiegelhalter 2009, doi:10.1111/j.1467-985
     middle ± t · √(between · (1 + 1/sources) + within)
 
 with Student's t, whose degrees of freedom are the effective number of sources less one, and the variances *between*
-sources and *within* one (decision 052). Each counter of memory has sources of its own.
+sources and *within* one (decision 052). Each counter of memory has sources of its own. One with fewer than
+``MIN_SOURCES`` has those of the counter that it contains too (``select_cells``).
 
 ``errors.csv`` is written by ``python -m benchmarks.published --learn``: a row per source and class.
 """
@@ -26,7 +27,7 @@ from math import exp, log, sqrt
 from pathlib import Path
 from statistics import NormalDist
 from types import MappingProxyType
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
@@ -38,10 +39,9 @@ TABLE = Path(__file__).with_name("errors.csv")
 SIMILAR_SOURCE_WEIGHT = 0.8  # weight of a source whose runs differ in one feature
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 Quantity = Literal["time", "allocated", "reserved", "driver"]
-# One source counted the driver's bytes; sources that counted the allocator's say more of the next.
-COMPARABLE_QUANTITIES: Mapping[Quantity, tuple[Quantity, ...]] = MappingProxyType(
-    {"time": ("time",), "allocated": ("allocated",), "reserved": ("reserved",), "driver": ("reserved", "driver")}
-)
+MIN_SOURCES = 3  # two have one degree of freedom: Student's t for nine tenths is 6.3, of three it is 2.9
+# The driver's bytes contain those that the allocator reserves, and these the tensors.
+CONTAINED: Mapping[Quantity, Quantity] = MappingProxyType({"driver": "reserved", "reserved": "allocated"})
 
 
 class RunClass(NamedTuple):
@@ -225,8 +225,17 @@ def read(quantity: Quantity, path: Path = TABLE) -> tuple[ErrorCell, ...]:
 
 
 def read_comparable(quantity: Quantity, path: Path = TABLE) -> tuple[ErrorCell, ...]:
-    """Return the cells that say how far predictions of ``quantity`` are off."""
-    return tuple(chain.from_iterable(read(comparable, path) for comparable in COMPARABLE_QUANTITIES[quantity]))
+    """Return the cells of the table that say how far predictions of ``quantity`` are off."""
+    return select_cells(quantity, tuple(chain.from_iterable(read(counter, path) for counter in get_args(Quantity))))
+
+
+def select_cells(quantity: Quantity, cells: Sequence[ErrorCell]) -> tuple[ErrorCell, ...]:
+    """Return the cells of ``quantity``; with fewer than ``MIN_SOURCES`` sources also those of what it contains."""
+    own = tuple(cell for cell in cells if cell.quantity == quantity)
+    contained = CONTAINED.get(quantity)
+    if contained is None or len({cell.source for cell in own}) >= MIN_SOURCES:
+        return own
+    return (*select_cells(contained, cells), *own)
 
 
 def _list_cells(rows: Iterable[dict[str, str]]) -> Iterator[ErrorCell]:

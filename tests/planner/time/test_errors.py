@@ -14,14 +14,17 @@ from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model import catalog as models
 from fivefold.planner.time.errors import (
+    MIN_SOURCES,
     ErrorCell,
     ErrorDistribution,
+    Quantity,
     RunClass,
     estimate_distribution,
     estimate_interval,
     estimate_run_interval,
     read,
     run_class,
+    select_cells,
 )
 from fivefold.stack.catalog import build_stack
 
@@ -167,3 +170,27 @@ def test_no_interval_is_given_for_cpus_or_without_the_table(tmp_path: Path) -> N
     assert estimate_run_interval(1.0, "time", of=HERE, machine=gpus.replace(backend="gloo"), ranks=8) is None
     assert estimate_run_interval(1.0, "time", of=HERE, machine=gpus, ranks=8, path=tmp_path / "no") is None
     assert read("allocated", tmp_path / "no") == ()
+
+
+def test_a_counter_with_few_sources_has_those_of_what_it_contains() -> None:
+    """One source of the driver's bytes and two of reserved bytes take all below them; three of their own suffice."""
+
+    def make_cells(**counts: int) -> list[ErrorCell]:
+        return [
+            cell(f"{quantity}{at}", STEADY)._replace(quantity=quantity)  # type: ignore[arg-type]
+            for quantity, count in counts.items()
+            for at in range(count)
+        ]
+
+    def list_quantities(quantity: Quantity, cells: list[ErrorCell]) -> list[str]:
+        return sorted({cell.quantity for cell in select_cells(quantity, cells)})
+
+    few = make_cells(time=5, allocated=4, reserved=MIN_SOURCES - 1, driver=1)
+    assert list_quantities("driver", few) == ["allocated", "driver", "reserved"]
+    assert list_quantities("reserved", few) == ["allocated", "reserved"]
+    enough = make_cells(time=5, allocated=4, reserved=MIN_SOURCES, driver=1)
+    assert list_quantities("driver", enough) == ["driver", "reserved"]
+    assert list_quantities("reserved", enough) == ["reserved"]
+    assert list_quantities("driver", make_cells(allocated=4, reserved=3, driver=MIN_SOURCES)) == ["driver"]
+    for quantity in ("allocated", "time"):
+        assert list_quantities(quantity, make_cells(time=1, allocated=1, reserved=9)) == [quantity]  # type: ignore[arg-type]
