@@ -144,7 +144,7 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     proposed = page.locator(".proposal .big").inner_text()
     assert f"Proposal  {proposed}" in printed
     rows = page.locator("#layouts tbody tr")
-    exact = CliRunner().invoke(cli, [*words, "--exact", "--top", "20", "--json"], catch_exceptions=False).stdout
+    exact = CliRunner().invoke(cli, [*words, "--exact", "--json"], catch_exceptions=False).stdout
     layouts = [item["step"]["layout"] for item in json.loads(exact)["best"]]
     assert [row.locator("a").inner_text() for row in rows.all()] == layouts
     page.locator("#layouts th", has_text="peak").first.click(position={"x": 3, "y": 3})  # next to the word
@@ -153,7 +153,7 @@ def test_search_proposes_and_leads_to_a_plan(page: Any) -> None:
     assert page.locator("th[aria-sort=ascending]").inner_text().startswith("peak")
     page.get_by_placeholder("filter").fill("dp4")
     shown = [row.inner_text() for row in rows.all() if row.is_visible()]
-    assert 0 < len(shown) <= 20
+    assert 0 < len(shown) <= 10
     assert all("dp4" in row for row in shown)
     page.get_by_placeholder("filter").fill("")
     page.set_viewport_size({"width": 390, "height": 800})
@@ -213,11 +213,11 @@ def test_a_search_can_be_stopped(page: Any, server: Server) -> None:
     page.goto("/search?model=llama3-70b&machine=h100:512&gbs=512&seq=8192&run=1")
     playwright.expect(page.locator("#going p")).to_contain_text(re.compile("^[1-9].* of .* layouts"))
     assert list_children(server.process)
-    some = re.compile(r"of ([2-9]\d|[1-9]\d\d|[1-9],\d{3}) layouts that fit")  # at least the 20 that are shown
+    some = re.compile(r"of ([2-9]\d|[1-9]\d\d|[1-9],\d{3}) layouts that fit")  # more than the 10 that are shown
     playwright.expect(page.locator("#answer")).to_contain_text(some)
     page.get_by_role("button", name="Stop").click()
     playwright.expect(page.locator("#answer .remark").first).to_contain_text("Stopped")
-    playwright.expect(page.locator("#layouts tbody tr")).to_have_count(20)  # what was found is kept
+    playwright.expect(page.locator("#layouts tbody tr")).to_have_count(10)  # what was found is kept
     assert page.get_by_role("alert").count() == 0
     deadline = time.monotonic() + 30
     while list_children(server.process) and time.monotonic() < deadline:
