@@ -240,7 +240,7 @@ def test_pairs_of_changes_link_to_their_plans(client: TestClient) -> None:
     text = client.get("/plan/changes", params=asked).text
     singles, pairs = text.split("<h3>Two changes together")
     assert "mbs1%20ac=norm%2Bact" in pairs
-    assert re.search(r'<a href="[^"]*">dp4 tp4 and ac=norm\+act</a>', pairs)
+    assert re.search(r'<a href="[^"]*">dp4 tp4 and zero3</a>', pairs)
     assert re.search(r'<a href="[^"]*">mbs2</a>', singles)
     assert re.search(r"<t[dh][^>]*>fp8</t[dh]>", singles)  # a change of the job is no other layout
 
