@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from fivefold.job import Job
+from fivefold.record import join_names
 from fivefold.rendering.charts import Chart, draw_stacked_bars, draw_stage_bars
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.interval import show_change_range
@@ -23,6 +25,7 @@ BESIDE = 4  # maximum number of variants shown as columns
 FREE_MEMORY = "free memory"
 WITHOUT_CHANGE = (FREE_MEMORY, "risk of out of memory")  # a relative change of what may be near zero says nothing
 NARROW_ROWS = ("step time", "tokens/s, all GPUs", "MFU", "peak memory", FREE_MEMORY, "cost of 1 T tokens")
+FIGURE = re.compile(r"\d[\d.,]*(?: (?:[mµ]?s|min|h)\b)?")  # a number, with its unit of time
 TIMES = {"compute": BLUE, "bubble": IDLE, "exposed": RED, "update": GREY}
 
 
@@ -38,11 +41,9 @@ def list_sections(comparison: Comparison) -> Iterator[AnswerSection]:
         lines.append(
             Text.assemble((f"{variant.name}  ", "bold"), (_describe_variant(variant), "bold cyan"), overflow="fold")
         )
-        if variant.step is not None and variant.step.remarks:
-            remarks = "\n".join(f"   {line}" for line in variant.step.remarks)
-            lines.append(Text(remarks, style="yellow", overflow="fold"))
         if variant.error:
             lines.append(Text(f"   not possible: {variant.error}", style="red", overflow="fold"))
+    lines += [Text(line, style="yellow", overflow="fold") for line in list_remarks(comparison)]
     lines += [Text(""), Text(describe_comparison(comparison), style="bold", overflow="fold")]
     lines += [Text(line, overflow="fold") for line in (*explain_differences(comparison), *describe_ratios(comparison))]
     note = f"* best value; in brackets: relative to the first column{_qualify_mfu(comparison)}"
@@ -68,6 +69,26 @@ def describe_shared(comparison: Comparison) -> list[str]:
     job_words |= {word for job in jobs for word in (f"seq {job.sequence}", f"gbs {job.global_batch}")}
     shared_words = " ".join(word for word in comparison.common if word not in job_words)
     return [f"in all columns: {shared_words}", describe_job(*jobs)] if shared_words else [describe_job(*jobs)]
+
+
+def list_remarks(comparison: Comparison) -> list[str]:
+    """Return the remarks on the variants, each once after the names of those that have it.
+
+    Of remarks that differ only in their figures, that on the first variant is shown.
+    """
+    remarks = dict[str, list[tuple[str, str]]]()
+    for variant in comparison.variants:
+        for remark in variant.step.remarks if variant.step is not None else ():
+            remarks.setdefault(FIGURE.sub("", remark), []).append((variant.name, remark))
+    return [_describe_remark(named) for named in remarks.values()]
+
+
+def _describe_remark(named: Sequence[tuple[str, str]]) -> str:
+    """Return the remark of the first of ``named``, variants and remarks, after the names of all."""
+    remark = named[0][1]
+    same = join_names([name for name, other in named if other == remark], "and")
+    others = join_names([name for name, other in named if other != remark], "and")
+    return f"{same}{f' ({others}: with other figures)' if others else ''}: {remark}"
 
 
 def draw_charts(comparison: Comparison) -> dict[str, Chart]:

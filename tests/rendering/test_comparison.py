@@ -65,6 +65,21 @@ def test_steps_within_the_uncertainty_are_called_indistinguishable() -> None:
     assert "1.2% more than B; the difference is too small for a prediction" in text
 
 
+def test_a_remark_on_several_variants_is_printed_once() -> None:
+    """Of the remarks of B and C, which differ only in their figures, B's is shown."""
+    three = side_by_side(3)
+    remarks = [("shared",), ("shared", "takes 970.3 ms instead of 1.14 s"), ("takes 1.39 s instead of 1.65 s",)]
+    variants = [
+        variant.replace(step=variant.step.replace(remarks=lines))
+        for variant, lines in zip(three.variants, remarks, strict=True)
+        if variant.step is not None
+    ]
+    assert comparison.list_remarks(three.replace(variants=tuple(variants))) == [
+        "A and B: shared",
+        "B (C: with other figures): takes 970.3 ms instead of 1.14 s",
+    ]
+
+
 def test_difference_is_explained_by_part() -> None:
     """Of steps of as many tokens; the others' seconds are no comparison."""
     near = side_by_side(2)

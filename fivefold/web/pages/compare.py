@@ -16,6 +16,7 @@ from fivefold.rendering.comparison import (
     describe_shared,
     explain_differences,
     list_equal,
+    list_remarks,
     make_difference_grid,
 )
 from fivefold.rendering.drawing.bars import draw_stacked
@@ -62,6 +63,7 @@ def build_view(site: WebServer, query: CompareQuestion) -> dict[str, Any]:
         "shared": describe_shared(comparison),
         "settings": resolved.settings,
         "remarks": resolved.remarks,
+        "remarks_on_variants": list_remarks(comparison),
         "finding": describe_comparison(comparison),
         "why": [*explain_differences(comparison), *describe_ratios(comparison)],
         "variants": list(zip(comparison.variants, cases.values(), strict=True)),
