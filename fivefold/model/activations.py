@@ -40,13 +40,16 @@ class Activation:
     gated_backward_scratch: int = 1
     # Whether gate and up are clamped before the product, so that there is no kernel of act(gate) alone.
     clamps: bool = False
+    # Whether one Triton kernel computes the product with ``up`` and the routing weights of experts.
+    has_weighted_kernel: bool = False
     # Whether the peak of the experts' backward holds the gradient times the fp32 routing weight in fp32.
     widens_weighted_gradient: bool = False
 
 
 # fmt: off
 _ACTIVATIONS = (
-    Activation(name="silu", huggingface=("silu", "swish"), widens_weighted_gradient=True),  # x σ(x)
+    # x σ(x)
+    Activation(name="silu", huggingface=("silu", "swish"), has_weighted_kernel=True, widens_weighted_gradient=True),
     Activation(name="gelu", huggingface=("gelu",)),  # x Φ(x)
     Activation(name="gelu_tanh", huggingface=("gelu_pytorch_tanh",)),  # ½x (1 + tanh(√(2/π) (x + 0.044715 x³)))
     # the same as several operations; gelu_fast computes the products inside the tanh one by one
@@ -63,7 +66,7 @@ _ACTIVATIONS = (
                parameters={"alpha_p": "softplus 0.8", "alpha_n": "softplus 0.3"}),
     # g σ(1.702 g) (u + 1), g = gate up to 7, u = up from −7 to 7 (gpt-oss, arXiv:2508.10925); scratch: clamped gate and
     # up, the sigmoid and their products
-    Activation(name="clamped_swiglu", gated_scratch=1, gated_backward_scratch=4, clamps=True),
+    Activation(name="clamped_swiglu", gated_scratch=1, gated_backward_scratch=4, clamps=True, has_weighted_kernel=True),
 )
 # fmt: on
 ACTIVATIONS: dict[ActivationName, Activation] = {activation.name: activation for activation in _ACTIVATIONS}

@@ -43,6 +43,7 @@ def test_the_trainer_computes_every_record() -> None:
     assert FUNCTIONS["silu"].kind == kinds.SILU
     for kernels in (EAGER, TRITON):
         assert all(hasattr(kernels, method) for method in (*WEIGHTED.values(), *INPUT_WEIGHTED.values()))
+    assert WEIGHTED.keys() == {name for name, record in ACTIVATIONS.items() if record.has_weighted_kernel}
     assert BUILDERS.keys() == NORMS.keys() == set(NORM.values())
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from fivefold.job import Job, count_norm_programs
+from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.spec import Model
 from fivefold.model.weights import resolve_freeze
 from fivefold.planner.counts.cache import Cache
@@ -178,8 +179,21 @@ def fuse_kernels(op: Op, local: Local) -> Op:
         rows = op.moved_bytes // (2 * local.width * width)
         partial = count_norm_programs(rows, width) * sum(op.wgrad_numels) * STATISTIC
         return op._replace(forward_scratch=0, backward_scratch=partial)
-    if op.kind == "rope" or (op.kind == "activation" and op.name.endswith(".act") and not op.parameters):
+    if op.kind == "rope" or (op.kind == "activation" and op.name.endswith(".act") and _is_one_kernel(op, local)):
         return op._replace(forward_scratch=0, backward_scratch=0)
     if op.kind == "loss" and local.job.stack.loss_facts.in_place:  # log Σ exp and the target's logit
         return op._replace(forward_scratch=2 * STATISTIC * op.shape[0])
     return op
+
+
+def _is_one_kernel(op: Op, local: Local) -> bool:
+    """Return True if the trainer has a Triton kernel for an activation.
+
+    It has none for trained numbers, for limits of gate and up, and for an activation that is spelled out in PyTorch.
+    """
+    model = local.model
+    activation = ACTIVATIONS[model.activation]
+    if op.name == "moe.experts.act":
+        assert model.moe is not None
+        return model.mlp == "gated" and activation.has_weighted_kernel and model.moe.clamp is None
+    return not op.parameters and activation.value is None and model.mlp_clamp is None
