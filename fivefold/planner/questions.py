@@ -529,8 +529,8 @@ def _find_layout_like(planner: Planner, like: Layout | None, *, work: SearchWork
 def scale_model(model: Model, factor: float) -> Model:
     """Return ``model`` with layers and width times ``factor``.
 
-    head_dim and the number of experts stay; ffn, widths of experts and kv heads keep their ratio to heads. Layers that
-    share keys and layers with sparse gates keep their share of all layers.
+    head_dim and the number of experts stay; ffn, widths of experts, kv heads, and heads or channels of other token
+    mixers keep their ratio to heads. Layers that share keys and layers with sparse gates keep their share of layers.
     """
     ratio = model.heads // model.kv_heads
     kv_heads = max(1, round(model.kv_heads * factor))
@@ -554,6 +554,7 @@ def scale_model(model: Model, factor: float) -> Model:
             "kv_heads": kv_heads,
             "heads": ratio * kv_heads,
             "sliding": model.sliding and _scale_heads(model, share),
+            **{kind: getattr(model, kind).scale(share) for kind in model.non_attention_mixers},
             "width": 8 * round(model.width * share / 8),
             "ffn": scale(model.ffn),
             "moe": model.moe

@@ -355,6 +355,21 @@ def test_a_scaled_model_keeps_the_proportions_of_the_model(name: str) -> None:
     assert sizes == sorted(sizes)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["mamba2-2.7b", "mamba-2.8b", "qwen3.5-0.8b", "nemotron-nano-9b-v2", "kimi-linear-48b-a3b", "recurrentgemma-2b",
+     "minimax-text-01", "deepseek-v4-flash"],
+)  # fmt: skip
+def test_token_mixers_of_a_scaled_model_have_as_many_times_the_heads_or_channels(name: str) -> None:
+    model, scaled = build_model(name), questions.scale_model(build_model(name), 2)
+    tables = model.vocab * model.width * (1 if model.tied_embeddings else 2)
+    assert scaled.parameters - 2 * tables == pytest.approx(8 * (model.parameters - tables), rel=0.02)
+    for mixer, larger in zip(model.mixer_geometries, scaled.mixer_geometries, strict=True):
+        units, more = mixer.get_sharded_units(model.width), larger.get_sharded_units(scaled.width)
+        if units is not None and more is not None and units.name in ("heads", "channels"):
+            assert more.number == 2 * units.number
+
+
 @pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
 def test_changes_without_a_layout_name_the_one_that_is_changed() -> None:
     changes = ff.ask("changes", "llama3-8b", "h100:8")

@@ -20,7 +20,7 @@ from pydantic import model_validator
 
 from fivefold.bounded_types import HeadDim, Heads, Latent, Positive, Tokens
 from fivefold.model.indexer import Indexer
-from fivefold.model.mixers.geometry import MixerGeometry
+from fivefold.model.mixers.geometry import MixerGeometry, scale_number
 from fivefold.model.rope import RopeScaling, RotaryTable
 from fivefold.model.weight import Weight
 
@@ -78,6 +78,10 @@ class CompressedAttention(MixerGeometry):
     def rotary_table(self) -> RotaryTable:
         """Return the table by which queries and keys are rotated."""
         return RotaryTable(self.rope_dim, self.rope_theta, self.rope_scaling)
+
+    def scale(self, share: float) -> Self:
+        """Return the geometry with ``share`` times the heads, in as many groups; those of the indexer stay."""
+        return self.replace(heads=scale_number(self.heads, share, multiple=self.out_groups))
 
     def weights(self, width: int) -> Iterator[Weight]:
         """Yield the weights of a layer of ``width``, with names relative to the block."""

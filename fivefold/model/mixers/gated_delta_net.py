@@ -15,7 +15,7 @@ from pydantic import model_validator
 
 from fivefold.bounded_types import HeadDim, Heads, Positive
 from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
-from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
+from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits, scale_number
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
@@ -81,6 +81,11 @@ class GatedDeltaNet(MixerGeometry):
         if ranks == 1:
             return self
         return self.replace(key_heads=self.key_heads // ranks, value_heads=self.value_heads // ranks)
+
+    def scale(self, share: float) -> Self:
+        """Return the geometry with ``share`` times the heads."""
+        key_heads = scale_number(self.key_heads, share)
+        return self.replace(key_heads=key_heads, value_heads=self.value_heads // self.key_heads * key_heads)
 
     def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""

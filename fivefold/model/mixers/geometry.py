@@ -1,4 +1,4 @@
-"""The interface that the geometries of all token mixers other than attention have: what tensor parallelism divides."""
+"""The interface that the geometries of all token mixers other than attention have: how they are sharded and scaled."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple, Self
@@ -40,3 +40,15 @@ class MixerGeometry(Record):
         if ranks > 1:
             raise NotImplementedError
         return self
+
+    def scale(self, share: float) -> Self:
+        """Return the geometry in a layer of ``share`` times the width. A kind that has heads or channels overrides it.
+
+        The dims of a head or block stay, as do ranks of projections and the number of groups.
+        """
+        return self
+
+
+def scale_number(number: int, share: float, *, multiple: int = 1) -> int:
+    """Return ``share`` times a number of heads or channels, as the nearest multiple of ``multiple``; at least that."""
+    return multiple * max(1, round(number * share / multiple))

@@ -17,7 +17,7 @@ from pydantic import Field
 from fivefold.bounded_types import HeadDim, Heads, Latent
 from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
 from fivefold.model.mixers.gated_delta_net import DELTA_CHUNK
-from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
+from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits, scale_number
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
@@ -64,6 +64,10 @@ class KimiDelta(MixerGeometry):
     def shard(self, ranks: int) -> Self:
         """Return the heads of one of ``ranks`` ranks; every rank has the latents of decays and gates."""
         return self if ranks == 1 else self.replace(heads=self.heads // ranks)
+
+    def scale(self, share: float) -> Self:
+        """Return the geometry with ``share`` times the heads."""
+        return self.replace(heads=scale_number(self.heads, share))
 
     def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal, Self
 
 from fivefold.bounded_types import HeadDim, Latent, Positive, Width
 from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
-from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
+from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits, scale_number
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
@@ -47,6 +47,10 @@ class Mamba(MixerGeometry):
     def shard(self, ranks: int) -> Self:
         """Return the channels of one of ``ranks`` ranks."""
         return self if ranks == 1 else self.replace(inner=self.inner // ranks)
+
+    def scale(self, share: float) -> Self:
+        """Return the geometry with ``share`` times the channels; the rank of their steps is in proportion to them."""
+        return self.replace(inner=scale_number(self.inner, share, multiple=8), rank=scale_number(self.rank, share))
 
     def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""

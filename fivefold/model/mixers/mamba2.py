@@ -15,7 +15,7 @@ from pydantic import Field, model_validator
 
 from fivefold.bounded_types import HeadDim, Heads
 from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
-from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
+from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits, scale_number
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
@@ -84,6 +84,10 @@ class Mamba2(MixerGeometry):
     def shard(self, ranks: int) -> Self:
         """Return the geometry of one of ``ranks`` ranks, which has a share of the heads and groups."""
         return self if ranks == 1 else self.replace(heads=self.heads // ranks, groups=self.groups // ranks)
+
+    def scale(self, share: float) -> Self:
+        """Return the geometry with ``share`` times the heads, in as many groups."""
+        return self.replace(heads=scale_number(self.heads, share, multiple=self.groups))
 
     def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""

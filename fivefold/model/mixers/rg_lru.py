@@ -16,7 +16,7 @@ from pydantic import model_validator
 
 from fivefold.bounded_types import Heads, Width
 from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
-from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits
+from fivefold.model.mixers.geometry import MixerGeometry, ShardedUnits, scale_number
 from fivefold.model.mixers.short_conv import Taps
 from fivefold.model.weight import Weight
 
@@ -57,6 +57,11 @@ class RGLRU(MixerGeometry):
     def shard(self, ranks: int) -> Self:
         """Return the blocks of one of ``ranks`` ranks."""
         return self if ranks == 1 else self.replace(inner=self.inner // ranks, blocks=self.blocks // ranks)
+
+    def scale(self, share: float) -> Self:
+        """Return the geometry with ``share`` times the blocks."""
+        blocks = scale_number(self.blocks, share)
+        return self.replace(blocks=blocks, inner=self.block_width * blocks)
 
     def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""

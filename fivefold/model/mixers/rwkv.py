@@ -9,11 +9,11 @@ Source: transformers 5.23, ``models/rwkv/modeling_rwkv.py``, ``RwkvSelfAttention
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from fivefold.bounded_types import Width
 from fivefold.model.mixers.chunk_groups import count_chunks_of_group, split_into_groups
-from fivefold.model.mixers.geometry import MixerGeometry
+from fivefold.model.mixers.geometry import MixerGeometry, scale_number
 from fivefold.model.weight import Weight
 
 MIXED = ("key", "value", "receptance")  # the projections, each of a mean of a token and the one before it
@@ -32,6 +32,10 @@ class RWKV(MixerGeometry):
     chunk: ClassVar[int] = CHUNK_TOKENS
 
     inner: Width  # channels, each with its own decay
+
+    def scale(self, share: float) -> Self:
+        """Return the geometry with ``share`` times the channels."""
+        return self.replace(inner=scale_number(self.inner, share, multiple=8))
 
     def split_tokens(self, tokens: int, *, sequences: int, temporary_bytes: int) -> list[int]:
         """Return the tokens of each group of chunks that the trainer computes at once, of a sequence of ``tokens``."""
