@@ -17,7 +17,7 @@ from fivefold.machine import toml
 from fivefold.machine.kernel_efficiency import KernelEfficiency, build_chip_fields
 from fivefold.machine.overrides import apply_overrides
 from fivefold.machine.spec import LAUNCH_SECONDS, Chip, Link, Machine
-from fivefold.record import UserError, locate, make_unknown_name_error, read_file
+from fivefold.record import UserError, locate, make_unknown_name_error, read_file, warn
 from fivefold.units import GIB, MIB, Dtype
 
 POSTED = "total_memory as torch.cuda reports it"
@@ -485,6 +485,17 @@ def _split_count(name: str) -> tuple[str, str]:
     return _find_name(text) or text, f"{colon}{count}"
 
 
+def _warn_of_part_of_instance(text: str) -> None:
+    """Warn of a number after an instance's name that is of GPUs, but no multiple of those of the instance."""
+    name, _, count = text.partition(" ")[0].partition(":")
+    instance = INSTANCES.get(_find_name(name) or "")
+    if instance and count.isdecimal() and int(count) % instance.gpus:
+        warn(
+            f"machine {text!r}: {int(count):,} is the number of GPUs, of which one {name} has {instance.gpus}; for "
+            f"{int(count):,} instances write {int(count)}x{name}"
+        )
+
+
 def _count_node_gpus(chip: str) -> int | None:
     """Return the GPUs of a node of a chip; None for this computer, for a card on PCIe, and for racks such as NVL72.
 
@@ -538,6 +549,7 @@ def resolve(text: str, *, local: Path, ranks: int | None = None, find: Callable[
     the text to the file. Raises a one-line ``UserError`` for an unknown name.
     """
     name, *overrides = re.split(r"\s+(?=[a-z]+=)", spell_machine(text))
+    _warn_of_part_of_instance(text)
     if ranks is None and name.lower() in ROWS:  # node=4 is one node of four
         ranks = next((int(value) for value in _NODE_SIZE.findall(" ".join(overrides))), None)
     machine = _resolve_name(name, local=local, ranks=ranks, find=find)
@@ -566,7 +578,8 @@ def _resolve_name(text: str, *, local: Path, ranks: int | None, find: Callable[[
                 f"unknown machine {name.lower()!r}; for {digits} GPUs write {chip}:{digits}. "
                 "`fivefold machines` lists all"
             )
-        error = make_unknown_name_error(name.lower(), [*ROWS, *INSTANCES, "local"], kind="machine")
+        instances = [instance for instance in INSTANCES if instance.startswith(name.lower()[:1])]  # m3-ultra is no a3
+        error = make_unknown_name_error(name.lower(), [*ROWS, *instances, "local"], kind="machine")
         if "did you mean" in str(error):
             raise error
         raise UserError(

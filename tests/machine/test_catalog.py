@@ -21,7 +21,7 @@ from fivefold.machine.catalog import (
     with_ranks,
 )
 from fivefold.machine.spec import LAUNCH_SECONDS, Calibration
-from fivefold.record import UserError
+from fivefold.record import UsageWarning, UserError
 
 NOWHERE = Path("no/such/local.toml")
 
@@ -126,6 +126,7 @@ def test_a_machine_name_is_one_node_and_a_count_that_many_ranks():
     ("text", "says"),
     [
         ("h1000", "did you mean h100"),
+        ("m3-ultra", "unknown machine 'm3-ultra'; `fivefold machines` lists all; `local` is this computer"),
         ("", "`fivefold machines` lists all"),
         ("h100:0", "'0' is not a number of ranks"),
         ("h100:-8", "'-8' is not"),
@@ -243,6 +244,14 @@ def test_every_cloud_instance_is_one_node(name: str) -> None:
     assert machine(f"{name.upper()}:64").ranks == 64
     assert is_named(name)
     assert not is_counted(name)
+
+
+def test_a_part_of_an_instance_is_said_to_be_a_number_of_gpus() -> None:
+    with pytest.warns(
+        UsageWarning, match="4 is the number of GPUs, of which one p5.48xlarge has 8; for 4 instances write 4x"
+    ):
+        assert machine("p5.48xlarge:4").ranks == 4
+    assert machine("p5.48xlarge:16").ranks == machine("2xp5.48xlarge").ranks == 16  # without a warning
 
 
 @pytest.mark.parametrize(

@@ -196,6 +196,11 @@ def read_experts(config: Config, **of_family: Any) -> dict[str, Any]:
     without a key for their width. A softmax over the logits of the chosen experts equals that over all logits, rescaled
     to sum to one.
     """
+    if config.num_experts == 0:
+        raise config.mistake(
+            "it has 0 experts (num_experts, num_local_experts or n_routed_experts): give 1 or more, or the "
+            "architecture of a dense model"
+        )
     return {
         "experts": config.num_experts,
         "topk": config.num_experts_per_tok,
