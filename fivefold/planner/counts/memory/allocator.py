@@ -76,7 +76,7 @@ def bound_driver_bytes(machine: Machine, world: int) -> int:
 
     They have a communicator of all ranks and another one, at least of two ranks, which are neighbours or far apart.
     """
-    pairs = [RankGroup(min(2, world), stride) for stride in (1, max(1, world // 2))]
+    pairs = [RankGroup(min(2, world), stride) for stride in (1, ceil_div(world, 2))]
     smallest = min(_count_communicator_bytes(machine, pair, PUBLISHED) for pair in pairs)
     of_all = _count_communicator_bytes(machine, RankGroup(world, 1), PUBLISHED)
     return _limit_driver_bytes(machine, PUBLISHED.context_bytes + of_all + smallest)

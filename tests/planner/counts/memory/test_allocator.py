@@ -173,9 +173,9 @@ def test_deepspeeds_grid_of_a_pipeline_has_groups_of_its_own() -> None:
     assert list_groups(NODES, "dp2 tp8", software) == list_groups(NODES, "dp2 tp8")
 
 
-@pytest.mark.parametrize("name", ["a100", "v100", "l40s", "mi300x", "gb200"])
+@pytest.mark.parametrize("name", ["a100", "v100", "l40s", "mi300x", "gb200", "gh200"])
 def test_no_layout_has_fewer_driver_bytes_than_the_bound_of_a_search(name: str) -> None:
-    for world in (1, 2, 3, 4, 8, 12, 16, 64):
+    for world in (1, 2, 3, 4, 5, 8, 9, 12, 16, 64):  # 5 and 9: one rank is alone on its node
         machine = resolve(f"{name}:{world}", local=Path("/nowhere"))
         for tp, pp in ((tp, pp) for tp in range(1, world + 1) for pp in range(1, world + 1) if world % (tp * pp) == 0):
             layout = Layout(dp=world // (tp * pp), tp=tp, pp=pp, schedule="1f1b")
