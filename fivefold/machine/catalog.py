@@ -178,6 +178,7 @@ L20: dict[Dtype, float] = {"fp32": 59.8, "tf32": 59.8, "bf16": 119.5, "fp16": 11
 L4: dict[Dtype, float] = {"fp32": 30.3, "bf16": 121, "fp8": 242}
 RTX4090: dict[Dtype, float] = {"fp32": 82.58, "bf16": 165.2}
 RTX3090: dict[Dtype, float] = {"fp32": 35.58, "bf16": 71}
+RTX3060: dict[Dtype, float] = {"fp32": 12.74, "bf16": 25.5}
 RTX5090: dict[Dtype, float] = {"fp32": 104.8, "tf32": 104.8, "bf16": 209.5, "fp16": 209.5, "fp8": 419}
 RTX_PRO_6000: dict[Dtype, float] = {"fp32": 126, "tf32": 252, "bf16": 503.8, "fp16": 503.8, "fp8": 1007.6}
 A10: dict[Dtype, float] = {"fp32": 31.2, "tf32": 62.5, "bf16": 125, "fp16": 125}
@@ -312,6 +313,10 @@ ROWS: dict[str, ChipRow] = {
     "rtx3090": ChipRow("ampere", measured.RTX3090, RTX3090, 0.936, PCIE4, NIC_SHARED, None,
         TotalMemory(24248 * MIB, f"{POSTED}: 23.68 GiB, vllm-project/vllm issue 16343"),
         f"RTX 3090: fp32 digitaltrends.com, {RECALLED}"),
+    "rtx3060": ChipRow("ampere", measured.RTX3060, RTX3060, 0.36, PCIE4, NIC_SHARED, 170,
+        TotalMemory(from_posted(11.75), f"{POSTED}: 11.75 GiB, Kunhao-Liu/StyleGaussian issue 12"),
+        "RTX 3060 12 GB: fp32 and memory rate sysrqmts.com, watts pcpartdb.com; 16 bits: 112 tensor cores at 1.777 GHz "
+        "of the 128 FLOPs each that those of the RTX 3090 have"),
     "a6000": ChipRow("ampere", measured.A6000, A6000, 0.768, PCIE4, NIC_SHARED, 300,
         TotalMemory(48676 * MIB,
             f"{POSTED}: total_memory=48676MB, pytorch/ao@b5b9525:torchao/prototype/hqq/README.md; ECC off"),
@@ -337,6 +342,7 @@ ALIASES = {  # other names of the catalog's chips
     **dict.fromkeys(("v100-32", "v100-32gb", "v100-sxm2-32gb"), "v100"),
     **dict.fromkeys(("v100-16g", "v100-16gb", "v100-sxm2-16gb"), "v100-16"),
     **dict.fromkeys(("3090", "rtx-3090"), "rtx3090"),
+    **dict.fromkeys(("3060", "rtx-3060", "rtx3060-12gb", "rtx-3060-12gb"), "rtx3060"),
     **dict.fromkeys(("4090", "rtx-4090"), "rtx4090"),
     **dict.fromkeys(("5090", "rtx-5090"), "rtx5090"),
     **dict.fromkeys(("rtx-pro-6000", "rtx6000-pro", "rtx-pro6000", "rtx-6000-pro"), "rtxpro6000"),

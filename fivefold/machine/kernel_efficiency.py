@@ -152,6 +152,7 @@ RTX4090 = KernelEfficiency(
     attention_backward_share=0.8,
 )
 RTX3090 = KernelEfficiency(82, {"bf16": 76.6}, TORCH)
+RTX3060 = KernelEfficiency(28, {}, UNKNOWN)
 RTX5090 = KernelEfficiency(170, {"bf16": 224.3}, "best matmul: main-horse.github.io/posts/5090-mm-perf")
 RTX_PRO_6000 = KernelEfficiency(188, {}, UNKNOWN)
 A6000 = KernelEfficiency(84, {}, UNKNOWN)
