@@ -261,7 +261,9 @@ def _propose(
         for entry in incumbents.fitting
         if entry.planner in same_precision and entry.estimate.layout.world == ranks
     )
-    simplest = Simplest(same_precision, evaluated, max_seconds=max_seconds, where=where)
+    simplest = Simplest(
+        same_precision, evaluated, max_seconds=max_seconds, largest_peak=incumbents.largest_peak, where=where
+    )
     chosen = simplest.find()
     simpler, faster = (build_alternative(rival, chosen) for rival in simplest.find_rivals(chosen))
     unchanged = [entry for entry in incumbents.fitting if entry.precision == precision != best.precision]

@@ -8,14 +8,18 @@ fits and is fast enough.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from math import log2
 from typing import NamedTuple
 
 from fivefold.layout.names import DEFAULT_ORDER
+from fivefold.layout.sharding import get_policy
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.where import ANY_LAYOUT, Where
-from fivefold.planner.predict import Planner
+from fivefold.planner.counts.counts import Counts, Name
+from fivefold.planner.predict import Planner, find_max_peak_bytes
+from fivefold.planner.search.estimates import list_resting_bytes
 from fivefold.planner.search.layout_changes import can_run, change, rank_moves, with_virtual_stages
 from fivefold.planner.time.ratio_errors import estimate_speed_ratio
 from fivefold.planner.time.timeline import StepTime
@@ -69,7 +73,8 @@ def score_complexity(layout: Layout, *, ranks_per_node: int, default_reduction: 
 class Simplest:
     """Looks for simple layouts of a model, machine and precision that take no more than ``limit`` seconds.
 
-    ``planners``: the job's own, and those that reduce gradients of ZeRO-2 and -3 otherwise.
+    ``planners``: the job's own, and those that reduce gradients of ZeRO-2 and -3 otherwise. ``largest_peak``: no
+    layout that fits has a larger predicted peak.
     """
 
     def __init__(
@@ -78,9 +83,10 @@ class Simplest:
         evaluated: Iterable[Evaluated],
         *,
         max_seconds: float,
+        largest_peak: int,
         where: Where = ANY_LAYOUT,
     ) -> None:
-        self.planners, self.max_seconds, self.where = planners, max_seconds, where
+        self.planners, self.max_seconds, self.largest_peak, self.where = planners, max_seconds, largest_peak, where
         machine = planners[0].machine
         self.ranks_per_node = machine.ranks_per_node
         self.evaluated = {(candidate.layout, candidate.planner.job): candidate for candidate in evaluated}
@@ -134,11 +140,13 @@ class Simplest:
             return self.evaluated[key]
         if not self.n_left or not self.where.is_satisfied_by(layout) or not can_run(layout, planner):
             return None
+        if bound_resting_bytes(layout, planner.counts) > self.largest_peak:
+            return None
         ranks = planner.memory(layout)
-        if not planner.fits(layout, ranks):
+        peak = find_max_peak_bytes(ranks)
+        if peak > self.largest_peak or not planner.fits(layout, ranks):
             return None
         self.n_left -= 1
-        peak = max(rank.peak_bytes for rank in ranks)
         self.evaluated[key] = Evaluated(layout, planner.estimate(layout, ranks=ranks).step_time, peak, planner)
         return self.evaluated[key]
 
@@ -149,6 +157,12 @@ class Simplest:
 
     def _get_key(self, evaluated: Evaluated) -> tuple[float, float]:
         return self._estimate_cost(evaluated.layout, evaluated.planner), evaluated.seconds
+
+
+def bound_resting_bytes(layout: Layout, counts: Counts) -> int:
+    """Return the mean over pipeline ranks of the bytes of weights and optimizer states: no more than the peak."""
+    keeps, units = get_policy(layout, counts.job), Counter[Name](["embed", "head", *counts.kinds])
+    return sum(n * list_resting_bytes(counts.states(layout, unit), keeps)[0] for unit, n in units.items()) // layout.pp
 
 
 def build_alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative | None:

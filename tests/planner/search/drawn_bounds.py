@@ -13,6 +13,7 @@ from fivefold.machine.catalog import with_ranks
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.columns import CandidateLayouts
+from fivefold.planner.search.simplest import bound_resting_bytes
 from fivefold.planner.search.simulated_bound import group_schedules, simulate_group
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import MICRO_BATCH_SIZES, SMALL_MICRO_BATCH
@@ -113,7 +114,8 @@ def compare_bounds(
             time = planner.estimate(layout, ranks=ranks).step_time.seconds if timed else 0.0
         except UserError:  # more bytes than are counted
             continue
-        yield Compared(layout, float(size), max(rank.peak_bytes for rank in ranks), float(least), time)
+        size = max(float(size), bound_resting_bytes(layout, planner.counts))
+        yield Compared(layout, size, max(rank.peak_bytes for rank in ranks), float(least), time)
 
 
 def _draw(candidates: CandidateLayouts, most: int, some: np.random.Generator) -> CandidateLayouts:

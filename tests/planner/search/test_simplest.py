@@ -123,7 +123,7 @@ def test_no_more_layouts_are_estimated_than_allowed() -> None:
     planner = Planner(model=SMALL, machine=NODE, job=FEW)
     start = Layout.parse("dp1 tp2 pp4 v1 zero0 zb1p mbs1")
     known = [Evaluated(start, StepTime(1.0, 1.0, 0.0, {}, 0.0, ""), 1, planner)]
-    simplest = Simplest([planner], known, max_seconds=1e-9 + 1.0)
+    simplest = Simplest([planner], known, max_seconds=1e-9 + 1.0, largest_peak=2**60)
     simplest.left = 3
     simplest.find()
     assert len(simplest.evaluated) <= 4
@@ -227,7 +227,7 @@ def test_when_gradients_are_reduced_is_a_choice_from_zero_2_on() -> None:
     planners = [
         Planner(model=SMALL, machine=NODE, job=FEW.replace(reduce=reduce)) for reduce in ("step", "micro_batch")
     ]
-    simplest = Simplest(planners, [], max_seconds=1.0)
+    simplest = Simplest(planners, [], max_seconds=1.0, largest_peak=2**60)
     results = [len(simplest._list_planners(Layout(dp=4, zero=zero))) for zero in range(4)]
     assert results == [1, 1, 2, 2]
 

@@ -21,9 +21,8 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts, UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.peak import RankMemory, make_table
-from fivefold.planner.counts.memory.stages import build_stages
+from fivefold.planner.counts.memory.stages import ModelChunk, build_stages
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.planner.counts.operations.op import Op
 from fivefold.stack.spec import Stack
 from fivefold.units import MIB, ceil_div
 
@@ -133,10 +132,10 @@ def estimate_allocator_totals(
     constants: AllocatorConstants = PUBLISHED,
 ) -> AllocatorTotals:
     """Return reserved and driver bytes of a layout; ``ranks`` as ``memory`` returns them."""
-    rank_stages = list_stages(layout, counts.job)
+    chunks = build_stages(counts, layout).chunks
     reserved = max(
-        _count_reserved(counts, layout, rank, chunks, constants)
-        for rank, chunks in zip(ranks, rank_stages, strict=True)
+        _count_reserved(counts, layout, rank, [chunks[stage] for stage in stages], constants)
+        for rank, stages in zip(ranks, list_stages(layout, counts.job), strict=True)
     )
     return AllocatorTotals(reserved, reserved + count_driver_bytes(machine, layout, counts.job.stack, constants))
 
@@ -156,32 +155,26 @@ def list_stages(layout: Layout, job: Job) -> Sequence[tuple[int, ...]]:
 
 
 def _count_reserved(
-    counts: Counts, layout: Layout, rank: RankMemory, chunks: Sequence[int], constants: AllocatorConstants
+    counts: Counts, layout: Layout, rank: RankMemory, chunks: Sequence[ModelChunk], constants: AllocatorConstants
 ) -> int:
     """Return the bytes that PyTorch reserves on one rank with the stages ``chunks``."""
-    if counts.job.stack.expandable_segments:
+    stack = counts.job.stack
+    if stack.expandable_segments:
         return segment(rank.peak_bytes)
-    part, stages = get_local_degrees(layout), counts.list_stage_groups(layout)
-    runs = {run.name: run for chunk in chunks for run in stages[chunk]}.values()
+    runs = {unit.group.name: unit.group for chunk in chunks for unit in chunk.groups}.values()
     passes_bytes = segment(rank.passes_bytes) + sum(
         map(segment, _count_concatenated(counts, layout, rank, runs, constants))
     )
-    scatter_inputs = sum(
-        run.times * _reduce_scatter_inputs(counts.unit(get_group_degrees(part, run), run.name).ops) for run in runs
-    )
+    scatter_inputs = _count_scatter_inputs(counts, layout, runs) if stack.run_ahead and stack.async_tp else 0
     fragments = _estimate_fragments(counts, layout, rank, chunks, runs, constants)
-    return (
-        max(segment(rank.peak_bytes), passes_bytes)
-        + fragments
-        + (scatter_inputs if counts.job.stack.run_ahead and counts.job.stack.async_tp else 0)
-    )
+    return max(segment(rank.peak_bytes), passes_bytes) + fragments + scatter_inputs
 
 
 def _estimate_fragments(
     counts: Counts,
     layout: Layout,
     rank: RankMemory,
-    chunks: Sequence[int],
+    chunks: Sequence[ModelChunk],
     runs: Iterable[UnitGroup],
     constants: AllocatorConstants,
 ) -> int:
@@ -195,8 +188,7 @@ def _estimate_fragments(
     first, second, third = (*map(segment, _list_largest(counts, layout, runs, n=constants.split_later)), 0, 0, 0)[:3]
     kept_bytes = _count_persistent_bytes(counts, layout, rank, chunks)
     has_room = rank.activations_bytes - first >= kept_bytes  # the logits are activations too
-    stages = build_stages(counts, layout).chunks
-    one_micro_batch = sum(stages[stage].kept_bytes for stage in chunks)
+    one_micro_batch = sum(chunk.kept_bytes for chunk in chunks)
     lost_bytes = first if rank.activations_bytes > one_micro_batch else 0 if has_room else first - kept_bytes
     remainders = _list_remainders(counts, layout, runs)
     if layout.pp == 1:
@@ -241,24 +233,24 @@ def _list_remainders(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) 
     return remainders
 
 
-def _count_persistent_bytes(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[int]) -> int:
+def _count_persistent_bytes(counts: Counts, layout: Layout, rank: RankMemory, chunks: Iterable[ModelChunk]) -> int:
     """Return the bytes that are kept from one micro-batch to the next, or with a single one from one step to the next.
 
     These are the sums of gradients, unless they are sharded, or the optimizer's moments.
     """
     if layout.micro_batches(counts.job) == 1 or not get_policy(layout, counts.job).gradients_stay:
         return rank.optimizer_bytes
-    stages = counts.list_stage_groups(layout)
-    return sum(run.times * counts.states(layout, run.name).sums for chunk in chunks for run in stages[chunk])
+    return sum(chunk.states.sums for chunk in chunks)
 
 
-def _reduce_scatter_inputs(ops: Iterable[Op]) -> int:
-    """Return the bytes of a unit's inputs to tp's reduce-scatters in the forward."""
-    messages = [op.message for op in ops if op.message]
+def _count_scatter_inputs(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) -> int:
+    """Return the bytes of the inputs of ``runs`` to tp's reduce-scatters in the forward."""
+    part = get_local_degrees(layout)
     return sum(
-        message.payload
-        for message in messages
-        if message.axis in ("tp", "tp_outer") and message.forward == "reduce_scatter"
+        run.times * op.message.payload
+        for run in runs
+        for op in counts.unit(get_group_degrees(part, run), run.name).ops
+        if op.message and op.message.axis in ("tp", "tp_outer") and op.message.forward == "reduce_scatter"
     )
 
 
