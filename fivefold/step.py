@@ -233,7 +233,7 @@ def build_step(
     remarks: tuple[str, ...] = (),
 ) -> Step:
     """Return the step of a job, with its speed and MFU computed from its time."""
-    available = time.step_seconds * layout.world * machine.chip.peak(job.precision.compute)
+    available = time.step_seconds * machine.count_peak_flops(job.precision.compute, ranks=layout.world)
     return Step(
         kind=kind,
         model=model.name,

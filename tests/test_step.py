@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from fivefold.machine.catalog import resolve
 from fivefold.step import Memory, Mfu, StageMemory, Step, Time, Traffic, Work, count_sent_bytes
 
 # The contract that users' scripts read; more keys may be added, none may go.
@@ -113,6 +115,14 @@ def test_sent_bytes_of_ring_collectives_equal_those_by_hand(collective: str, byt
 def test_all_reduce_is_scatter_and_gather() -> None:
     parts = [count_sent_bytes(name, payload=4096, ranks=16) for name in ("reduce_scatter", "all_gather")]
     assert count_sent_bytes("all_reduce", payload=4096, ranks=16) == sum(parts)
+
+
+def test_fewer_processes_than_a_cpu_has_ranks_share_all_its_cores() -> None:
+    gpus = resolve("h100:2", local=Path("none"))
+    cpu = gpus.replace(backend="gloo", ranks_per_node=2)
+    peak = gpus.chip.peak("bf16")
+    assert [gpus.count_peak_flops("bf16", ranks=ranks) for ranks in (1, 2)] == [peak, 2 * peak]
+    assert [cpu.count_peak_flops("bf16", ranks=ranks) for ranks in (1, 2, 4)] == [2 * peak, 2 * peak, 4 * peak]
 
 
 def test_mfu_is_of_all_chips() -> None:

@@ -276,6 +276,14 @@ class Machine(Record):
         """Tell whether messages can overlap with compute: on streams of a GPU, or by NICs between hosts."""
         return self.has_gpus or self.nodes > 1
 
+    def count_peak_flops(self, dtype: Dtype, *, ranks: int) -> float:
+        """Return the FLOP/s that ``ranks`` ranks can have together.
+
+        The peak of a rank of a CPU was measured while all ranks of its computer ran. Fewer ranks share all its cores.
+        """
+        busy = ranks if self.has_gpus else max(ranks, min(self.ranks_per_node, self.ranks))
+        return busy * self.chip.peak(dtype)
+
     def link(self, span: int) -> Link:
         """Return the nearest tier that connects ``span`` neighboring ranks."""
         return next((link for link in self.links if link.span >= span), self.links[-1])

@@ -259,7 +259,6 @@ class Watched:
         if self.predicted is not None:
             work = self.predicted.work.replace(parameters=parameters, hardware_flops=flops)
         job: dict[str, Any] = self.described["job"]
-        peak = self.machine.chip.peak(job["precision"]["compute"]) if self.machine and "precision" in job else 0.0
         memory = Memory(
             peak_bytes=max(stage.peak_bytes for stage in stages),
             stages=stages,
@@ -267,7 +266,10 @@ class Watched:
             reserved_bytes=max(measurement[1] for measurement in everyone),
         )
         world = len(everyone)
-        available = (seconds or 1.0) * world * (peak or inf)
+        peak = inf  # unknown
+        if self.machine is not None and "precision" in job:
+            peak = self.machine.count_peak_flops(job["precision"]["compute"], ranks=world)
+        available = (seconds or 1.0) * peak
         return Step(
             kind="measured",
             world=world,
