@@ -497,8 +497,8 @@ def _warn_of_part_of_instance(text: str) -> None:
     instance = INSTANCES.get(_find_name(name) or "")
     if instance and count.isdecimal() and int(count) % instance.gpus:
         warn(
-            f"machine {text!r}: {int(count):,} is the number of GPUs, of which one {name} has {instance.gpus}; for "
-            f"{int(count):,} instances write {int(count)}x{name}"
+            f"machine {text!r}: {int(count):,} is the number of GPUs, of which one {name} has {instance.gpus}; "
+            f"write {int(count)}x{name} for as many instances"
         )
 
 

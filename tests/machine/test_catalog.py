@@ -248,7 +248,8 @@ def test_every_cloud_instance_is_one_node(name: str) -> None:
 
 def test_a_part_of_an_instance_is_said_to_be_a_number_of_gpus() -> None:
     with pytest.warns(
-        UsageWarning, match="4 is the number of GPUs, of which one p5.48xlarge has 8; for 4 instances write 4x"
+        UsageWarning,
+        match="4 is the number of GPUs, of which one p5.48xlarge has 8; write 4xp5.48xlarge for as many instances",
     ):
         assert machine("p5.48xlarge:4").ranks == 4
     assert machine("p5.48xlarge:16").ranks == machine("2xp5.48xlarge").ranks == 16  # without a warning
