@@ -380,6 +380,16 @@ class Job(Record):
             return self.precision
         return self.precision.replace(weights_bytes=2, gradients_bytes=2, moments_bytes=(2, 2))
 
+    def count_reduce_bytes(self, recipe: Recipe) -> int:
+        """Return the bytes in which messages of data parallelism reduce a gradient of ``recipe``."""
+        sizes = {"summed": recipe.summed_bytes, "backward": recipe.gradients_bytes, "fp32": 4}
+        return sizes[self.stack.reduce_dtype]
+
+    @property
+    def bucket_bytes(self) -> int:
+        """Return the bytes of a gradient in the buckets that are reduced (``Stack.reduce_bucket``)."""
+        return min(self.precision.summed_bytes, self.count_reduce_bytes(self.precision))
+
     @property
     def base_format(self) -> BaseFormat | None:
         """Return how the base of adapters stores the matrices that it quantizes; None: it quantizes none."""

@@ -54,10 +54,11 @@ class JobWords(TypedDict, total=False):
     fused_scans: bool
     scan_temporary_bytes: int | None
     transposes_attention: bool
-    column_inputs: Literal["regathered", "saved"]
+    column_inputs: Literal["regathered", "saved", "copied"]
     input_grad_all_reduces: Sequence[int]
     tp_buffers: Literal["in_place", "copied"]
     wgrad_accumulation: Literal["separate", "deferred", "deferred_buckets", "ddp_buckets", "fused", "fused_dummy"]
+    reduce_dtype: Literal["summed", "backward", "fp32"]
     reduced_gradients: Literal["summed", "updated"]
     flat_copies: Sequence[Literal["gradients", "weights"]]
     run_ahead: bool

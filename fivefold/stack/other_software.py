@@ -33,6 +33,11 @@ DEEPSPEED = StackEntry(
         "reduce_bucket": Fact(
             500_000_000, f"{ZERO_CONFIG}: reduce_bucket_size; {ZERO_1_2}, average_tensor: all-reduced; measured"
         ),
+        "reduce_dtype": Fact(
+            "backward",
+            "deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/engine.py, communication_data_type: that of fp16 or bf16; "
+            f"{ZERO_1_2}, setup_buckets: buckets have the dtype of the weights",
+        ),
         "zero3_gather": Fact("weights", f"{ZERO_3}, fetch_sub_module; measured"),
         "update_group_size": Fact(
             1_000_000_000, f"{ZERO_CONFIG}: sub_group_size; {STAGE_3}, _create_fp16_sub_groups; measured"
@@ -146,9 +151,17 @@ INTERNEVO = StackEntry(
     family="internevo",
     facts={
         "attention": Fact("flash1", "InternLM/InternLM:doc/en/install.md: FlashAttention 1.0.5"),
-        "loss": Fact("plain", f"{INTERNEVO_REPOSITORY}:configs/7B_sft.py: logits are widened to fp32"),
+        "loss": Fact(
+            "upcast",
+            f"{INTERNEVO_REPOSITORY}:internlm/core/naive_amp.py, output_to_fp32; internlm/model/losses/ce_loss.py: "
+            "flash_attn's, inplace_backward",
+        ),
         "linears": Fact("separate", "PyTorch: torch.nn.Linear, each a node of autograd"),
         "merged_projections": Fact(True, f"{INTERNEVO_REPOSITORY}:internlm/model: Wqkv"),
+        "input_grad_all_reduces": Fact((1, 2), f"{INTERNEVO_REPOSITORY}:internlm/model/modules/mlp.py: w1 and w3"),
+        "async_tp": Fact(
+            True, f"{INTERNEVO_REPOSITORY}:internlm/model/utils.py, FusedDenseFunc: all_reduce_raw, async_op, before dW"
+        ),
         "early_stop": Fact(False, "InternLM/InternEvo@108e1a5:internlm/solver/activation_checkpoint.py, use_reentrant"),
         "overlap": Fact(("dp",), f"{INTERNEVO_CONFIG}: overlap_sync_grad, not overlap_sync_param"),
         "param_all_gather": Fact(
@@ -163,16 +176,25 @@ INTERNEVO = StackEntry(
 )
 
 PADDLE_LLAMA = f"{PADDLE_REPOSITORY}@5dd0f5d:paddlenlp/transformers/llama/modeling.py"
-PADDLE_CONFIG = f"{PADDLE_REPOSITORY}@1392867:llm/llama/pretrain-llama2_7b-tp2sd4_stage2.json"
+PADDLE_CONFIG = f"{PADDLE_REPOSITORY}@7b0d79d:llm/llama/pretrain-llama2_7b-tp2sd4_stage2.json"
+PADDLE_LAYERS = "PaddlePaddle/Paddle@009e8cf:python/paddle/distributed/fleet/layers/mpu"
 PADDLENLP = StackEntry(
     name="paddlenlp",
-    version="74569c0",
+    version="0b246a6",
     family="paddle",
     facts={
         "attention": Fact("flash2", f"{PADDLE_CONFIG}: use_flash_attention"),
         "loss": Fact("upcast", f"{PADDLE_LLAMA}: cross entropy of prediction_scores as float32, split by vocabulary"),
-        "kernels": Fact("plain", f"{PADDLE_CONFIG}: use_fused_rms_norm is off (use_fused_rope is on)"),
+        "kernels": Fact("norms", f"{PADDLE_CONFIG}: use_fused_rms_norm, use_fused_rope; {PADDLE_LLAMA}: F.silu() * up"),
         "linears": Fact("separate", f"{PADDLE_LLAMA}: a ColumnParallelLinear each"),
+        "input_grad_all_reduces": Fact(
+            (3, 2),
+            f"{PADDLE_LLAMA}: q, k and v, gate and up, as fuse_attention_qkv and fuse_attention_ffn are off; "
+            f"{PADDLE_LAYERS}/mp_ops.py, c_identity_eager: each in the stream that computes",
+        ),
+        "column_inputs": Fact(
+            "copied", "PaddlePaddle/Paddle@9ae6547:paddle/phi/kernels/impl/c_identity_kernel_impl.h: Copy"
+        ),
         "early_stop": Fact(False, f"{PADDLE_LLAMA}: recompute runs full layers again"),
         "overlap": Fact((), f"{PADDLE_CONFIG}: no sharding_parallel_config, so nothing is hidden"),
         "reduce_in_fp32": Fact(False, f"{PADDLE_CONFIG}: amp_master_grad is off"),

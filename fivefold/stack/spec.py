@@ -166,8 +166,9 @@ class Stack(Record):
     # projection, which saves the copy, where there are several sequences (nanotron)
     transposes_attention: bool = False
     # the input of column-parallel layers under sequence parallelism, gathered over tp: freed after the forward and
-    # gathered again for the weight gradients, or saved until then (PyTorch's autograd)
-    column_inputs: Literal["regathered", "saved"] = "regathered"
+    # gathered again for the weight gradients, or saved until then (PyTorch's autograd); copied: as saved, and without
+    # sequence parallelism each layer that all-reduces its input gradient copies the input and saves the copy (Paddle)
+    column_inputs: Literal["regathered", "saved", "copied"] = "regathered"
     # without sequence parallelism, the number of all-reduces of the gradient of attention's input, and of the MLP's:
     # one, or as many as column-parallel layers read it, if each reduces the gradient that it computes
     input_grad_all_reduces: tuple[AllReduces, AllReduces] = (1, 1)
@@ -183,6 +184,10 @@ class Stack(Record):
     wgrad_accumulation: Literal["separate", "deferred", "deferred_buckets", "ddp_buckets", "fused", "fused_dummy"] = (
         "separate"
     )
+    # dtype in which messages of data parallelism reduce gradients: that in which they are accumulated; that of the
+    # backward (DeepSpeed, whose buckets have it too); or fp32, to which a bucket is cast for its message, and back
+    # (Aleph Alpha; DeepSpeed's communication_data_type)
+    reduce_dtype: Literal["summed", "backward", "fp32"] = "summed"
     # dtype of a rank's shard of reduced gradients: that of the reduction, or that of the weights that the optimizer
     # updates, to which each unit's are cast when they are reduced (PyTorch's FSDP)
     reduced_gradients: Literal["summed", "updated"] = "summed"
@@ -294,10 +299,13 @@ class Stack(Record):
             raise ValueError("compile=true compiles what kernels='eager' runs one by one; drop either")
         if self.fp8_attention and self.attention != "flash":
             raise ValueError(f"fp8_attention is a kernel of its own; use attention='flash', not {self.attention!r}")
-        if self.linears == "fused_backward" and self.column_inputs == "saved":
+        if self.linears == "fused_backward" and self.column_inputs != "regathered":
             raise ValueError(
-                "linears='fused_backward' gathers inputs again for dW; column_inputs='saved' needs linears='separate'"
+                "linears='fused_backward' gathers inputs again for dW; "
+                f"column_inputs={self.column_inputs!r} needs linears='separate'"
             )
+        if self.reduce_dtype == "fp32" and not self.reduce_bucket:
+            raise ValueError("reduce_dtype='fp32' casts buckets of gradients; set reduce_bucket, or use 'summed'")
         return self
 
     @property
@@ -365,9 +373,10 @@ class Stack(Record):
         """Tell whether kernels copy between the buffers of data-parallel messages and weights or gradients.
 
         PyTorch's FSDP2 copies both, its FSDP gradients (the backward of splitting a flat tensor concatenates them), and
-        its DistributedDataParallel gradients to buckets and back.
+        its DistributedDataParallel gradients to buckets and back. Buckets may be cast for their messages.
         """
-        return self.comm_buffers == "retained" or self.flat_shards or self.wgrad_accumulation == "ddp_buckets"
+        copies = self.comm_buffers == "retained" or self.flat_shards or self.wgrad_accumulation == "ddp_buckets"
+        return copies or self.reduce_dtype == "fp32"
 
     @property
     def is_compiled(self) -> bool:

@@ -225,6 +225,7 @@ JOB: dict[str, Draw] = {
     "seed": choose(0, 7),
 }
 
+COLUMN_INPUTS = (("regathered", "regathered"), ("saved", "copied"))
 MERGED_ADAPTERS = (*("none",) * 6, "all_gather", "all_to_all")  # an error next to most adapters
 
 STACK: dict[str, Draw] = {
@@ -235,7 +236,9 @@ STACK: dict[str, Draw] = {
     "merged_projections": choose_option(Stack, "merged_projections"),
     "merged_adapters": lambda some: MERGED_ADAPTERS[some.getstate()[1][4] % 8],  # leaves the draws after it
     "linears": choose_option(Stack, "linears"),
-    "column_inputs": choose_option(Stack, "column_inputs"),
+    "column_inputs": lambda some: COLUMN_INPUTS[some.random() >= 0.5 and some.choice((0, 1))][
+        some.getstate()[1][8] % 2
+    ],
     "token_permutation": choose_option(Stack, "token_permutation"),
     "fused_scans": choose(False, False, True),
     "scan_temporary_bytes": choose(None, None, 2**20, 2**26),
@@ -283,6 +286,7 @@ STACK: dict[str, Draw] = {
     "compile_loss": lambda some: some.getstate()[1][-1] % 2 == 0,  # leaves the draws after it as they were
     "fp8_attention": lambda some: some.getstate()[1][5] % 4 == 0,  # likewise
     "input_grad_all_reduces": lambda some: ((1, 1), (1, 1), (1, 2), (3, 2))[some.getstate()[1][6] % 4],  # likewise
+    "reduce_dtype": lambda some: ("summed", "backward", "fp32")[some.getstate()[1][7] % 3],  # likewise, of buckets
     "second_communicators": lambda some: ("world", "tp", "pp")[: some.getstate()[1][9] % 4],
 }
 LABELS = ("name", "version", "family", "runs")  # of a stack: what it is called, and what ``refuse`` reads
@@ -450,12 +454,16 @@ def job(some: random.Random, *, batch: int) -> Job:
     drawn = fields(JOB | STACK, some) | {"global_batch": batch}
     drawn["freeze"] = () if drawn["adapter"] else drawn["freeze"]
     drawn["fp8_attention"] &= drawn["attention"] == "flash"
-    kept = ("sequence", "global_batch", "compile_loss", "fp8_attention", "input_grad_all_reduces")
+    kept = ("sequence", "global_batch", "compile_loss", "fp8_attention", "input_grad_all_reduces", "reduce_dtype")
     if some.random() < 0.4:
         few = {name: drawn[name] for name in drawn if name in kept or some.random() < 0.15}
-        return Job.read({"stack": some.choice(list(STACKS)), **few}, origin="")
-    usual = some.random()  # among many fields one would hide another: some, most or few stay at their defaults
-    return Job.read({name: value for name, value in drawn.items() if name in kept or some.random() > usual}, origin="")
+        stack = some.choice(list(STACKS))
+    else:
+        usual = some.random()  # among many fields one would hide another: some, most or few stay at their defaults
+        few, stack = {name: drawn[name] for name in drawn if name in kept or some.random() > usual}, "fivefold"
+    if few["reduce_dtype"] == "fp32" and not few.get("reduce_bucket", STACKS[stack].reduce_bucket):
+        few["reduce_dtype"] = "backward"  # what is cast to fp32 for its message is a bucket
+    return Job.read({"stack": stack, **few}, origin="")
 
 
 def case(seed: int) -> Case:

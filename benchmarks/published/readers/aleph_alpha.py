@@ -59,6 +59,7 @@ def _stack(row: Row) -> Stack:
         rope="unfused",
         column_inputs="saved",
         input_grad_all_reduces=(1, 2),
+        reduce_dtype="fp32",
         early_stop=False,
         flat_copies=(),
         overlap=(),

@@ -3,7 +3,8 @@
 InternLM/InternEvo@c628a8c:doc/en/train_performance.md, configs/7B_sft.py: Adam with fp32 master, sharded over all
 ranks or groups of them (hybrid ZeRO-1), 16-bit gradients, whose reduction alone overlaps; each owner broadcasts its
 full tensors (internlm/solver/optimizer), logits widened to fp32; FlashAttention 1.0.5 (InternLM/InternLM:
-doc/en/install.md), tensor parallel without sequence parallel (mtp). fms-fsdp@5a296af: compile, HSDP in bf16.
+doc/en/install.md), tensor parallel without sequence parallel (mtp). Norms are recomputed unless full layers are
+(modeling_internlm.py, dropout_selective_checkpoint). fms-fsdp@5a296af: compile, HSDP in bf16.
 """
 
 from __future__ import annotations
@@ -73,7 +74,8 @@ def _internevo(row: Row) -> Case:
     if row["model"] != "InternLM 7B":
         raise UserError(f"model {row['model']!r}, whose fields the source does not state")
     group = re.search(r"\((\d+) GPUs\)", row["zero"])
-    layout = layout_of_row(row, zero=sharding(row, silent=1), ac=read_recomputation(row))
+    recomputed = read_recomputation(row, words={"none": "norm", "full": "full"})
+    layout = layout_of_row(row, zero=sharding(row, silent=1), ac=recomputed)
     shards = min(int(group[1]), layout.dp) if group else layout.dp
     layout = layout.replace(sp=layout.tp == 1, shard_group=shards if shards < layout.dp else None)
     model = apply_printed_shape(INTERNLM, row)

@@ -27,7 +27,7 @@ PADDED_ELEMENTS = 2  # elements; DeepSpeed pads each rank's part of all weights 
 
 
 class BucketGradient(NamedTuple):
-    """The gradient of a weight: elements that are sent, their bytes, the number of shards, and of their replicas."""
+    """The gradient of a weight: elements that are sent, bytes of each, the number of shards, and of their replicas."""
 
     numel: int
     width: int
@@ -76,7 +76,7 @@ def list_gradients(counts: Counts, layout: Layout, chunks: Iterable[int]) -> lis
     return [
         BucketGradient(
             shards * shard_numel(weight, shards=shards) if layout.zero == 3 else weight.numel,
-            (job.saved_precision if trains_saved_modules(unit, job) else job.precision).summed_bytes,
+            job.count_reduce_bytes(job.saved_precision if trains_saved_modules(unit, job) else job.precision),
             shards,
             replicas,
         )
@@ -122,7 +122,7 @@ def _list_reductions(counts: Counts, layout: Layout, *, chunks: tuple[int, ...])
     DeepSpeed under ZeRO-0 and -1 starts with the first, because it reduces only after all gradients exist.
     """
     job, reduced = counts.job, list_gradients(counts, layout, chunks)
-    width, ranks = job.precision.summed_bytes, layout.dp * layout.cp
+    width, ranks = job.count_reduce_bytes(job.precision), layout.dp * layout.cp
     reduced = [gradient for gradient in reduced if gradient.shards * gradient.replicas > 1]
     if job.stack.wgrad_accumulation == "ddp_buckets":
         for width in sorted({gradient.width for gradient in reduced}):  # DDP joins gradients of one dtype

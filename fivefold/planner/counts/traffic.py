@@ -90,6 +90,7 @@ def list_unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[R
         recipe = counts.job.saved_precision if trains_saved_modules(unit, counts.job) else counts.job.precision
         stay = get_policy(layout, counts.job).weights_stay
         padded = count_padded_numel(unit, shards=shards)
+        width = counts.job.count_reduce_bytes(recipe)
         prefix = "expert_" if unit.name == "experts" else ""
         if shards > 1:
             regathers = needs_backward_gather(name, layout, counts.job) and counts.has_backward(name)
@@ -111,12 +112,12 @@ def list_unit_messages(counts: Counts, layout: Layout, name: Name) -> Iterator[R
                 "dp",
                 "all_reduce" if all_reduces else "reduce_scatter",
                 reduces,
-                padded * recipe.summed_bytes,
+                padded * width,
                 shards,
                 group,
             )
         if replicas > 1:
-            payload = padded // shards * recipe.summed_bytes
+            payload = padded // shards * width
             yield RepeatedMessage("dp", "all_reduce", 1, payload, replicas, f"{prefix}replica")
 
 

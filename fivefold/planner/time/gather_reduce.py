@@ -164,7 +164,7 @@ def _count_elements(counts: Counts, layout: Layout, name: Name) -> dict[str, tup
     elements: dict[str, tuple[int, int]] = {}
     for message in _list_messages(counts, layout, name).of_shards:
         if message.collective != "all_gather":  # of two, the first: over the shards, then over their replicas
-            numel = message.payload // counts.job.precision.summed_bytes
+            numel = message.payload // counts.job.count_reduce_bytes(counts.job.precision)
             elements.setdefault(_find_buffer(message), (numel, message.ranks))
     return elements
 
@@ -258,23 +258,27 @@ def _count_copied_bytes(message: RepeatedMessage, job: Job) -> tuple[int, int]:
     the number of ranks, and its shard by the rest (pytorch/pytorch@00ae0bc:torch/distributed/fsdp/_runtime_utils.py,
     _post_backward_hook; @07b3040:torch/distributed/algorithms/_comm_hooks/default_hooks.py, reduce_scatter_hook).
 
-    DistributedDataParallel copies gradients to buckets and back.
+    DistributedDataParallel copies gradients to buckets and back. A bucket in another dtype than its message is cast,
+    and what was reduced is cast back (deepspeedai/DeepSpeed@0.19.8:deepspeed/runtime/zero/stage_1_and_2.py,
+    allreduce_bucket; Aleph-Alpha/scaling@737f855:src/scaling/core/optimizer/allreduce.py).
     """
     stack, recipe = job.stack, job.precision
     copies_weights = stack.comm_buffers == "retained"
-    numel = message.payload // recipe.summed_bytes
+    width = job.count_reduce_bytes(recipe)
+    numel = message.payload // width
     if message.collective == "all_gather":
         return 2 * message.payload * copies_weights, 0
+    reduced = numel if message.collective == "all_reduce" else numel // message.ranks
+    cast = (numel + reduced) * (job.bucket_bytes + width) * (stack.reduce_bucket > 0 and job.bucket_bytes != width)
     if message.collective == "all_reduce":
-        return 0, 4 * message.payload * (stack.wgrad_accumulation == "ddp_buckets")
+        return 0, cast + 4 * message.payload * (stack.wgrad_accumulation == "ddp_buckets")
     if copies_weights:
-        return 0, numel * (recipe.gradients_bytes + recipe.summed_bytes)
+        return 0, cast + numel * (recipe.gradients_bytes + width)
     if not stack.flat_shards:
-        return 0, 0
-    is_cast = recipe.gradients_bytes != recipe.summed_bytes
-    cast = (recipe.gradients_bytes + recipe.summed_bytes) * is_cast
+        return 0, cast
+    flat_cast = (recipe.gradients_bytes + width) * (recipe.gradients_bytes != width)
     divided = numel + numel // message.ranks * (message.ranks > 2)  # two ranks divide before the reduction only
-    return 0, numel * (2 * recipe.gradients_bytes + cast) + 2 * divided * recipe.summed_bytes
+    return 0, cast + numel * (2 * recipe.gradients_bytes + flat_cast) + 2 * divided * width
 
 
 def _find_dualpipe_replicas(layout: Layout) -> RankGroup:

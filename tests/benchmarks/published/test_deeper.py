@@ -169,7 +169,20 @@ def test_paddle_has_no_sequence_parallelism_and_16_bit_gradients() -> None:
     assert {str(case.layout) for case in result.values()} == {"dp4 tp2 zero2 mbs1 nosp", "dp4 tp2 zero2 mbs2 nosp"}
     assert {case.job.precision.name for case in result.values()} == {"bf16-grad16"}
     assert [row for row, case in result.items() if case.model.qkv_bias] == ["paddlenlp-0011"]
-    assert cases("flagperf")["flagperf-0001"].job.stack == result["paddlenlp-0001"].job.stack
+    assert {case.job.stack.input_grad_all_reduces for case in result.values()} == {(3, 2), (1, 2)}
+    assert result["paddlenlp-0011"].job.stack.input_grad_all_reduces == (1, 2)
+
+
+def test_norms_of_paddle_are_fused_where_the_row_says_so() -> None:
+    """FlagPerf's runs print it; PaddleNLP's own configurations say it, all of them."""
+    printed = {row: case.job.stack for row, case in cases("flagperf").items() if case.job.stack.name == "paddlenlp"}
+    assert {row: stack.kernels for row, stack in printed.items()} == {
+        f"flagperf-000{row}": "norms" if row < 5 else "plain" for row in (1, 2, 3, 5, 6, 7)
+    }
+    assert {stack.rope for stack in printed.values()} == {"unfused"}
+    assert {(case.job.stack.kernels, case.job.stack.rope) for case in cases("paddlenlp").values()} == {
+        ("norms", "fused")
+    }
 
 
 def test_embedding_and_loss_count_as_two_layers() -> None:

@@ -92,6 +92,17 @@ def test_fsdp_concatenates_casts_and_divides_gradients_and_adds_shards(precision
     assert (first, 2 * later / numel) == (0, pytest.approx(moved["add", trained // RANKS], rel=1e-6))
 
 
+@pytest.mark.parametrize(("zero", "back"), [(1, 6), (3, 6 / 2)])
+def test_a_bucket_of_16_bits_is_cast_to_fp32_and_back(zero: int, back: float) -> None:
+    """Where gradients of 16 bits are reduced in fp32, what a rank gets of them is cast back."""
+    counts, layout, name, numel = count_bytes("deepspeed", f"dp2 zero{zero} mbs1", "bf16-grad16", reduce_dtype="fp32")
+    network = Network(machine("h100:8", local=Path("none")))
+    time = gather_reduce_seconds(
+        counts, network, layout, name, host_link_bandwidth=1.0, copy_seconds=lambda n_bytes: n_bytes
+    )
+    assert (time.copy_out, time.copy_in / numel) == (0, 6 + back)
+
+
 @pytest.mark.parametrize("reduced", [torch.float32, torch.bfloat16])
 def test_autograd_keeps_the_first_gradient_and_adds_each_later_one(reduced: torch.dtype) -> None:
     """Three backwards of a linear layer add twice; the planner counts the same bytes of an element on one rank."""

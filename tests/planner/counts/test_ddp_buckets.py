@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from fivefold.job import Job
+from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
@@ -17,6 +17,7 @@ from fivefold.planner.counts.ddp_buckets import divide_into_buckets
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.parameter_prefetch import simulate_prefetch
 from fivefold.planner.counts.traffic import list_messages
+from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 MODEL = Model(name="small", layers=4, width=128, heads=4, kv_heads=2, head_dim=32, ffn=352, vocab=1024)
@@ -89,6 +90,43 @@ def test_peak_memory_equals_the_measured_peak(text: str, asked: Job, measured: i
     assert rank.peak_bytes == pytest.approx(measured, rel=0.001)
 
 
+@pytest.mark.parametrize(
+    ("precision", "dtype", "width"),
+    [
+        ("fp32", "backward", 4),
+        ("bf16-grad16", "backward", 2),
+        ("bf16", "summed", 4),
+        ("bf16", "backward", 2),  # accumulated in fp32
+        ("bf16-grad16", "fp32", 4),
+    ],
+)
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_gradients_travel_in_the_dtype_of_their_reduction(precision: str, dtype: str, width: int, zero: int) -> None:
+    asked = job(reduce_dtype=dtype).replace(precision=get_recipe(precision))
+    messages = list_messages(Counts(MODEL, asked), Layout.parse(f"dp2 zero{zero} mbs2"))
+    reduced = [message for message in messages if message.axis == "dp" and message.collective != "all_gather"]
+    assert sum(message.payload * message.times for message in reduced) == width * WHOLE
+
+
+def test_a_bucket_that_is_cast_for_its_message_has_a_copy() -> None:
+    """DeepSpeed's allreduce_bucket: flattened, then in fp32. Buckets have 16 bits, whatever gradients accumulate in."""
+
+    def count_peak(precision: str, dtype: str) -> int:
+        short = job(2, overlap=(), flat_copies=(), reduce_dtype=dtype).replace(
+            sequence=8, precision=get_recipe(precision)
+        )
+        (rank,) = count_rank_memory(Counts(MODEL, short), Layout.parse("dp2 zero2 mbs2"))
+        return rank.peak_bytes
+
+    assert count_peak("bf16-grad16", "fp32") - count_peak("bf16-grad16", "backward") == 4 * 300_000
+    assert count_peak("bf16", "summed") - count_peak("bf16", "backward") == 2 * 2 * 300_000
+
+
 def test_a_gradient_that_does_not_fit_begins_a_bucket() -> None:
     assert list(divide_into_buckets([3, 4, 5, 20, 1], most=10)) == [7, 5, 20, 1]
     assert list(divide_into_buckets([], most=10)) == []
+
+
+def test_only_buckets_are_cast_for_their_message() -> None:
+    with pytest.raises(UserError, match="reduce_dtype='fp32' casts buckets of gradients; set reduce_bucket, or use"):
+        Job.read({"stack": "deepspeed", "reduce_dtype": "fp32", "reduce_bucket": 0}, origin="test")

@@ -297,7 +297,7 @@ def test_no_bound_of_memory_exceeds_the_peak_of_any_job(seed: int) -> None:
     assert [bound for bound in bounds if bound.is_exceeded] == []
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [3, 7])
 def test_no_bound_exceeds_the_estimate_of_pipelines_whose_ends_have_no_layers(seed: int) -> None:
     """The last stage is the head alone, and the first one the embedding alone, too; ``make endure`` draws many more."""
     drawn = drawn_space(seed, bare_ends=True)

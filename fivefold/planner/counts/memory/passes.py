@@ -66,7 +66,8 @@ class LiveBytes(NamedTuple):
 class CoalescedMessages(NamedTuple):
     """The bytes held by messages that join weights of several units; zero and False if messages are per unit."""
 
-    bucket_bytes: int  # bytes of gradients that are reduced at once
+    bucket_bytes: int  # bytes of gradients that are reduced at once, as they are accumulated
+    copy_width: tuple[int, int]  # bytes of an element in copies of the bucket while it is reduced, and as accumulated
     gathers_by_weight: bool  # weights are gathered one by one, in the order of their use
     allocates_shards: bool  # ZeRO-2: this rank's gradients are allocated from the first reduction on
     gathers_by_stage: dict[int, PrefetchedGathers | None]  # by stage, filled by ``_find_prefetched_gathers``
@@ -874,12 +875,15 @@ def _find_coalesced(counts: Counts, layout: Layout) -> CoalescedMessages:
     """Return the messages that the job's software joins under a layout."""
     stack, keeps = counts.job.stack, get_policy(layout, counts.job)
     has_buckets = layout.shards > 1 or keeps.runs_alone
-    bucket = stack.reduce_bucket * counts.job.precision.summed_bytes if has_buckets else 0
+    summed, width = counts.job.precision.summed_bytes, counts.job.count_reduce_bytes(counts.job.precision)
+    bucket = stack.reduce_bucket * summed if has_buckets else 0
+    flat = counts.job.bucket_bytes  # a flat copy, and another in the dtype of the message
+    copy_width = flat + width * (width != flat), summed
     by_weights = stack.zero3_gather == "weights" and not keeps.weights_stay
     allocates_shards = bucket > 0 and keeps.weights_stay and not keeps.gradients_stay
     returned_bytes = _count_returned_bytes(counts, layout) if keeps.host_gradients else {}
     allocates_shards &= not keeps.host_gradients
-    return CoalescedMessages(bucket, by_weights, allocates_shards, {}, returned_bytes)
+    return CoalescedMessages(bucket, copy_width, by_weights, allocates_shards, {}, returned_bytes)
 
 
 def _count_returned_bytes(counts: Counts, layout: Layout) -> dict[Name, int]:
@@ -972,6 +976,8 @@ def _with_bucket(
         else 0
     )
     copy_bytes = min(coalesced.bucket_bytes, filled_bytes) if ends and is_reduced else 0
+    copied, accumulated = coalesced.copy_width
+    copy_bytes = copy_bytes * copied // accumulated
     if copy_bytes and coalesced.returned_bytes:
         in_bucket = units[group_index:] if earlier_bytes <= coalesced.bucket_bytes else [unit]
         copy_bytes += max(coalesced.returned_bytes[group.group.name] for group in in_bucket)

@@ -289,7 +289,7 @@ def plan_reductions(counts: Counts, layout: Layout) -> Reductions:
         every_micro_batch=reduces_every_backward,
         destination=destination,
         release=release,
-        bucket_bytes=n_buckets * stack.reduce_bucket * summed_width,
+        bucket_bytes=n_buckets * stack.reduce_bucket * job.bucket_bytes,
         reduces_experts_midway=kernel_facts.reduces_experts_midway and not bucketed,
         has_separate_biases=kernel_facts.separate_biases
         and counts.model.moe is not None

@@ -331,7 +331,7 @@ def count_spare_gradient_bytes(job: Job, chunks: Collection[ModelChunk], *, layo
     """
     recipe = job.precision
     if job.stack.reduce_bucket and not get_policy(layout, job).weights_stay:
-        return job.stack.reduce_bucket * recipe.summed_bytes
+        return job.stack.reduce_bucket * job.bucket_bytes
     if job.stack.wgrad_accumulation == "fused_dummy":
         shapes = frozenset[tuple[int, int]]().union(*(chunk.fused_wgrad_shapes for chunk in chunks))
         return sum(rows * columns for rows, columns in shapes) * recipe.gradients_bytes

@@ -59,7 +59,7 @@ class LinearInput:
             return
         self.read = f"{tensor}.whole{reader}"
         if part.sp:
-            keeps_gathered = local.job.stack.column_inputs == "saved"
+            keeps_gathered = local.job.stack.column_inputs != "regathered"
             self.rows, self.regathered = local.rows, 0 if keeps_gathered else size * local.outer
             # the gradient is sent in 16 bits, whatever the operand was cast to
             gradient_bytes = local.rows * in_features * local.width
@@ -85,6 +85,11 @@ class LinearInput:
                 self.kept = self.read
         else:
             size = rows * in_features * local.width
+            if local.job.stack.column_inputs == "copied":
+                source, self.kept = self.kept, f"{tensor}.copies{reader}"
+                copied = all_reduces * size  # one for each layer
+                copies = Op(self.kept, "cast", (source,), {self.kept: copied}, moved_bytes=2 * copied)
+                self.ops.append(copies._replace(gradients={self.kept: size}, passes_gradient=True))
             message = OpMessage(
                 "tp", "", "all_reduce", size, backward_payload=all_reduces * size, backward_parts=all_reduces
             )

@@ -38,10 +38,13 @@ def unit_lists(local: Local) -> Iterator[tuple[int, list[Op]]]:
     yield 1, list(build_head_unit(local).ops)
 
 
-def saved_bytes(model: Model, job: Job, *, sequences: int, tp: int = 1) -> int:
+def saved_bytes(model: Model, job: Job, *, sequences: int, tp: int = 1, sp: bool = True) -> int:
     """Bytes kept by one block, statistics of the norms and log-sum-exp aside."""
-    ops = list_block(Local(model, job, LocalDegrees(sequences, tp=tp, sp=tp > 1)), layer=0)
-    sizes = {"x": sequences * job.sequence * model.width * 2 // tp} | {n: s for op in ops for n, s in op.writes.items()}
+    sp = sp and tp > 1
+    ops = list_block(Local(model, job, LocalDegrees(sequences, tp=tp, sp=sp)), layer=0)
+    sizes = {"x": sequences * job.sequence * model.width * 2 // (tp if sp else 1)} | {
+        n: s for op in ops for n, s in op.writes.items()
+    }
     names = {name for op in ops for name in op.keeps if not name.endswith(".stat") and name != "lse"}
     return sum(sizes[name] for name in names)
 
@@ -83,6 +86,25 @@ def test_gathered_inputs_are_saved_where_autograd_saves_them() -> None:
     assert messages[0].count(("all_gather", "reduce_scatter", "all_gather")) == 2
     assert messages[1] == [(ahead, back, "") for ahead, back, _ in messages[0]]
     assert saved_bytes(LLAMA, again, sequences=B) == saved_bytes(LLAMA, whole, sequences=B)
+
+
+@pytest.mark.parametrize("layers", [(1, 1), (3, 2)])
+def test_each_layer_saves_its_copy_of_the_input_without_sequence_parallelism(layers: tuple[int, int]) -> None:
+    """PaddlePaddle's c_identity; the copy takes the place of the norm's output, which no layer saves then."""
+    B, T, D = 3, 64, LLAMA.width
+    saved, copied = (
+        Job(sequence=T, linears="separate", column_inputs=item, input_grad_all_reduces=layers)
+        for item in ("saved", "copied")
+    )
+    local = LocalDegrees(B, tp=2, sp=False)
+    copies = [op for op in list_block(Local(LLAMA, copied, local), layer=0) if op.name.endswith(".copies")]
+    assert [op.writes[op.name] for op in copies] == [2 * B * T * D * number for number in layers]
+    assert [op.moved_bytes for op in copies] == [2 * 2 * B * T * D * number for number in layers]
+    bytes_more = saved_bytes(LLAMA, copied, sequences=B, tp=2, sp=False) - saved_bytes(
+        LLAMA, saved, sequences=B, tp=2, sp=False
+    )
+    assert bytes_more == 2 * B * T * D * (sum(layers) - 2)
+    assert saved_bytes(LLAMA, copied, sequences=B, tp=2) == saved_bytes(LLAMA, saved, sequences=B, tp=2)
 
 
 def test_pytorchs_own_kernels_keep_more() -> None:
