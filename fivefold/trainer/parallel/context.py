@@ -156,22 +156,23 @@ Direction = Callable[[Tensor, AxisGroup], Callable[[], Tensor]]
 class _AllToAll(torch.autograd.Function):
     """All-to-all of every tensor, all started before the first wait; the backward applies ``back`` to the gradients.
 
-    A tensor without a gradient, such as the keys of a first block whose adapters are on the queries, sends none back.
+    A tensor without a gradient, such as the keys of a first block whose adapters are on the queries, has none after it:
+    operations that read no other tensor keep nothing, and none is sent back.
     """
 
     @staticmethod
     def forward(ctx: Any, axis: AxisGroup, there: Direction, back: Direction, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.axis, ctx.back = axis, back
         started = [there(tensor, axis) for tensor in tensors]
-        return tuple(finish() for finish in started)
+        exchanged = tuple(finish() for finish in started)
+        needed = ctx.needs_input_grad[3:]
+        ctx.mark_non_differentiable(*(x for x, is_needed in zip(exchanged, needed, strict=True) if not is_needed))
+        ctx.set_materialize_grads(False)  # no gradients of zeros of those
+        return exchanged
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        needed = ctx.needs_input_grad[3:]
-        started = [
-            ctx.back(gradient, ctx.axis) if is_needed else None
-            for gradient, is_needed in zip(gradients, needed, strict=True)
-        ]
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
+        started = [None if gradient is None else ctx.back(gradient, ctx.axis) for gradient in gradients]
         return None, None, None, *(None if finish is None else finish() for finish in started)
 
 

@@ -18,6 +18,7 @@ from fivefold.model.altup import AltUp
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.compressed_attention import CompressedAttention
+from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.shape import MLA, MTP, MoE
@@ -472,6 +473,24 @@ def test_an_adapter_on_one_projection_of_kimi_delta_reads_the_rows_of_all_ranks(
     model = DENSE.replace(mixers=("kimi_delta",), kimi_delta=KimiDelta(heads=4, dim=5, rank=rank))
     job = FP32.replace(adapter=Adapter(rank=2, targets=(target,)))
     assert list_miscounts(Drawn(ON_GPUS, model, Layout.parse("tp2 mbs1"), job)) == []
+
+
+@pytest.mark.parametrize(
+    ("mixer", "target"),
+    [
+        ({"gated_delta_net": GatedDeltaNet(key_heads=2, value_heads=4, key_dim=6, value_dim=5)}, "in_proj_b"),
+        ({"kimi_delta": KimiDelta(heads=4, dim=5, rank=3)}, "b_proj"),
+    ],
+)
+@pytest.mark.parametrize("recomputed", ["none", "full"])
+def test_tokens_swapped_for_heads_without_a_gradient_keep_nothing(
+    mixer: dict[str, Any], target: str, recomputed: str
+) -> None:
+    """All that was swapped got a gradient if one of it had: convolutions of a first block kept q, k and v."""
+    model = DENSE.replace(mixers=tuple(mixer), **mixer)
+    job = FP32.replace(adapter=Adapter(rank=2, targets=(target,)))
+    case = Drawn(ON_GPUS, model, Layout.parse(f"cp2 cp=ulysses mbs2 ac={recomputed}"), job)
+    assert [*find_unmet(case), *list_miscounts(case)] == []
 
 
 CHOSEN = DENSE.replace(
