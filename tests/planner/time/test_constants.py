@@ -37,7 +37,16 @@ NO_FIGURES |= {
     "ONE",
     "ROPE_APART",
 }  # counts, which tests/planner/time/test_eager_kernels.py holds to the operations of modules
-NO_FIGURES |= {"_TREE_SHARES", "SIMILAR_SOURCE_WEIGHT", "DOUBT", "QUANTILES", "LEVELS", "CACHED", "PRICED"}
+NO_FIGURES |= {
+    "_TREE_SHARES",
+    "SIMILAR_SOURCE_WEIGHT",
+    "DOUBT",
+    "QUANTILES",
+    "LEVELS",
+    "CACHED",
+    "PRICED",
+    "MIN_SOURCES",
+}
 
 
 def numbers(value: Any) -> list[float]:

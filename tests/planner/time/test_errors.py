@@ -55,7 +55,7 @@ def test_every_chip_of_the_catalog_has_a_generation() -> None:
         for generation, chips in {
             "volta": "v100 v100-16",
             "turing": "t4",
-            "ampere": "a100 a100-40 a100-pcie a800 rtx3090 a6000 a10 a10g a30 a40",
+            "ampere": "a100 a100-40 a100-pcie a800 rtx3060 rtx3090 a6000 a10 a10g a30 a40",
             "hopper": "h100 h100-pcie h100-nvl h200 h800 h20 gh200",
             "blackwell": "b200 b300 gb200 gb300",
             "blackwell-rtx": "rtx5090 rtxpro6000",
