@@ -32,7 +32,7 @@ class AllocatorConstants(NamedTuple):
 
     # What nvidia-smi shows for an idle PyTorch process on an A100 (kernels loaded):
     # bigscience-workshop/bigscience@053adaf:train/tr11-176B-ml/chronicles-prequel.md. Since CUDA 11.7 kernels are
-    # loaded at their first use, but published lengths of QLoRA on one GPU hold as much (docs/.../decisions/067).
+    # loaded at their first use, but published lengths of QLoRA on one GPU hold as much (decision 067).
     context_bytes: int = 1573 * MIB
     # A connection of an NCCL channel, sent and received: 2 and 10 MiB between GPUs of a node (NVIDIA/nccl#1685), which
     # are 4 MiB (Simple), 4.7 (LL128) and 0.5 (LL) in steps of 2; twice 10 through a NIC that reads GPU memory
@@ -43,7 +43,7 @@ class AllocatorConstants(NamedTuple):
     max_channels: int = 24
     exchange_channels: int = 32  # of an all-to-all for each peer in a node of 8 (NVIDIA/nccl#1685); else 2
     # Share of the fragmentation counted here that an allocator cannot avoid however little memory it has: 0.10 to 1.25
-    # of it, 0.40 on average, in dry runs of eight jobs (docs/how-a-step-costs/memory-risk.md).
+    # of it, 0.40 on average, in dry runs of eight jobs (docs/explanation/how-a-step-costs/memory-risk.md).
     unreclaimable: float = 0.5
     split_later: int = 3  # number of largest temporary tensors that ``_estimate_fragments`` considers
     bucket_elements: int = 500_000_000  # gradients that DeepSpeed reduces at once (default of reduce_bucket_size)
