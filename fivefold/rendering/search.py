@@ -101,19 +101,15 @@ def _build_ranking(result: SearchResult, *, with_precision: bool) -> AnswerSecti
     )
 
 
-def render_fitting_change(change: Change | None) -> Text:
+def describe_fitting_change(change: Change | None) -> str:
     """Return what to do about a layout that does not fit: the single change that fits at the least step time."""
     if change is None:
-        advice = "no single change makes it fit: see `fivefold search`, or `fivefold ask gpus` for the fewest GPUs"
-        return Text(f"\n{advice}", style="yellow", overflow="fold")
-    slower = f"{1 / change.faster - 1:+.1%}"
-    return Text.assemble(
-        "\nit would fit with ",
-        (change.change, "bold"),
-        f": {change.layout}, peak memory {show_bytes(change.memory_bytes)}, step time {slower}; "
-        "`fivefold ask changes` lists the others",
-        style="yellow",
-        overflow="fold",
+        other = "try `fivefold search` for another layout, or `fivefold ask gpus` for more GPUs"
+        return f"no single change makes it fit: {other}"
+    peak, slower = show_bytes(change.memory_bytes), f"{1 / change.faster - 1:+.1%}"
+    return (
+        f"it would fit with {change.change}: {change.layout}, peak memory {peak}, step time {slower}; "
+        "`fivefold ask changes` lists the others"
     )
 
 

@@ -89,4 +89,4 @@ def use_page_words(message: object) -> str:
 def _name_page(name: str) -> str:
     """Return the page of a command, or of a question of ``ask``."""
     titles = dict(PAGES)
-    return titles[name] if name in titles else f"{titles['ask']}: {dict(QUESTIONS)[name]}"  # type: ignore[index]
+    return titles[name] if name in titles else f"“{titles['ask']}: {dict(QUESTIONS)[name]}”"  # type: ignore[index]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import html
 import json
 import re
 from pathlib import Path
@@ -243,6 +244,19 @@ def test_pairs_of_changes_link_to_their_plans(client: TestClient) -> None:
     assert re.search(r'<a href="[^"]*">dp4 tp4 and zero3</a>', pairs)
     assert re.search(r'<a href="[^"]*">mbs2</a>', singles)
     assert re.search(r"<t[dh][^>]*>fp8</t[dh]>", singles)  # a change of the job is no other layout
+
+
+UNFIT = "/plan?model=llama3-70b&machine=h100:64&layout=dp64+zero3+mbs1&seq=8192&gbs=64"
+
+
+def test_a_plan_that_does_not_fit_says_first_what_makes_it_fit(client: TestClient) -> None:
+    page, advice = client.get(UNFIT).text, client.get(UNFIT.replace("/plan", "/plan/fit")).text
+    assert page.index("peak memory") < page.index("/plan/fit?") < page.index("Expected")
+    plan = re.search(r'it would fit with ac=full: <a class="code" href="([^"]*)">dp64 zero3 mbs1 ac=full</a>', advice)
+    assert plan is not None
+    assert "/plan/fit?" not in client.get(html.unescape(plan[1])).text  # that fits
+    without = client.get(UNFIT.replace("/plan", "/plan/fit").replace("h100:64", "h100:8").replace("dp64", "dp8")).text
+    assert "no single change makes it fit: try Search for another layout" in without
 
 
 MANY_STAGES = "/plan?model=gpt3-175b&machine=a100:96&layout=pp48+tp2+mbs1&seq=2048&gbs=96"

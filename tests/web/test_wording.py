@@ -22,8 +22,8 @@ TEMPLATES = Path(__file__).parents[2] / "fivefold" / "web" / "templates"
             "raise --gbs, or use --set offload=optimizer",
             "raise “sequences per step”, or use offload=optimizer",
         ),
-        ("use more GPUs (`fivefold ask gpus`), or see `fivefold search`", "use more GPUs (Ask: Fewest GPUs with "
-         "enough memory), or see Search"),
+        ("use more GPUs (`fivefold ask gpus`), or see `fivefold search`", "use more GPUs (“Ask: Fewest GPUs with "
+         "enough memory”), or see Search"),
         ("in use; --against MODEL MACHINE LAYOUT says", "in use; “compare with the prediction of this layout” says"),
         ("read its config with --from FILE", "read its config in a terminal with fivefold predict --from FILE"),
         ("the model: name it before --from, or with `read` and `write` by --model NAME",

@@ -28,10 +28,13 @@ def predict(
     step = run(model=model, machine=machine, layout=layout, job=job)
     show(step.model_dump_json(indent=2) if request.as_json else table.step(step, stated=stated))
     if not request.as_json and step.memory.fits is False:
-        from fivefold.planner.questions import find_fitting_change
-        from fivefold.rendering.search import render_fitting_change
+        from rich.text import Text
 
-        show(render_fitting_change(find_fitting_change(model=model, machine=machine, job=job, layout=layout)))
+        from fivefold.planner.questions import find_fitting_change
+        from fivefold.rendering.search import describe_fitting_change
+
+        change = find_fitting_change(model=model, machine=machine, job=job, layout=layout)
+        show(Text(f"\n{describe_fitting_change(change)}", style="yellow", overflow="fold"))
     if request.operations and not request.as_json:
         show(table.render_operations(step))
     if request.over_time and not request.as_json:

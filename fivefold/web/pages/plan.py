@@ -26,6 +26,7 @@ from fivefold.rendering.interval import describe_basis, format_outside, show_ran
 from fivefold.rendering.memory import describe_peak as memory_finding
 from fivefold.rendering.pipeline import describe_step
 from fivefold.rendering.question import describe_job
+from fivefold.rendering.search import describe_fitting_change
 from fivefold.rendering.step_view import list_memory_parts, list_time_parts, view_step
 from fivefold.rendering.table import describe_machine as machine_line
 from fivefold.requests.commands import DEFAULT_TOKENS
@@ -116,6 +117,11 @@ def build_router(site: WebServer) -> APIRouter:
             return render_fragment("stages.html", stages=stages, rank=find_drawn_rank(step, query), query=query)
 
         return HTMLResponse(await site.answer(query, draw))
+
+    @pages.get("/plan/fit")
+    async def fit(query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
+        """Return what makes a plan fit, as the command ``predict`` says it."""
+        return HTMLResponse(await site.answer(query, lambda resolved: render_fit(resolved, query)))
 
     @pages.get("/plan/config")
     async def config(query: Annotated[PlanQuestion, Query()]) -> HTMLResponse:
@@ -225,6 +231,15 @@ def predict_step(request: ResolvedRequest, layout: Layout, query: PlanQuestion) 
         "parts": sorted(step.time.parts.items(), key=lambda part: -part[1])[:12],
         **collect_expected(step),
     }
+
+
+def render_fit(request: ResolvedRequest, query: PlanQuestion) -> str:
+    """Render the single change with which a plan fits, with a link if it changes the layout only, or that none does."""
+    layout = query.parse_layout(request.machine)
+    change = questions.find_fitting_change(model=request.model, machine=request.machine, job=request.job, layout=layout)
+    other = change.layout if change and change.layout != str(layout) else ""
+    address = query.url("/plan", layout=other, **request.chosen_batch) if other else ""
+    return render_fragment("fit.html", line=describe_fitting_change(change), layout=other, to=address)
 
 
 def find_drawn_rank(step: Step, query: PlanQuestion) -> int:
