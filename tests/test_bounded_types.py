@@ -19,7 +19,7 @@ from fivefold.model.catalog import build_model, list_names, resolve
 from fivefold.model.huggingface.config import Config
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.planner.questions import scale_model
+from fivefold.planner.questions.largest_model import scale_model
 from fivefold.record import Record, UserError
 
 ONE = {"layers": 1, "width": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 64, "vocab": 256}

@@ -23,7 +23,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
-from fivefold.planner.questions import find_largest_model
+from fivefold.planner.questions.largest_model import find_largest_model
 from fivefold.planner.search import search
 from fivefold.planner.search.space import Space
 from fivefold.rendering.grid import Grid

@@ -100,10 +100,14 @@ def find_answers(
     of the run of ``tokens``; ``stated``: the fields of the job that the user gave. ``report``: called with progress.
     """
     from fivefold.machine.catalog import with_ranks
-    from fivefold.planner import questions
-    from fivefold.planner.context_length import TARGET_UNITS, compute_lengths
     from fivefold.planner.playbook import plan_batch_stage
     from fivefold.planner.predict import get_planner, predict
+    from fivefold.planner.questions.changes import list_changes_and_pairs
+    from fivefold.planner.questions.context_length import TARGET_UNITS, compute_lengths
+    from fivefold.planner.questions.fewest_gpus import find_fewest_gpus
+    from fivefold.planner.questions.fine_tune import list_fine_tunes
+    from fivefold.planner.questions.largest_model import find_largest_model
+    from fivefold.planner.questions.micro_batch import add_full_recomputation, find_largest_micro_batch
     from fivefold.planner.run_estimate import predict_full_run, validate_tokens
     from fivefold.planner.search import search
     from fivefold.planner.search.work import WorkBudget
@@ -111,11 +115,11 @@ def find_answers(
     if question == "gpus":
         largest_machine = machine if counted else with_ranks(machine, MAX_TRIED_GPUS)
         about: dict[str, Any] = {"model": model, "machine": largest_machine, "job": job, "risk": risk}
-        return [questions.find_fewest_gpus(**about, within=SIMPLER_DIFFERENCE, report=report)]
+        return [find_fewest_gpus(**about, within=SIMPLER_DIFFERENCE, report=report)]
     if question == "model":
-        return [questions.find_largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
+        return [find_largest_model(model=model, machine=machine, job=job, risk=risk)[0]]
     if question == "finetune":
-        return questions.list_fine_tunes(model=model, machine=machine, job=job, layout=layout, risk=risk)
+        return list_fine_tunes(model=model, machine=machine, job=job, layout=layout, risk=risk)
     if question == "tokens":
         return [_find_longest_run(model, machine, job, layout, limits=limits, site=site, stated=stated, risk=risk)]
     if question == "batch" and layout is None:
@@ -135,12 +139,10 @@ def find_answers(
     answers: Sequence[Any]
     match question:
         case "micro-batch":
-            find = partial(questions.find_largest_micro_batch, **about, is_batch_given=is_batch_given)
+            find = partial(find_largest_micro_batch, **about, is_batch_given=is_batch_given)
             answers = [find()]
             if layout is None:
-                answers = [
-                    questions.add_full_recomputation(answers[0], chosen, find=find, is_batch_given=is_batch_given)
-                ]
+                answers = [add_full_recomputation(answers[0], chosen, find=find, is_batch_given=is_batch_given)]
         case "sequence":
             run = partial(search, model=model, machine=machine, top=1, within=UNRANKABLE_DIFFERENCE, risk=risk)
             answers = [
@@ -159,7 +161,7 @@ def find_answers(
             step = predict(model=model, machine=machine, layout=chosen, job=job)
             answers = [predict_full_run(step=step, model=model, machine=machine, job=job, tokens=tokens, site=site)]
         case _:
-            answers = questions.list_changes_and_pairs(**about)
+            answers = list_changes_and_pairs(**about)
     remarks = (*remarks, *filter(None, [remark]))
     return [answer.replace(remarks=(*remarks, *answer.remarks)) for answer in answers]
 
@@ -288,7 +290,7 @@ def _list_batches(
     The job's batch is the one that scaling laws advise. What is left of ``budget`` is shared by the batches.
     """
     from fivefold.layout.spec import Layout
-    from fivefold.planner.questions import list_reasonable_batches
+    from fivefold.planner.questions.batches import list_reasonable_batches
     from fivefold.planner.search import search
     from fivefold.planner.search.work import EXACT_UNITS
 
@@ -334,7 +336,7 @@ def _search_any_length(
     Lengths are halved. Raises ``UserError`` if none is found to fit.
     """
     from fivefold.layout.where import ANY_LAYOUT
-    from fivefold.planner.context_length import LENGTH_UNITS
+    from fivefold.planner.questions.context_length import LENGTH_UNITS
     from fivefold.planner.search import find_fitting_layout
 
     try:

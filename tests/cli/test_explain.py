@@ -53,7 +53,7 @@ def test_the_advised_change_fits_and_is_the_fastest_that_does(log: Path) -> None
     from fivefold.layout.spec import Layout
     from fivefold.machine.catalog import resolve as machine
     from fivefold.model.catalog import build_model
-    from fivefold.planner.questions import list_changes
+    from fivefold.planner.questions.changes import list_changes
 
     others = list_changes(
         model=build_model("llama3-8b"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.endure.mutation import edit
 
 FROM = "cli/test_from.py::"
-QUESTION_TESTS = "planner/test_questions.py::"
+QUESTION_TESTS = "planner/questions/"
 FOLLOW = "web/test_follow.py::"
 OLD_FAULTS = [
     *edit("interop/huggingface/effects.py", "interop/test_own_keys.py",
@@ -73,7 +73,8 @@ OLD_FAULTS = [
           "planner/counts/memory/test_host.py::test_a_layout_that_does_not_fit_is_advised_to_offload_with_its_host_memory",
           ("offloading is not advised", "in list_offloadings(layout, job, model=model):", "in ():"),
           ("advice to offload has no host memory", ", and {host_memory} of host memory per node", "")),
-    *edit("planner/context_length.py", QUESTION_TESTS + "test_longest_sequences_are_listed_by_recomputation_and_cp",
+    *edit("planner/questions/context_length.py",
+          QUESTION_TESTS + "test_context_length.py::test_longest_sequences_are_listed_by_recomputation_and_cp",
           ("the longest sequence is not offloaded", "if answer.value > longest.value:", "if not answer.value:")),
     *edit("model/weights.py", "trainer/test_build.py",
           ("latent attention has no sinks", "    yield from _list_sinks(shape)\n    if model.output_gate:",
@@ -92,10 +93,11 @@ OLD_FAULTS = [
     *edit("planner/search/shapes.py", "planner/search/test_bounds.py",
           ("a head with multi-token prediction has a column of its own",
            "run.recomputed and not isinstance(run.name, str)", "run.recomputed")),
-    *edit("planner/predict.py", QUESTION_TESTS + "test_every_question_rejects_a_layout_that_predict_rejects",
+    *edit("planner/predict.py",
+          QUESTION_TESTS + "test_every_question.py::test_every_question_rejects_a_layout_that_predict_rejects",
           ("questions do not check their layout",
            "            refuse(layout, model=self.model, job=self.job, machine=self.machine)", "            pass")),
-    *edit("requests/answers.py", QUESTION_TESTS + "test_fewest_gpus_are_sought_without_a_number",
+    *edit("requests/answers.py", QUESTION_TESTS + "test_fewest_gpus.py::test_fewest_gpus_are_sought_without_a_number",
           ("h100 is one node", "largest_machine = machine if counted else", "largest_machine = machine if True else")),
     *edit("model/huggingface/families/llama.py",
           "model/huggingface/test_model_types.py::test_biases_of_internlm3_are_read_under_both_names",
@@ -108,7 +110,8 @@ OLD_FAULTS = [
     *edit("layout/validity.py", "test_cli.py::test_a_user_error_is_a_one_line_error",
           ("a sequence may be longer than the positions", "is longer than the {limit} learned positions of",
            "does not fit")),
-    *edit("planner/questions.py", QUESTION_TESTS + "test_changes_to_a_layout_that_is_not_legal_are_left_out",
+    *edit("planner/questions/changes.py",
+          QUESTION_TESTS + "test_changes.py::test_changes_to_a_layout_that_is_not_legal_are_left_out",
           ("changes that are not legal are planned",
            "if (other, changed) != (layout, job) and is_legal(other, model=model, job=changed, machine=machine)",
            "if (other, changed) != (layout, job)")),
@@ -150,6 +153,6 @@ OLD_FAULTS = [
            "return text if text in CATALOG else locate(text, named_in=named_in)", "return text")),
     *edit("update.py", FROM + "test_unknown_adapter_keys_point_to_the_field_adapter",
           ("lora=16 does not say what is supported", "are the field adapter: lora:16", "are lora:16")),
-    *edit("cli/commands/ask.py", QUESTION_TESTS + "test_fewest_gpus_are_sought_without_a_number",
+    *edit("cli/commands/ask.py", QUESTION_TESTS + "test_fewest_gpus.py::test_fewest_gpus_are_sought_without_a_number",
           ("every machine has a number", "counted = is_counted(request.gpus or request.machine)", "counted = True")),
 ]  # fmt: skip

@@ -20,7 +20,8 @@ from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.operations.launches import FUSED_LAUNCHES, LAUNCHES_PER_GROUP
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.questions import find_fewest_gpus, list_changes
+from fivefold.planner.questions.changes import list_changes
+from fivefold.planner.questions.fewest_gpus import find_fewest_gpus
 from fivefold.planner.search import search
 from fivefold.record import UsageWarning, UserError
 from fivefold.stack.catalog import build_stack

@@ -8,12 +8,15 @@ from typing import Any
 
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.datacenter import Site
-from fivefold.planner import questions
+from fivefold.planner.batches import list_reasonable_batches
+from fivefold.planner.changes import list_changes
 from fivefold.planner.counts.memory.peak import count_rank_memory, list_live_bytes
+from fivefold.planner.micro_batch import find_largest_micro_batch
 from fivefold.planner.predict import get_planner, predict
 from fivefold.planner.ratios import compute_ratios
 from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.search import search
+from fivefold.planner.sequence import search_longest_sequence
 from fivefold.planner.time.memory_over_time import list_levels
 from fivefold.planner.time.spans import build_spans
 from fivefold.record import Record, UserError
@@ -79,7 +82,7 @@ def check_pictures(case: Case) -> None:
 
 def check_questions(case: Case) -> None:
     """Each of them about a layout is answered, or refused in one line."""
-    for ask in (questions.find_largest_micro_batch, questions.search_longest_sequence, questions.list_changes):
+    for ask in (find_largest_micro_batch, search_longest_sequence, list_changes):
         check_answered(lambda ask=ask: ask(**case._asdict()))
     check_answered(
         lambda: [
@@ -93,7 +96,7 @@ def check_questions(case: Case) -> None:
             )
         ]
     )
-    check_answered(lambda: questions.list_reasonable_batches(job=case.job, layout=case.layout, tokens=1e12))
+    check_answered(lambda: list_reasonable_batches(job=case.job, layout=case.layout, tokens=1e12))
     check_answered(lambda: [compute_ratios(case.model, machine=case.machine, layout=case.layout, job=case.job)])
 
 

@@ -21,7 +21,7 @@ from fivefold.planner.counts.memory.liveness import GradientSums
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.predict import predict
-from fivefold.planner.questions import list_changes
+from fivefold.planner.questions.changes import list_changes
 from fivefold.planner.ratios import compute_ratios
 from fivefold.planner.search import search
 from fivefold.stack.catalog import STACKS

@@ -15,7 +15,8 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.traffic import list_messages
 from fivefold.planner.playbook import list_candidates
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.questions import find_largest_micro_batch, list_fine_tunes
+from fivefold.planner.questions.fine_tune import list_fine_tunes
+from fivefold.planner.questions.micro_batch import find_largest_micro_batch
 from fivefold.planner.search import search
 from fivefold.planner.time.memory_over_time import list_levels
 from fivefold.planner.time.spans import build_spans

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 def _limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let every search end at its limit at once."""
     monkeypatch.setattr("fivefold.planner.search.SearchWork", partial(SearchWork, exact_units=0, doubling_units=1))
-    monkeypatch.setattr("fivefold.planner.questions.GPUS_UNITS", 0)
+    monkeypatch.setattr("fivefold.planner.questions.fewest_gpus.GPUS_UNITS", 0)
 
 
 @pytest.mark.parametrize("question", mark_share(2, ["run", "batch", "gpus"]))

@@ -30,7 +30,7 @@ def predict(
     if not request.as_json and step.memory.fits is False:
         from rich.text import Text
 
-        from fivefold.planner.questions import find_fitting_change
+        from fivefold.planner.questions.changes import find_fitting_change
         from fivefold.rendering.search import describe_fitting_change
 
         change = find_fitting_change(model=model, machine=machine, job=job, layout=layout)

@@ -224,7 +224,7 @@ def _check_inputs_exist(run: Run, *, model: Model) -> None:
 
 def _check_states_fit(run: Run, *, model: Model) -> None:
     """Reject, before this computer is measured, a model whose weights and optimizer states exceed its memory."""
-    from fivefold.planner.questions import count_least_state_bytes
+    from fivefold.planner.questions.least_states import count_least_state_bytes
     from fivefold.trainer.host import Host
 
     host, needed_bytes = Host.inspect(), int(count_least_state_bytes(model, run.job))

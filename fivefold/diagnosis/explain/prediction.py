@@ -2,8 +2,8 @@
 
     fits: predicted peak after the change + what was found beyond the prediction ≤ room
 
-Single changes that fit (``planner/questions.py``) are ordered: those that keep the numerics first, then by time. If
-none fits, the search proposes a layout.
+Single changes that fit (``planner/questions/changes.py``) are ordered: those that keep the numerics first, then by
+time. If none fits, the search proposes a layout.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.allocator import count_driver_bytes
 from fivefold.planner.predict import predict
-from fivefold.planner.questions import get_change_sort_key, list_changes
+from fivefold.planner.questions.changes import get_change_sort_key, list_changes
 from fivefold.planner.search import search
 from fivefold.record import UserError
 from fivefold.results.explanation import AgainstPrediction, Explanation, HeldMemory, MemoryComparison

@@ -15,8 +15,8 @@ from fivefold.interop.registry import find_stack_format, list_job_formats
 from fivefold.interop.write import write
 from fivefold.layout.spec import Layout
 from fivefold.machine import toml
-from fivefold.planner import questions
 from fivefold.planner.batch import advise_sequences
+from fivefold.planner.questions.changes import find_fitting_change, list_changes_and_pairs
 from fivefold.planner.run_estimate import validate_tokens
 from fivefold.record import UserError
 from fivefold.rendering.answers import list_change_sections
@@ -144,7 +144,7 @@ def build_router(site: WebServer) -> APIRouter:
 
         def find_changes(resolved: ResolvedRequest) -> tuple[ResolvedRequest, list[Change]]:
             layout = query.parse_layout(resolved.machine)
-            return resolved, questions.list_changes_and_pairs(
+            return resolved, list_changes_and_pairs(
                 model=resolved.model, machine=resolved.machine, job=resolved.job, layout=layout
             )
 
@@ -236,7 +236,7 @@ def predict_step(request: ResolvedRequest, layout: Layout, query: PlanQuestion) 
 def render_fit(request: ResolvedRequest, query: PlanQuestion) -> str:
     """Render the single change with which a plan fits, with a link if it changes the layout only, or that none does."""
     layout = query.parse_layout(request.machine)
-    change = questions.find_fitting_change(model=request.model, machine=request.machine, job=request.job, layout=layout)
+    change = find_fitting_change(model=request.model, machine=request.machine, job=request.job, layout=layout)
     other = change.layout if change and change.layout != str(layout) else ""
     address = query.url("/plan", layout=other, **request.chosen_batch) if other else ""
     return render_fragment("fit.html", line=describe_fitting_change(change), layout=other, to=address)

@@ -31,7 +31,7 @@ from fivefold.planner.counts.operations.local_shapes import LocalDegrees
 from fivefold.planner.counts.parameter_prefetch import simulate_prefetch
 from fivefold.planner.counts.traffic import sum_traffic
 from fivefold.planner.predict import predict
-from fivefold.planner.questions import search_longest_sequence
+from fivefold.planner.questions.sequence import search_longest_sequence
 from fivefold.planner.run_estimate import count_checkpoint_bytes
 from fivefold.record import UserError
 from fivefold.requests.job import load_job

@@ -19,7 +19,7 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.peak import RankMemory, count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees
 from fivefold.planner.counts.traffic import sum_traffic
-from fivefold.planner.questions import list_fine_tunes
+from fivefold.planner.questions.fine_tune import list_fine_tunes
 from fivefold.planner.run_estimate import count_checkpoint_bytes
 from fivefold.requests.job import load_job
 

@@ -13,7 +13,7 @@ from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.model.catalog import build_model
 from fivefold.planner.compare import with_stack
 from fivefold.planner.predict import Planner
-from fivefold.planner.questions import list_changes
+from fivefold.planner.questions.changes import list_changes
 from fivefold.planner.search.layout_changes import (
     change,
     list_offload_settings,

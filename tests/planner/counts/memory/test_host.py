@@ -17,7 +17,7 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.questions import search_longest_sequence
+from fivefold.planner.questions.sequence import search_longest_sequence
 from fivefold.planner.search import search
 from fivefold.planner.search.rejections import find_fixes
 from fivefold.planner.search.space import Space

@@ -20,7 +20,7 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import count_host_bytes
 from fivefold.planner.predict import Planner
-from fivefold.planner.questions import MAX_SEQUENCE, search_longest_sequence
+from fivefold.planner.questions.sequence import MAX_SEQUENCE, search_longest_sequence
 from fivefold.planner.search import find_fitting_layout
 from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.layout_changes import change, list_changed_keywords, list_offloadings
