@@ -135,7 +135,7 @@ def test_a_saved_config_of_megatron_bridge_is_read(tmp_path: Path) -> None:
         "bf16",
         "megatron-bridge",
     )
-    assert (job.stack.loss, job.stack.overlap) == ("fused", ("dp", "cp", "pp", "tp"))
+    assert (job.stack.loss, job.stack.overlap) == ("upcast_compiled", ("dp", "cp", "pp", "tp"))
     assert (result.not_understood, result.missing, result.errors) == ((), (), ())
 
 

@@ -233,7 +233,7 @@ def test_a_launch_script_of_llama3_in_fp8_is_read(tmp_path: Path) -> None:
     assert str(result.layout) == "dp8 zero1 mbs1"
     recipe = result.job.precision
     assert (recipe.compute, recipe.weights_bytes, recipe.gathers, recipe.accumulated_bytes) == ("fp8", 1, "fp8", 0)
-    assert (result.job.stack.loss, result.job.stack.overlap) == ("fused", ("dp", "cp", "pp"))
+    assert (result.job.stack.loss, result.job.stack.overlap) == ("upcast_compiled", ("dp", "cp", "pp"))
     assert result.not_understood == ()
 
 
@@ -472,6 +472,35 @@ def test_the_size_of_a_bucket_is_read_and_written(size: int | None, tmp_path: Pa
     plan = ConfigPlan(reading.model, reading.layout, reading.job, ranks_per_node=8)
     (text, *_) = write(plan, to="megatron").files.values()
     assert ("ddp-bucket-size" in text) == (size is not None)
+
+
+@pytest.mark.parametrize(
+    ("flags", "loss"),
+    [
+        ("", "upcast"),
+        ("--cross-entropy-loss-fusion", "upcast_compiled"),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl native", "upcast_compiled"),
+        ("--cross-entropy-loss-fusion --cross-entropy-fusion-impl te", "fused"),
+    ],
+)
+def test_both_kernels_of_a_fused_loss_are_read_and_written(flags: str, loss: str, tmp_path: Path) -> None:
+    script = LLAMA3.replace("--cross-entropy-loss-fusion", flags)
+    reading = read([put(tmp_path, "train.sh", script)])
+    assert reading.job is not None
+    assert reading.job.stack.loss == loss
+    assert reading.layout is not None
+    plan = ConfigPlan(reading.model, reading.layout, reading.job, ranks_per_node=8)
+    (text, *_) = write(plan, to="megatron").files.values()
+    assert ("--cross-entropy-loss-fusion" in text) == (loss != "upcast")
+    assert ("--cross-entropy-fusion-impl te" in text) == (loss == "fused")
+    again = read([put(tmp_path, "again.sh", text)])
+    assert again.job is not None
+    assert again.job.stack.loss == loss
+
+
+def test_a_fused_loss_of_an_unknown_kernel_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="cross_entropy_fusion_impl is 'triton'; Megatron has native and te"):
+        changed_llama3(tmp_path, "--cross-entropy-fusion-impl", "triton")
 
 
 def test_tensor_parallel_overlap_without_sequence_parallelism_is_an_error(tmp_path: Path) -> None:

@@ -141,7 +141,6 @@ STACK: Table = {
         default=0,
     ),
     **approximate_keys("another kernel of norms", "no_persist_layer_norm", default=False),
-    **approximate_keys("another kernel of the loss", "cross_entropy_fusion_impl", default="native"),
     **approximate_keys("another kernel of activations", "use_te_activation_func", default=False),
     **approximate_keys("another kernel of activations", "use_fused_weighted_squared_relu", default=False),
     **approximate_keys("matmuls that sum in fp32", "disable_bf16_reduced_precision_matmul", default=False),

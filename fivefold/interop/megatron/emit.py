@@ -9,7 +9,7 @@ from typing import Any
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import Table, write_values
 from fivefold.interop.megatron.keys import ACTIVATIONS, JOB, LAYOUT, MODEL, STACK, TABLE, VERSION
-from fivefold.interop.megatron.to_job import FP8, MODULES
+from fivefold.interop.megatron.to_job import FP8, FUSED_LOSSES, MODULES
 from fivefold.interop.render import append_comment
 from fivefold.job import Job, Recipe, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
@@ -199,7 +199,10 @@ def emit_stack(plan: ConfigPlan) -> dict[str, Any]:
     scopes = {"full": None, "partial": ["attn", "moe_router", "moe_preprocess"], "router": ["moe_router"]}
     graphs = stack.cuda_graphs if stack.cuda_graphs != "none" else None
     bucket_size, bucket_size_per_rank = stack.ddp_bucket_size
+    fused_losses = {loss: kernel for kernel, loss in FUSED_LOSSES.items()}
     return {
+        "cross_entropy_loss_fusion": stack.loss in fused_losses,
+        "cross_entropy_fusion_impl": fused_losses.get(stack.loss),
         "transformer_impl": "transformer_engine",
         "attention_backend": "unfused" if stack.attention_facts.materializes_scores else None,
         "overlap_grad_reduce": "dp" in stack.overlap,

@@ -46,6 +46,8 @@ MODULES = {
 
 FP8 = {"tensorwise": "fp8", "delayed": "fp8-delayed", "blockwise": "fp8-tiles", "mxfp8": "mxfp8"}
 
+FUSED_LOSSES = {"native": "upcast_compiled", "te": "fused"}
+
 BYTES = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1}
 
 TOKENIZERS = {"GPT2BPETokenizer": 50_257, "BertWordPieceLowerCase": 30_522, "Llama2Tokenizer": 32_000}
@@ -574,6 +576,7 @@ def read_stack(values: Values, model: Model) -> dict[str, Any]:
         "job.stack.overlap": tuple(overlap),
         "job.stack.pairs": pairs,
         "job.stack.dispatcher": "fused" if dispatcher == "flex" or values["moe_enable_deepep"] else "all_to_all",
+        "job.stack.loss": read_loss(values),
         "job.stack.attention": "flash" if fused else "unfused",
         "job.stack.wgrad_accumulation": wgrad_accumulation,
         "job.stack.param_all_gather": "overlapped" if values["overlap_param_gather"] else "before_forward",
@@ -581,6 +584,21 @@ def read_stack(values: Values, model: Model) -> dict[str, Any]:
         "job.stack.reduce_in_fp32": not values["grad_reduce_in_bf16"],
         "job.stack.ddp_bucket_size": (bucket_size, 0) if bucket_size else STACKS["megatron-core"].ddp_bucket_size,
     }
+
+
+def read_loss(values: Values) -> str:
+    """Return the kind of cross entropy. A fusion is PyTorch's compiled functions, or Transformer Engine's kernel.
+
+    The kernel writes the gradient over the logits, the compiled functions to a copy of their softmax:
+    NVIDIA/Megatron-LM@core_v0.16.1:megatron/core/fusions/fused_cross_entropy.py,
+    NVIDIA/TransformerEngine@02965d2:transformer_engine/pytorch/triton/cross_entropy.py.
+    """
+    if not values["cross_entropy_loss_fusion"]:
+        return "upcast"
+    kernel = str(values["cross_entropy_fusion_impl"])
+    if kernel not in FUSED_LOSSES:
+        raise UserError(f"{values.origin}: cross_entropy_fusion_impl is {kernel!r}; Megatron has native and te")
+    return FUSED_LOSSES[kernel]
 
 
 def read_learning_rate(values: Values) -> dict[str, Any]:
