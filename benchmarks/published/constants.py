@@ -163,11 +163,12 @@ def _make_energy_constant(
     return Constant(f'{name}["{dtype}"]', table[dtype], machine=_joule(chips, dtype), **more)
 
 
-A100, H100, B200, B300 = (
+A100, H100, B200, B300, MI300X = (
     kernel_efficiency.A100,
     kernel_efficiency.H100,
     kernel_efficiency.B200,
     kernel_efficiency.B300,
+    kernel_efficiency.MI300X,
 )
 
 CONSTANTS: tuple[Constant, ...] = (
@@ -201,6 +202,7 @@ CONSTANTS: tuple[Constant, ...] = (
              set_on=ALL),
     Constant("B200.bandwidth_share", B200.bandwidth_share, (0.75, 0.95), _chip("bandwidth_share", chips=BLACKWELL),
              set_on=ALL),
+    Constant("MI300X.bandwidth_share", MI300X.bandwidth_share, (0.5, 0.7), _chip("bandwidth_share", chips=CDNA3)),
     _make_chip_constant("attention_share", (0.65, 0.9)),
     _make_chip_constant("attention_backward_share", (0.6, 0.8)),
     Constant("B200.attention_share", B200.attention_share, (0.94, 1.04), _chip("attention_share", chips=BLACKWELL)),

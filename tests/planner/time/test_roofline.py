@@ -364,6 +364,29 @@ def test_predicted_times_of_copies_and_elementwise_kernels_are_near_the_measured
         assert 0.93 * min(measured) < sustained < 1.08 * max(measured), name
 
 
+def test_predicted_elementwise_kernels_on_mi300x_are_near_those_of_a_step():
+    """Rows of 8192 in 16 bits: elements read and written of each kernel and its microseconds.
+
+    Llama 2 70B, ZhangDanyang-AMD/Lumen@c410f2c:examples/llama2/results/mlperf/profiling: SwiGLU over 2 x 28672 columns
+    and RMSNorm over 8192, forward and backward (lumen_latest_profile_summary.txt); Transformer Engine's casts to fp8
+    with a transpose, over 8192 and 57344 columns (te_profile_results.txt).
+    """
+    swiglu, norm, cast = 28672, 8192, 57344
+    kernels = (
+        (3 * swiglu, 468.5),
+        (5 * swiglu, 851.0),
+        (2 * norm, 78.8),
+        (3 * norm, 143.5),
+        (2 * norm, 97.5),
+        (2 * cast, 527.3),
+    )
+    moved = [2 * 8192 * elements for elements, _ in kernels]
+    predicted = [1e6 * estimate_memory_bound(chip("mi300x"), moved_bytes=size) for size in moved]
+    measured = [microseconds for _, microseconds in kernels]
+    assert sum(predicted) == pytest.approx(sum(measured), rel=0.05)
+    assert predicted == pytest.approx(measured, rel=0.25)
+
+
 def test_predicted_matmuls_are_no_faster_than_the_best_measured_ones():
     """A step sustains less than the best that anyone measured in a sweep of shapes."""
     for name in list_names():
