@@ -14,7 +14,7 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.machine.spec import Machine
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, get_planner
 from fivefold.record import UserError

@@ -1,6 +1,11 @@
 """The model: its shape, weights and parameters.
 
 shape · spec · weights   fields; fields with parameter counts; every weight by name and shape
+consistency              which fields contradict each other, or are not supported together
+latent_attention         multi-head latent attention (DeepSeek)
+experts                  mixtures of experts
+multi_token_prediction   modules that predict tokens further ahead (DeepSeek-V3)
+factors                  factors on tensors, by position, branch or name
 activations · norms      one record for each activation function and norm, with the facts that the planner counts
 catalog                  models by name
 vision · vision_weights  vision towers and projectors of multimodal models, and their weights

@@ -20,7 +20,7 @@ from fivefold.layout.validity import is_legal, list_unwritten, refuse
 from fivefold.layout.where import Where
 from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, get_group_degrees
 from fivefold.planner.counts.flops import work

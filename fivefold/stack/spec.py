@@ -12,7 +12,7 @@ from fivefold.bounded_types import Bytes, Elements, Multiple
 from fivefold.layout.names import DEFAULT_ORDER, Axis, CpKind, MeshAxis, Offloaded
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.model.mixers.chunk_groups import CPU_TEMPORARY_BYTES, GPU_TEMPORARY_BYTES
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.record import Record
 from fivefold.stack.kernel_facts import (
     ATTENTIONS,

@@ -27,21 +27,25 @@ from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.altup import AltUp
 from fivefold.model.attention import Sliding
+from fivefold.model.experts import MoE
+from fivefold.model.factors import Multipliers, ResidualFactors, Temperature
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
+from fivefold.model.latent_attention import MLA
 from fivefold.model.mixers import gated_delta_net
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.model.mixers.kinds import Mixer, MixerName
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.per_layer_inputs import PerLayerInputs
 from fivefold.model.rope import RopeScaling
-from fivefold.model.shape import MLA, MTP, Mixer, MixerName, MoE, Multipliers, ResidualFactors, Temperature
 from fivefold.model.spec import Model
 from fivefold.model.weight import is_quantized
 from fivefold.model.weights import list_targets, list_weights

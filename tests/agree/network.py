@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivefold.job import Job, LearningRate, get_recipe
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from tests.endure import hosts
 from tests.endure.hosts import Hosts, address, torchrun

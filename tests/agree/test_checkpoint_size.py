@@ -11,7 +11,7 @@ from torch.utils import _pytree as pytree
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.run_estimate import count_checkpoint_bytes
 from fivefold.trainer.build import build

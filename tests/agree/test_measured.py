@@ -12,7 +12,7 @@ from fivefold.dry_run import dryrun
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.profiling.closed_loop import build_measured_step

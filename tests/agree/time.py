@@ -29,7 +29,8 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.machine.spec import Machine
 from fivefold.machine.toml import read, write
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.planner.predict import get_planner
 from fivefold.record import read_file, read_lines

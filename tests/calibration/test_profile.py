@@ -25,7 +25,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine import toml
 from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Machine
 from fivefold.model.catalog import resolve
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.traffic import list_messages, step_messages
 from fivefold.planner.predict import Planner, get_planner

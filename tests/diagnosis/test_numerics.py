@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fivefold.diagnosis.numerics import COMPARED_ELEMENTS, ErrorStats, examine
 from fivefold.job import Job, get_recipe
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
 from fivefold.rendering.numerics import describe_numerics, draw_error_map, render_page

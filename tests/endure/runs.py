@@ -29,7 +29,8 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.machine.toml import emit
 from fivefold.model.catalog import resolve
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.record import UserError, read_lines
 from fivefold.trainer.supported import check_supported
 from tests.endure.kills import enter_folder

@@ -25,7 +25,8 @@ from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight
 from fivefold.planner.counts.memory.allocator import PUBLISHED

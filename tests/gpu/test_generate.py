@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
 from fivefold.trainer.build import draw_initial_weight

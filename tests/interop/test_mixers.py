@@ -11,7 +11,7 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack

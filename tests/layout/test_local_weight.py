@@ -9,7 +9,8 @@ from fivefold.job import Job
 from fivefold.layout.local_weight import RankCoordinate, find_local_slice, pad_vocab
 from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
 

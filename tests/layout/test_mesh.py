@@ -12,7 +12,7 @@ from fivefold.layout.mesh import group, list_members
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons, refuse
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.traffic import list_first_stages, list_messages

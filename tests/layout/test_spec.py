@@ -16,8 +16,9 @@ from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Chip, Link, Machine
+from fivefold.model.experts import MoE
 from fivefold.model.indexer import Indexer
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.stack.spec import Stack, SupportedLayouts

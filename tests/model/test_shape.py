@@ -12,7 +12,8 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import is_divisible_by_tp, list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.attention import Sliding
-from fivefold.model.shape import MLA, Temperature
+from fivefold.model.factors import Temperature
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
 

@@ -32,7 +32,9 @@ from fivefold.machine.spec import (
     StepOverhead,
 )
 from fivefold.model import catalog as models
-from fivefold.model.shape import MLA, MTP, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
 from fivefold.model.vision import ProjectorLayer, VisionTower
 from fivefold.planner.search.space import list_divisors

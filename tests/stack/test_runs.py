@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.stack.spec import Stack, SupportedLayouts

@@ -18,7 +18,7 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from tests.interop.draws import Range, list_written_plans
 

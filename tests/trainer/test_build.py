@@ -14,7 +14,9 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model import weights as table
-from fivefold.model.shape import MLA, ModelShape, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
+from fivefold.model.shape import ModelShape
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build_module
 from fivefold.trainer.parallel.placement import ShardPlacement

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, load, save

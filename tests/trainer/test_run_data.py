@@ -9,7 +9,8 @@ import pytest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons, validate_job
-from fivefold.model.shape import MTP, Temperature
+from fivefold.model.factors import Temperature
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.run import Data, Run

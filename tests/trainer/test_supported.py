@@ -11,8 +11,9 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
 from fivefold.model.catalog import build_model
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.mixers.lightning import Lightning
-from fivefold.model.shape import MLA, MoE
 from fivefold.planner.predict import predict
 from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS

@@ -30,7 +30,7 @@ from benchmarks.published.convert import (
     seconds_of_tokens,
 )
 from fivefold.model.catalog import resolve
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack

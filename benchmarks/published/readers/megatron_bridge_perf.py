@@ -39,7 +39,7 @@ from fivefold.job import Job
 from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
-from fivefold.model.shape import MTP
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack

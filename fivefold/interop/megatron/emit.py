@@ -15,7 +15,7 @@ from fivefold.job import Job, Recipe, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 

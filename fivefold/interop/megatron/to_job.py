@@ -24,8 +24,10 @@ from fivefold.layout.schedule.pipeline_schedule import get_1f1b_name
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model import catalog
+from fivefold.model.experts import MoE
 from fivefold.model.huggingface.rope import compute_yarn_mscale
-from fivefold.model.shape import MLA, MTP, MoE
+from fivefold.model.latent_attention import MLA
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading

@@ -32,7 +32,7 @@ from fivefold.interop.megatron_bridge.keys import (
     replace_defaults,
 )
 from fivefold.model import catalog
-from fivefold.model.shape import MTP
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
 from fivefold.results.reading import ParsedKey
 

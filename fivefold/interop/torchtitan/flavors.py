@@ -8,9 +8,10 @@ from __future__ import annotations
 from functools import cache
 
 from fivefold.model.catalog import build_model
+from fivefold.model.experts import MoE
 from fivefold.model.huggingface.write import find_difference
+from fivefold.model.latent_attention import MLA
 from fivefold.model.rope import RopeScaling
-from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError, make_unknown_name_error
 

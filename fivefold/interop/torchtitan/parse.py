@@ -17,7 +17,7 @@ from fivefold.interop.keys import Values
 from fivefold.interop.shell.launch import parse_keys
 from fivefold.interop.torchtitan.flavors import MODULES, build_llama, resolve_flavor
 from fivefold.interop.torchtitan.keys import MODEL_SPEC, SIZES, TABLE, VERSION
-from fivefold.model.shape import MTP
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
 from fivefold.record import UserError, make_unknown_name_error
 from fivefold.results.reading import ParsedKey

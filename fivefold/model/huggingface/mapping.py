@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.rope import compute_yarn_mscale, read_rope
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 NAMES = {theirs: activation.name for activation in ACTIVATIONS.values() for theirs in activation.huggingface}

@@ -13,7 +13,7 @@ from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import map_same_names
 from fivefold.model.huggingface.family import Supported
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 from fivefold.units import ceil_div
 

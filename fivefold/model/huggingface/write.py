@@ -12,13 +12,16 @@ from math import isclose
 from typing import Any
 
 from fivefold.model.activations import ACTIVATIONS
+from fivefold.model.experts import MoE
 from fivefold.model.huggingface.decoder import write_scaling
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.keys import nest_tables
 from fivefold.model.huggingface.read import from_config
+from fivefold.model.latent_attention import MLA
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.norms import NORMS
-from fivefold.model.shape import MLA, MTP, ModelShape, MoE
+from fivefold.model.shape import ModelShape
 from fivefold.model.spec import Model
 from fivefold.record import UserError, find_first_difference
 

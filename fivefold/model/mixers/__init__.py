@@ -10,6 +10,7 @@ rg_lru             RG-LRU (Griffin, RecurrentGemma)
 rwkv               time mixing (RWKV-4)
 compressed_attention    attention to compressed keys, three kinds of layers (DeepSeek-V4)
 chunk_groups       consecutive chunks that the trainer's scans compute at once
+kinds              the names of all kinds, and the union of their records
 geometry           what all have in common: what tensor parallelism divides
 
 ``Model.mixers`` names the kind of every layer; the geometry of a kind is the field of ``Model`` with its name.

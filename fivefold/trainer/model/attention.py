@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fivefold.model.shape import Multipliers
+from fivefold.model.factors import Multipliers
 from fivefold.model.spec import Model
 from fivefold.model.weights import compute_norm_shape
 from fivefold.trainer.model import dynamic_mask

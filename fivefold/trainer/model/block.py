@@ -26,7 +26,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from fivefold.model.shape import Multipliers
+from fivefold.model.factors import Multipliers
 from fivefold.model.spec import Model
 from fivefold.trainer.model.altup import AltUpLayer, Laurel, add_to_others
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention, SelfAttention

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fivefold.model.activations import ACTIVATIONS
-from fivefold.model.shape import Multipliers
+from fivefold.model.factors import Multipliers
 from fivefold.model.spec import Model
 from fivefold.trainer.model.kernels.activations import activate_limited
 from fivefold.trainer.model.kernels.eager import EAGER, Kernels

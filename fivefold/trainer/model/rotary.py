@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fivefold.model.factors import Temperature
 from fivefold.model.rope import RopeScaling, RotaryTable
-from fivefold.model.shape import Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 

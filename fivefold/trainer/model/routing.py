@@ -14,7 +14,7 @@ from math import ceil
 import torch
 from torch import Tensor
 
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.units import ceil_div
 
 

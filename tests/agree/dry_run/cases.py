@@ -22,7 +22,10 @@ from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.attention import Sliding
 from fivefold.model.catalog import build_model
+from fivefold.model.experts import MoE
+from fivefold.model.factors import Multipliers, ResidualFactors, Temperature
 from fivefold.model.indexer import Indexer
+from fivefold.model.latent_attention import MLA
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.lightning import Lightning
@@ -31,7 +34,7 @@ from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
-from fivefold.model.shape import MLA, MTP, MoE, Multipliers, ResidualFactors, Temperature
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.supported import check_supported

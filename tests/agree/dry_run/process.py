@@ -23,7 +23,7 @@ from fivefold.dry_run.rank_tapes import CATEGORIES, SKIPPED_FILES, RankTapes, re
 from fivefold.dry_run.record.recorder import READ_SCALAR, TapeRecorder
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine

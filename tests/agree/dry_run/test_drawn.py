@@ -15,13 +15,15 @@ from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import is_legal
 from fivefold.model.altup import AltUp
+from fivefold.model.experts import MoE
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
+from fivefold.model.latent_attention import MLA
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.per_layer_inputs import PerLayerInputs
-from fivefold.model.shape import MLA, MTP, MoE
 from fivefold.model.spec import Model
 from fivefold.update import Optimizer
 from tests.agree.drawn import AXES, FEATURES, Drawn, draw_cases, pairs_of

@@ -14,7 +14,8 @@ import torch
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights

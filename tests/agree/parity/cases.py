@@ -16,6 +16,9 @@ from torch import Tensor
 
 from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
+from fivefold.model.experts import MoE
+from fivefold.model.factors import Multipliers, ResidualFactors
+from fivefold.model.latent_attention import MLA
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.lightning import Lightning
@@ -23,7 +26,7 @@ from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
-from fivefold.model.shape import MLA, MTP, MoE, Multipliers, ResidualFactors
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
 from fivefold.trainer.data.packing import IGNORED, LAST
 

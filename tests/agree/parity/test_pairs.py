@@ -9,13 +9,15 @@ import pytest
 from fivefold.adapter import EXPERT_TARGETS, Adapter
 from fivefold.layout.spec import Layout
 from fivefold.model.altup import AltUp
+from fivefold.model.experts import MoE
+from fivefold.model.factors import Temperature
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
 from fivefold.model.mixers.compressed_attention import CompressedAttention
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.mamba2 import Mamba2
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.per_layer_inputs import PerLayerInputs
-from fivefold.model.shape import MTP, MoE, Temperature
 from fivefold.model.spec import Model
 from tests.agree.drawn import Drawn
 from tests.agree.parity.cases import DENSE, LATENT, job_for

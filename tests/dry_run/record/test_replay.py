@@ -12,7 +12,8 @@ from fivefold.dry_run.record.recording import NotReplayable, cut_recording
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, Tape
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from tests.dry_run.record.tape_events import list_events
 from tests.selection import mark_share

@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weight import is_quantized
 from fivefold.model.weights import count_adapters, list_weights

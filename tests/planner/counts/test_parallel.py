@@ -19,7 +19,8 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import distribute_evenly, distribute_parts, list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model, list_names
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, list_block_weights, list_embedding_weights, list_head_weights, list_weights
 from fivefold.planner.counts.counts import Counts, get_group_degrees

@@ -14,7 +14,8 @@ from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES, ScheduleName
 from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
 from fivefold.planner.counts.counts import Counts

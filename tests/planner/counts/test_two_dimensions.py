@@ -21,7 +21,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import explain_unsupported_2d, list_reasons
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
 from fivefold.planner.counts.counts import Counts

@@ -16,7 +16,7 @@ from fivefold.layout.validity import refuse
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.model.shape import MTP
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.bounds import TIME_PARTS, Bounds

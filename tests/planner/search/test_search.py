@@ -20,7 +20,7 @@ from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, Planner, predict
 from fivefold.planner.search import SearchProblem, find_fitting_layout, search

@@ -18,9 +18,10 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import can_express, list_mismatches, list_reasons, refuse
 from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.model.catalog import build_model
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.short_conv import ShortConv
-from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.planner.search.columns import CandidateLayouts
 from fivefold.planner.search.space import Space

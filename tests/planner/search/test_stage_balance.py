@@ -11,7 +11,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.where import Where
 from fivefold.machine.spec import Machine
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.planner.predict import Planner
 from fivefold.planner.search import search
 from fivefold.planner.search.alternatives import explain_choices

@@ -13,7 +13,7 @@ from fivefold.calibration.step_clock import build_step
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import AttentionPoint, KernelPoint
-from fivefold.model.shape import MLA
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees

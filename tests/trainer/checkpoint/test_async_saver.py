@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.record import RunFailure
 from fivefold.trainer.build import Built, build

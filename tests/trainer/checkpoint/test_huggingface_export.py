@@ -18,9 +18,10 @@ from transformers import AutoModelForCausalLM
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
+from fivefold.model.experts import MoE
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import list_tensors
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.record import RunFailure, UserError
 from fivefold.trainer.build import build

@@ -12,6 +12,8 @@ from transformers import AutoModelForCausalLM
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.mixers.gated_delta_net import GatedDeltaNet
 from fivefold.model.mixers.kimi_delta import KimiDelta
 from fivefold.model.mixers.lightning import Lightning
@@ -19,7 +21,6 @@ from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
-from fivefold.model.shape import MLA, MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, list_weights
 from fivefold.record import UserError

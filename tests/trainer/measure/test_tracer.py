@@ -15,7 +15,8 @@ import torch._dynamo  # once, before any fork
 from fivefold.job import Job, get_recipe
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts, get_group_degrees
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fivefold.job import Job, get_recipe
+from fivefold.model.latent_attention import MLA
 from fivefold.model.rope import RopeScaling
-from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights
 from fivefold.planner.counts.operations.attention import list_attention

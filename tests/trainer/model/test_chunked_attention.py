@@ -8,7 +8,7 @@ from torch import Tensor
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import Temperature
+from fivefold.model.factors import Temperature
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.generate.decode import enable_kv_cache

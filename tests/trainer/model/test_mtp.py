@@ -16,7 +16,8 @@ from transformers.modeling_layers import MtpModel
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MTP, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
 from fivefold.trainer.build import build

@@ -12,7 +12,7 @@ import fivefold.trainer.model.sparse_attention as kernels
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.indexer import Indexer
-from fivefold.model.shape import MLA
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine

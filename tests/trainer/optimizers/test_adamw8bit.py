@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.build import build

@@ -8,7 +8,7 @@ import torch
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, list_weights
 from fivefold.trainer.build import build

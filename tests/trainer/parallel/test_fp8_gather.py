@@ -15,7 +15,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fivefold.job import Job, Recipe, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.trainer.build import build

@@ -14,7 +14,7 @@ from torch import Tensor
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.trainer.build import build

@@ -18,7 +18,8 @@ from fivefold.job import Job, get_recipe
 from fivefold.layout.recomputation import RECOMPUTABLE, list_groups
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_recomputed_layers
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.experts import MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.operations.layer import get_kind

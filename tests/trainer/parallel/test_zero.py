@@ -10,7 +10,7 @@ import torch
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.step import Traffic
 from fivefold.trainer.build import build

@@ -17,7 +17,7 @@ from fivefold.model.huggingface.mapping import (
     read_mixers,
     read_mlp_layer_types,
 )
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 MIXER_TENSORS = [f"mixer.{name}" for name in ("q", "k", "v", "b", "conv", "a_log", "dt_bias", "norm", "out")]

@@ -10,7 +10,7 @@ from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, read_mixers
 from fivefold.model.huggingface.rope import read_rope
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 

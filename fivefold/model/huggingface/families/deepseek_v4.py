@@ -11,7 +11,7 @@ from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_biased_experts, read_mixers
 from fivefold.model.huggingface.rope import read_rope
 from fivefold.model.mixers.compressed_attention import CompressedAttention
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 SPARSE, HEAVY, SLIDING = "compressed_sparse_attention", "heavily_compressed_attention", "sliding_attention"

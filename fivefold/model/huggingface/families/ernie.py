@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fivefold.model.experts import MoE
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported, Wrapper
 from fivefold.model.huggingface.mapping import build_model, read_experts, read_layers_of_experts
-from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 
 KEYS = drop_keys(decoder.KEYS, "attention_dropout") | {"use_bias": "attention_bias"}

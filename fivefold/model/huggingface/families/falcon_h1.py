@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.model.factors import Multipliers
 from fivefold.model.huggingface import decoder, state_space
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model
-from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 
 FACTORS = {  # their key → our field of ``Multipliers``

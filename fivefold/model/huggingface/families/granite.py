@@ -19,7 +19,7 @@ from fivefold.model.huggingface.mapping import (
     read_windows,
 )
 from fivefold.model.huggingface.rope import read_rope
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 KEYS = decoder.KEYS | map_same_names(

@@ -9,7 +9,7 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same_names
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, find_period, read_experts, read_mixers
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 

@@ -15,7 +15,7 @@ from fivefold.model.huggingface.mapping import (
     read_mixers,
     read_mlp_layer_types,
 )
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 KINDS: dict[str, MixerName] = {"linear_attention": "kimi_delta", "full_attention": "attention"}

@@ -11,7 +11,7 @@ from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, find_period, read_experts, read_mixers
 from fivefold.model.huggingface.rope import KINDS as ROPE_KINDS
 from fivefold.model.huggingface.rope import read_rope_tables
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 KINDS: dict[str, MixerName] = {"conv": "short_conv", "full_attention": "attention"}

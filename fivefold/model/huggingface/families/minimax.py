@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.model.factors import ResidualFactors
 from fivefold.model.huggingface import decoder
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_experts, read_mixers, read_windows
 from fivefold.model.huggingface.rope import read_rope
-from fivefold.model.shape import MixerName, ResidualFactors
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 

@@ -10,7 +10,7 @@ from fivefold.model.huggingface.decoder import expand_names, map_same_names
 from fivefold.model.huggingface.families.qwen3_next import KINDS, NAMES, write_delta_net
 from fivefold.model.huggingface.family import Family, Supported
 from fivefold.model.huggingface.mapping import build_model, read_mixers
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 NORM_EPSILON = 1e-5  # of the norms of the Gated DeltaNets' outputs, whatever the config says

@@ -14,7 +14,7 @@ from fivefold.model.huggingface.mapping import (
     read_mixers,
 )
 from fivefold.model.huggingface.rope import read_rope
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 KINDS: dict[str, MixerName] = {"linear_attention": "gated_delta_net", "full_attention": "attention"}

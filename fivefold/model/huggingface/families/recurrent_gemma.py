@@ -11,7 +11,7 @@ from fivefold.model.huggingface.decoder import drop_keys, expand_names, map_same
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.mapping import build_model, find_period
 from fivefold.model.huggingface.rope import read_rope
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 
 KINDS: dict[str, MixerName] = {"recurrent": "rg_lru", "attention": "attention"}

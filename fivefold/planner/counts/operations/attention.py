@@ -15,8 +15,8 @@ from typing import Literal
 
 from fivefold.job import Job
 from fivefold.model.attention import AttentionShape
+from fivefold.model.latent_attention import MLA
 from fivefold.model.norms import NORMS
-from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.feedforward import list_router
 from fivefold.planner.counts.operations.indexer import attend_to_chosen, choose_keys

@@ -14,7 +14,7 @@ from __future__ import annotations
 from math import ceil
 
 from fivefold.model.activations import ACTIVATIONS
-from fivefold.model.shape import Multipliers
+from fivefold.model.factors import Multipliers
 from fivefold.planner.counts.operations.launches import CLAMP_LAUNCHES
 from fivefold.planner.counts.operations.linear import (
     LinearInput,

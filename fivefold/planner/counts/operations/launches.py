@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.units import ceil_div
 
 

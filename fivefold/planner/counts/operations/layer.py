@@ -13,8 +13,9 @@ from typing import Literal, NamedTuple
 from fivefold.job import LOSS_CHUNK_ELEMENTS, LOSS_CHUNK_ROWS, Job
 from fivefold.layout.stages import find_first_backward_layer, trains_embedding
 from fivefold.model.activations import ACTIVATIONS
+from fivefold.model.factors import Multipliers
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.norms import NORMS
-from fivefold.model.shape import MixerName, Multipliers
 from fivefold.model.spec import Model
 from fivefold.model.weights import resolve_freeze
 from fivefold.planner.counts.operations.altup import add_laurel, correct, predict

@@ -22,7 +22,7 @@ from collections.abc import Callable, Mapping
 
 from torch import nn
 
-from fivefold.model.shape import MixerName
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.spec import Model
 from fivefold.trainer.model.mixers.compressed_attention import CompressedAttentionMixer
 from fivefold.trainer.model.mixers.gated_delta_net import GatedDeltaNetMixer

@@ -18,9 +18,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.model.factors import Multipliers
 from fivefold.model.mixers.chunk_groups import GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.mamba2 import Mamba2
-from fivefold.model.shape import Multipliers
 from fivefold.model.spec import Model
 from fivefold.trainer.model.linear import Linear
 from fivefold.trainer.model.lora import project

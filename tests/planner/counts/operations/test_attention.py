@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MLA
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work

@@ -23,7 +23,7 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons, refuse
 from fivefold.model import catalog as models
 from fivefold.model.huggingface.read import from_config
-from fivefold.model.shape import MTP
+from fivefold.model.multi_token_prediction import MTP
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import count_kept_bytes
 from fivefold.planner.counts.operations.layer import get_kind

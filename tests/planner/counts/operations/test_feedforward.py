@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.model.shape import MoE
+from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import GradientSums

@@ -20,9 +20,10 @@ from fivefold.adapter import Adapter
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
+from fivefold.model.experts import MoE
 from fivefold.model.hyper_connections import HyperConnections
 from fivefold.model.indexer import Indexer
-from fivefold.model.shape import MLA, MoE
+from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights, list_embedding_weights, list_head_weights
 from fivefold.planner.counts.operations.layer import list_block, list_embedding, list_head

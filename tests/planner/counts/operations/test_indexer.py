@@ -11,8 +11,8 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.indexer import Indexer
+from fivefold.model.latent_attention import MLA
 from fivefold.model.mixers.short_conv import ShortConv
-from fivefold.model.shape import MLA
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights
 from fivefold.planner.counts.flops import work

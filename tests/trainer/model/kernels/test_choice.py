@@ -13,9 +13,9 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
+from fivefold.model.experts import MoE
 from fivefold.model.mixers.chunk_groups import CPU_TEMPORARY_BYTES, GPU_TEMPORARY_BYTES
 from fivefold.model.mixers.mamba import Mamba
-from fivefold.model.shape import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.record import UserError

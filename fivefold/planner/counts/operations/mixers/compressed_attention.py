@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from fivefold.model.mixers.compressed_attention import CompressedAttention, count_complete, count_pairs
+from fivefold.model.mixers.kinds import MixerName
 from fivefold.model.norms import NORMS
-from fivefold.model.shape import MixerName
 from fivefold.planner.counts.operations.indexer import INDEX_BYTES, QUERY_BLOCK, drop_gradient
 from fivefold.planner.counts.operations.linear import LinearInput, list_row_parallel
 from fivefold.planner.counts.operations.local_shapes import Local
