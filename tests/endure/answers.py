@@ -34,6 +34,7 @@ from fivefold.units import show_bytes, show_seconds
 from tests.endure.commands import LIMIT_SECONDS, answer, isolate, judge
 from tests.endure.files import folder
 from tests.endure.spellings import respell_layout
+from tests.endure.stop_signals import end_at_stop_signal
 
 SMALL = ("tiny", "nano", "llama3-8b", "qwen3-4b", "gpt-oss-20b", "deepseek-v2-lite", "gemma3-1b", "mixtral-8x7b")
 HYBRIDS = (
@@ -380,7 +381,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
     asked = parser.parse_args()
     codes, bad, slowest, end = dict[int, int](), 0, (0.0, ""), time.monotonic() + asked.seconds
-    with isolate():
+    with isolate(), end_at_stop_signal():
         for number in range(asked.inputs) if asked.only is None else [asked.only]:
             if time.monotonic() > end:
                 break

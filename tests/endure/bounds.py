@@ -15,6 +15,7 @@ from collections import defaultdict
 
 import numpy as np
 
+from tests.endure.stop_signals import end_at_stop_signal
 from tests.planner.search.drawn_bounds import compare_bounds, drawn_space
 
 
@@ -28,24 +29,25 @@ def main() -> None:
     parser.add_argument("--bare-ends", action="store_true", help="only pipelines with more stages than layers")
     chosen = parser.parse_args()
     shares, broken = defaultdict[str, list[float]](list), 0
-    for seed in range(chosen.first, chosen.first + chosen.count):
-        drawn = drawn_space(seed, bare_ends=chosen.bare_ends)
-        if drawn is None:
-            continue
-        timed, bare_ends = not chosen.memory, chosen.bare_ends
-        for bound in compare_bounds(*drawn, seed=seed, count=chosen.each, timed=timed, bare_ends=bare_ends):
-            layout = bound.layout
-            shares[layout.schedule if layout.pp > 1 else "none"].append(bound.bound_bytes / bound.peak_bytes)
-            if bound.is_exceeded:
-                broken += 1
-                job = drawn[0].job
-                print(
-                    f"seed {seed}: {layout}, memory {bound.bound_bytes / bound.peak_bytes:.4f}, "
-                    f"time {bound.bound_seconds / bound.seconds if bound.seconds else 0:.4f} of the estimate; "
-                    f"{layout.micro_batches(job)} micro-batches, offload={job.offload}, "
-                    f"deferred={job.stack.deferred_wgrad}, stack {job.stack.name}",
-                    flush=True,
-                )
+    with end_at_stop_signal():
+        for seed in range(chosen.first, chosen.first + chosen.count):
+            drawn = drawn_space(seed, bare_ends=chosen.bare_ends)
+            if drawn is None:
+                continue
+            timed, bare_ends = not chosen.memory, chosen.bare_ends
+            for bound in compare_bounds(*drawn, seed=seed, count=chosen.each, timed=timed, bare_ends=bare_ends):
+                layout = bound.layout
+                shares[layout.schedule if layout.pp > 1 else "none"].append(bound.bound_bytes / bound.peak_bytes)
+                if bound.is_exceeded:
+                    broken += 1
+                    job = drawn[0].job
+                    print(
+                        f"seed {seed}: {layout}, memory {bound.bound_bytes / bound.peak_bytes:.4f}, "
+                        f"time {bound.bound_seconds / bound.seconds if bound.seconds else 0:.4f} of the estimate; "
+                        f"{layout.micro_batches(job)} micro-batches, offload={job.offload}, "
+                        f"deferred={job.stack.deferred_wgrad}, stack {job.stack.name}",
+                        flush=True,
+                    )
     for schedule, item in sorted(shares.items()):
         print(f"{schedule:12} {len(item):6} layouts, median bound of memory {np.median(item):.3f} of the peak")
     print(f"{sum(map(len, shares.values()))} layouts, {broken} bounds above the estimate")

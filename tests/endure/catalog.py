@@ -19,6 +19,7 @@ from fivefold.model.catalog import build_model, list_names
 from fivefold.rendering.progress import show_progress
 from tests.endure.commands import answer, isolate, judge
 from tests.endure.files import folder
+from tests.endure.stop_signals import end_at_stop_signal
 
 MACHINES = ("l4:8", "h100:8", "h200:64", "h100:1024", "gb200:16384")
 LIMIT_SECONDS, MODEL_SECONDS, STOP_SECONDS = 15.0, 10.0, 240.0  # aims, and when a command is stopped
@@ -64,7 +65,7 @@ def main() -> None:
     with asked.table.open("a+", newline="", encoding="utf-8") as file:
         file.seek(0)
         known = {row[0]: (float(row[1]), row[2]) for row in csv.reader(file)}
-        with isolate(), show_progress("catalog") as progress:
+        with isolate(), show_progress("catalog") as progress, end_at_stop_signal():
             for done, words in enumerate(lines):
                 progress(" ".join(words), done, len(lines))
                 if (text := " ".join(words)) in known:
@@ -77,7 +78,7 @@ def main() -> None:
                 known[text] = seconds, wrong or judge(code, err) or late
                 csv.writer(file).writerow([text, f"{seconds:.2f}", known[text][1]])
                 file.flush()
-    measured = {text: known[text] for text in map(" ".join, lines)}
+    measured = {text: known[text] for text in map(" ".join, lines) if text in known}
     bad = {text: wrong for text, (_, wrong) in measured.items() if wrong}
     for text, wrong in bad.items():
         print(f"fivefold {text}\n    {wrong}")

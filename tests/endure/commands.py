@@ -32,9 +32,11 @@ import typer
 
 from fivefold import bounded_file
 from fivefold.cli import command_line
+from fivefold.record import StopSignal
 from fivefold.requests.commands import COMMANDS
 from tests.endure.facts import find_ignored
 from tests.endure.files import folder
+from tests.endure.stop_signals import end_at_stop_signal
 from tests.endure.words import Draw
 
 LIMIT_SECONDS = 10.0  # of this process's own time, whatever else the computer does
@@ -117,7 +119,6 @@ def answer(words: list[str], *, limit: float) -> tuple[int, str, str, str]:
     """Exit code, stdout, stderr, and what it ended with that it must not."""
     out, err = io.StringIO(), io.StringIO()
     former = sys.argv, signal.getsignal(signal.SIGVTALRM)
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # between two inputs, one ends this program
     sys.argv = ["fivefold", *words]
     code, wrong = 0, ""
     try:
@@ -138,15 +139,15 @@ def answer(words: list[str], *, limit: float) -> tuple[int, str, str, str]:
         wrong = f"more than {limit:.0f} s: {_find_place()}"
     except Waits:
         wrong = f"waits for ever: {_find_place()}"
-    except KeyboardInterrupt:
+    except StopSignal:
         raise
     except BaseException:
         wrong = traceback.format_exc(limit=-4)
     finally:
         sys.argv = former[0]
         signal.signal(signal.SIGVTALRM, former[1])
-    if err.getvalue().startswith("fivefold: stopped by"):  # a signal to this process, which the command has taken
-        raise KeyboardInterrupt
+    if (line := err.getvalue().rpartition("fivefold: stopped by ")[2]) != err.getvalue():  # a signal to this process
+        raise StopSignal(line.partition(";")[0])
     return code, out.getvalue(), err.getvalue(), wrong
 
 
@@ -225,7 +226,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, resource.RLIM_INFINITY))
     numbers = range(asked.first, asked.first + asked.inputs) if asked.only is None else [asked.only]
     bad, codes, slowest = 0, dict.fromkeys(range(4), 0), (0.0, 0)
-    with isolate(), contextlib.suppress(KeyboardInterrupt):  # what was run until then is reported
+    with isolate(), end_at_stop_signal():
         for number in numbers:
             if asked.commands and [*Draw(number, seed=asked.seed).case().words, ""][0] not in asked.commands:
                 continue

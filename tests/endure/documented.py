@@ -21,6 +21,7 @@ from typer.testing import CliRunner
 from fivefold.cli import app
 from tests.docs.test_site import PAGES, ROOT, lines
 from tests.docs.tutorials import PAGES as TUTORIALS
+from tests.endure.stop_signals import end_at_stop_signal
 
 ELSEWHERE = {
     "train",
@@ -67,17 +68,18 @@ def main() -> int:
         shutil.copytree(ROOT / "examples", Path(folder) / "examples")
         (Path(folder) / "docs/pictures").mkdir(parents=True)
         os.chdir(folder)
-        for words, page in result.items():
-            line = f"{page.relative_to(ROOT)}: fivefold {' '.join(words)}"
-            if why := find_local_input(list(words)):
-                left.append(f"{line}: {why}")
-                continue
-            begin = time.perf_counter()
-            ended = CliRunner().invoke(app, list(words))
-            took.append((time.perf_counter() - begin, line))
-            if ended.exit_code:
-                failed += 1
-                print(line, ended.exception, ended.output[-2000:], sep="\n", flush=True)
+        with end_at_stop_signal():
+            for words, page in result.items():
+                line = f"{page.relative_to(ROOT)}: fivefold {' '.join(words)}"
+                if why := find_local_input(list(words)):
+                    left.append(f"{line}: {why}")
+                    continue
+                begin = time.perf_counter()
+                ended = CliRunner().invoke(app, list(words))
+                took.append((time.perf_counter() - begin, line))
+                if ended.exit_code:
+                    failed += 1
+                    print(line, ended.exception, ended.output[-2000:], sep="\n", flush=True)
     print(*left, sep="\n")
     print(f"{len(took)} commands run, {failed} failed; {len(left)} are run elsewhere or on files of the reader's")
     print(*(f"{seconds:6.1f} s  {line}" for seconds, line in sorted(took)[:-6:-1]), sep="\n")

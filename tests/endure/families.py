@@ -32,6 +32,7 @@ from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.model_types import OTHER_NAMES
 from fivefold.model.huggingface.read import from_config
 from fivefold.requests.catalogs import list_families
+from tests.endure.stop_signals import end_at_stop_signal
 from tests.model.judged import build_reference, count_mtp_parameters, judge, silence_transformers
 from tests.model.mutations import FAMILIES, mutations
 from tests.trainer.test_families import compare_family
@@ -112,7 +113,7 @@ def main() -> None:
     if asked.all:
         sys.exit(not count_all())
     counts: Counter[str] = Counter()
-    with silence_transformers(), warnings.catch_warnings():
+    with silence_transformers(), warnings.catch_warnings(), end_at_stop_signal():
         warnings.simplefilter("ignore")
         for kind, changed in cases(asked.kinds, pairs=asked.pairs, seed=asked.seed):
             with tempfile.TemporaryDirectory() as folder:

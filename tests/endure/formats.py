@@ -25,6 +25,7 @@ from fivefold.interop.registry import FORMATS
 from fivefold.interop.write import write
 from fivefold.record import UserError
 from fivefold.rendering.progress import show_progress
+from tests.endure.stop_signals import end_at_stop_signal
 from tests.interop.drawn_keys import SOFTWARE, draw_keys, find_fault
 from tests.interop.draws import Range, check_round_trip, plans
 from tests.interop.test_searched import DENSE, EXPERTS, STACKS, check
@@ -146,16 +147,16 @@ def main() -> int:
     asked = options.parse_args()
     forms = [form for form in FORMATS if form.emit and form.parse]
     wrong: list[str] = []
-    with show_progress("formats") as progress:
+    with show_progress("formats") as progress, end_at_stop_signal():
         for number, form in enumerate(forms):
             stack = form.stack or "fsdp2"  # of a config that names its software
             wrong += check_round_trips(form.name, stack, asked.count, asked.seed)
             wrong += check_broken_files(form.name, stack, asked.broken, asked.seed)
             progress("formats", number + 1, len(forms))
-    for name in SOFTWARE:
-        wrong += unsaid(name, asked.keys, asked.seed)
-    for stack in STACKS:
-        wrong += check_proposals(stack, asked.searched, asked.seed)
+        for name in SOFTWARE:
+            wrong += unsaid(name, asked.keys, asked.seed)
+        for stack in STACKS:
+            wrong += check_proposals(stack, asked.searched, asked.seed)
     print(*wrong, sep="\n")
     return 1 if wrong else 0
 

@@ -26,6 +26,7 @@ from fivefold.interop.registry import FORMATS
 from fivefold.record import UserError
 from fivefold.rendering.progress import show_progress
 from fivefold.results.reading import Reading
+from tests.endure.stop_signals import end_at_stop_signal
 from tests.interop.drawn_keys import SOFTWARE, list_software_keys, list_translated_names, read_with
 from tests.interop.known_configs import CONFIGS, OVERRIDDEN, SWITCHES, VALUES, WITHOUT_EFFECT
 
@@ -194,7 +195,7 @@ def main() -> int:
     options.add_argument("--software", nargs="*", default=list(SOFTWARE))
     asked = options.parse_args()
     wrong: list[str] = []
-    with show_progress("keys") as progress, tempfile.TemporaryDirectory() as folder:
+    with show_progress("keys") as progress, tempfile.TemporaryDirectory() as folder, end_at_stop_signal():
         for number, name in enumerate(asked.software):
             progress(name, number, len(asked.software))
             silent, acting = find_silent(name, Path(folder))

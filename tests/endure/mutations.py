@@ -23,6 +23,7 @@ from pathlib import Path
 
 from tests.endure.mutation import edit
 from tests.endure.old_faults import OLD_FAULTS
+from tests.endure.stop_signals import end_at_stop_signal
 from tests.endure.warm_tests import start_warm_tests
 
 ROOT = Path(__file__).parents[2]
@@ -334,11 +335,12 @@ def main() -> int:
     options = parser.parse_args()
     numbers = chain.from_iterable(map(read_numbers, options.only)) if options.only else range(len(MUTATIONS))
     chosen = {number: MUTATIONS[number] for number in numbers}
-    wrong = list(find_stale())
+    wrong, planted = list(find_stale()), 0
     with tempfile.TemporaryDirectory() as name, ExitStack() as exits:
         copy = Path(name)
         make_copy(copy)
         run_test = exits.enter_context(start_warm_tests(copy))
+        exits.enter_context(end_at_stop_signal())
         if options.clean:
             verdicts = {test: run_test(test) for test in {mutation.test for mutation in chosen.values()}}
             wrong += [
@@ -350,10 +352,11 @@ def main() -> int:
             path.write_text(original.replace(mutation.old, mutation.new), encoding="utf-8")
             verdict = run_test(mutation.test)
             path.write_text(original, encoding="utf-8")
-            print(f"{number} {mutation.file}, {mutation.name}: {mutation.test} {verdict}", flush=True)
+            print(f"{number} {mutation.file}, {mutation.name}: {mutation.test} {verdict}")
+            planted += 1
             if verdict != "fails":
                 wrong.append(f"{number} {mutation.name}: {mutation.test} {verdict}")
-    print(f"{len(chosen)} mistakes, {len(wrong)} not seen", *wrong, sep="\n")
+    print(f"{planted} mistakes, {len(wrong)} not seen", *wrong, sep="\n")
     return 1 if wrong else 0
 
 

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.endure.recipes import KINDS, Tally
+from tests.endure.recipes import Tally, print_tallies
+from tests.endure.stop_signals import end_at_stop_signal
 
 YAML = r"\.ya?ml$"
 MAX_BYTES = 2**17  # of a file that is copied: configs and scripts, no data
@@ -140,23 +141,23 @@ def main() -> int:
     options.add_argument("--model", default="llama3-8b")
     options.add_argument("--list", action="store_true", help="print the paths of the recipes, and count nothing")
     asked = options.parse_args()
-    wrong = 0
-    for name in asked.rows or ROWS:
-        row, listed = ROWS[name], dict[str, list[str]]()
-        tally = Tally(gpus=row.gpus, model=asked.model, added=row.added)
-        for source in row.sources:
-            with tempfile.TemporaryDirectory() as temporary:
-                folder = Path(temporary) / source.repository.replace("/", "+")
-                recipes = copy_recipes(source, asked.clones, folder)
-                listed[f"{source.repository}@{source.commit}"] = [str(path.relative_to(folder)) for path in recipes]
-                if not asked.list:
-                    tally.add_folder(folder, recipes)
-        if asked.list:
-            print(json.dumps({name: listed}, indent=1))
-            continue
-        tally.print_counts(name)
-        wrong += tally.counts[KINDS[3]]
-    return 1 if wrong else 0
+    tallies = dict[str, Tally]()
+    with end_at_stop_signal():
+        for name in asked.rows or ROWS:
+            row, listed = ROWS[name], dict[str, list[str]]()
+            tally = Tally(gpus=row.gpus, model=asked.model, added=row.added)
+            if not asked.list:
+                tallies[name] = tally
+            for source in row.sources:
+                with tempfile.TemporaryDirectory() as temporary:
+                    folder = Path(temporary) / source.repository.replace("/", "+")
+                    recipes = copy_recipes(source, asked.clones, folder)
+                    listed[f"{source.repository}@{source.commit}"] = [str(path.relative_to(folder)) for path in recipes]
+                    if not asked.list:
+                        tally.add_folder(folder, recipes)
+            if asked.list:
+                print(json.dumps({name: listed}, indent=1))
+    return print_tallies(tallies)
 
 
 if __name__ == "__main__":

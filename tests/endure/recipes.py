@@ -19,13 +19,14 @@ import re
 import shlex
 import sys
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import fivefold
 from fivefold.record import UserError
 from fivefold.rendering.progress import show_progress
 from fivefold.requests.configs import build_request, load_config
+from tests.endure.stop_signals import end_at_stop_signal
 
 KINDS = ("predicted", "predicted with --model", "named", "error of Fivefold")
 
@@ -108,6 +109,13 @@ def shorten_line(line: str) -> str:
     return re.sub(r"\d+", "N", re.sub(r"\S*/\S*", "…", line))[:110]
 
 
+def print_tallies(tallies: Mapping[object, Tally]) -> int:
+    """Print every tally with its name; return 1 if a recipe ended in an error of Fivefold."""
+    for name, tally in tallies.items():
+        tally.print_counts(str(name))
+    return int(any(tally.counts[KINDS[3]] for tally in tallies.values()))
+
+
 def main() -> int:
     """Count every folder."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
@@ -118,14 +126,13 @@ def main() -> int:
     options.add_argument("--add", nargs="*", default=[])
     options.add_argument("--verbose", action="store_true")
     asked = options.parse_args()
-    wrong, suffixes = 0, asked.ext.split(",")
-    for folder in asked.folders:
-        tally = Tally(gpus=asked.gpus, model=asked.model, added=asked.add, verbose=asked.verbose)
-        files = (path for path in folder.rglob("*") if path.is_file())
-        tally.add_folder(folder, [path for path in files if path.suffix.lstrip(".") in suffixes])
-        tally.print_counts(str(folder))
-        wrong += tally.counts[KINDS[3]]
-    return 1 if wrong else 0
+    suffixes, tallies = asked.ext.split(","), dict[Path, Tally]()
+    with end_at_stop_signal():
+        for folder in asked.folders:
+            tallies[folder] = Tally(gpus=asked.gpus, model=asked.model, added=asked.add, verbose=asked.verbose)
+            files = (path for path in folder.rglob("*") if path.is_file())
+            tallies[folder].add_folder(folder, [path for path in files if path.suffix.lstrip(".") in suffixes])
+    return print_tallies(tallies)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ from starlette.testclient import TestClient
 
 from fivefold.web.app import create
 from fivefold.web.work import WorkQueue
+from tests.endure.stop_signals import end_at_stop_signal
 from tests.web.conftest import OWN, SECRET
 from tests.web.requests import SLOW_SHARE, draw, find_fault, list_routes
 
@@ -53,7 +54,10 @@ def main() -> int:
         (root / "inside" / "own.toml").write_text(OWN)
         (root / "inside" / "link.toml").symlink_to(root / "outside.toml")
         app = create(root / "inside", local=root / "none", work=WorkQueue(long_limit_seconds=SECONDS))
-        with TestClient(app, base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as client:
+        with (
+            TestClient(app, base_url="http://127.0.0.1:8765", raise_server_exceptions=False) as client,
+            end_at_stop_signal(),
+        ):
             short, slow = list_routes(client)
             for _ in range(options.count):
                 request = draw(chance, chance.choice(slow if chance.random() < options.slow_share else short))
@@ -71,7 +75,7 @@ def main() -> int:
         if {path.name for path in root.iterdir()} != {"inside", "outside.toml"}:
             bad += 1
             print("a request wrote outside of the folder:", *root.iterdir())
-    print(f"{options.count} requests, {bad} wrong; by status {dict(sorted(codes.items()))}")
+    print(f"{codes.total()} requests, {bad} wrong; by status {dict(sorted(codes.items()))}")
     print(f"slowest {slowest[0]:.2f} s: {slowest[1][:400]}")
     return 1 if bad else 0
 

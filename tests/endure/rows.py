@@ -17,6 +17,7 @@ from pathlib import Path
 
 from benchmarks.published import SOURCES, case, run
 from tests.benchmarks.published.test_rows import mutate, put
+from tests.endure.stop_signals import end_at_stop_signal
 
 
 def main() -> int:
@@ -25,28 +26,32 @@ def main() -> int:
     asked.add_argument("--rounds", type=int, default=20)
     asked.add_argument("--seed", type=int, default=0)
     options, real, wrong = asked.parse_args(), case.DATA, 0
-    for count in range(options.rounds):
-        scored = excluded = 0
-        for source in SOURCES:
-            case.DATA = real
-            changed = mutate(source, random.Random(f"{options.seed} {count} {source}"), cells_of_a_row=1 + count % 4)
-            with tempfile.TemporaryDirectory() as folder:
-                case.DATA = Path(folder)
-                put(case.DATA, source, changed)
-                try:
-                    report = run((source,))
-                except Exception:
+    with end_at_stop_signal():
+        for count in range(options.rounds):
+            scored = excluded = 0
+            for source in SOURCES:
+                case.DATA = real
+                changed = mutate(
+                    source, random.Random(f"{options.seed} {count} {source}"), cells_of_a_row=1 + count % 4
+                )
+                with tempfile.TemporaryDirectory() as folder:
+                    case.DATA = Path(folder)
+                    put(case.DATA, source, changed)
+                    try:
+                        report = run((source,))
+                    except Exception:
+                        wrong += 1
+                        print(f"round {count}, {source}:\n{traceback.format_exc()}")
+                        continue
+                ends = {score.row.partition(" ")[0] for score in (*report.scores, *report.excluded)}
+                if lost := {row["row_id"] for row in changed} - ends:
                     wrong += 1
-                    print(f"round {count}, {source}:\n{traceback.format_exc()}")
-                    continue
-            ends = {score.row.partition(" ")[0] for score in (*report.scores, *report.excluded)}
-            if lost := {row["row_id"] for row in changed} - ends:
-                wrong += 1
-                print(f"round {count}, {source}: lost {sorted(lost)}")
-            scored, excluded = scored + len(report.scores), excluded + len(report.excluded)
-        print(
-            f"round {count + 1} of {options.rounds}: {scored} scores, {excluded} exclusions, {wrong} wrong", flush=True
-        )
+                    print(f"round {count}, {source}: lost {sorted(lost)}")
+                scored, excluded = scored + len(report.scores), excluded + len(report.excluded)
+            print(
+                f"round {count + 1} of {options.rounds}: {scored} scores, {excluded} exclusions, {wrong} wrong",
+                flush=True,
+            )
     case.DATA = real
     return 1 if wrong else 0
 

@@ -27,6 +27,7 @@ from tests.agree.drawn import Drawn, draw_cases, select_covering
 from tests.agree.dry_run.cases import machine
 from tests.agree.dry_run.compare import run
 from tests.dry_run.record.tape_events import list_events
+from tests.endure.stop_signals import end_at_stop_signal
 
 
 def find_unmet(case: Drawn) -> list[str]:
@@ -119,12 +120,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pairs", action="store_true", help="only cases with a pair of features that none before has")
     options = parser.parse_args()
-    wrong = 0
-    with show_progress("dry-run") as report:
+    done = wrong = 0
+    with show_progress("dry-run") as report, end_at_stop_signal():
         cases = list(itertools.islice(draw_cases(options.seed, first=options.first), options.count))
         cases = list(map(lengthen, select_covering(cases) if options.pairs else cases))
         cases = list(map(change_precision, cases))
-        for done, case in enumerate(cases):
+        for case in cases:
             report(str(case.layout), done, len(cases))
             try:
                 results = [
@@ -134,10 +135,10 @@ def main() -> int:
                 ]
             except Exception:
                 results = [traceback.format_exc()]
-            wrong += bool(results)
+            done, wrong = done + 1, wrong + bool(results)
             if results:
                 print("\n  ".join((str(case), *results)), flush=True)
-    print(f"{len(cases) - wrong} of {len(cases)} meet and are counted")
+    print(f"{done - wrong} of {done} meet and are counted")
     return 1 if wrong else 0
 
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import signal
 import sys
 import time
 from collections import Counter
@@ -30,6 +29,7 @@ from tests.agree.parity.cases import text, use_one_process
 from tests.agree.parity.compare import TOLERANCE, Verdict, judge, reference
 from tests.agree.parity.matrix import describe_line, is_sound
 from tests.agree.parity.rank import Told, train_rank
+from tests.endure.stop_signals import end_at_stop_signal
 from tests.processes import Broken, run_forked
 
 STEPS = 3  # the messages of the third are counted
@@ -116,7 +116,6 @@ def _depends_on_routing(line: str, case: Drawn) -> bool:
 
 def main() -> int:
     """Run what is not yet done, print what failed and the sum."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no forked process is left behind
     parser = argparse.ArgumentParser(description="random models under random layouts against one process")
     parser.add_argument("--count", type=int, default=300)
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
@@ -132,7 +131,7 @@ def main() -> int:
     lines = map(json.loads, finished.read_text().splitlines()) if finished.exists() else ()
     done: dict[str, Line] = {line["case"]: line for line in lines}
     cases = list(itertools.islice(draw_cases(options.seed, first=options.first), options.count))
-    with show_progress("drawn") as report, finished.open("a") as log:
+    with show_progress("drawn") as report, finished.open("a") as log, end_at_stop_signal():
         for number, case in enumerate(cases):
             if str(case) in done and not (options.again and not is_sound(done[str(case)])):
                 continue
@@ -142,7 +141,7 @@ def main() -> int:
             log.flush()
             if not is_sound(line):
                 print(describe_line(line), file=sys.stderr, flush=True)
-    return _sum([done[str(case)] for case in cases])
+    return _sum([done[str(case)] for case in cases if str(case) in done])
 
 
 def _line(case: Drawn) -> Line:
