@@ -6,6 +6,7 @@ from tests.endure.mutation import edit
 
 FROM = "cli/test_from.py::"
 QUESTION_TESTS = "planner/questions/"
+SINGLE_SHARD = "planner/test_directions.py::test_a_single_shard_needs_as_much_memory_as_no_zero"
 FOLLOW = "web/test_follow.py::"
 OLD_FAULTS = [
     *edit("interop/huggingface/effects.py", "interop/test_own_keys.py",
@@ -155,4 +156,14 @@ OLD_FAULTS = [
           ("lora=16 does not say what is supported", "are the field adapter: lora:16", "are lora:16")),
     *edit("cli/commands/ask.py", QUESTION_TESTS + "test_fewest_gpus.py::test_fewest_gpus_are_sought_without_a_number",
           ("every machine has a number", "counted = is_counted(request.gpus or request.machine)", "counted = True")),
+    *edit("planner/counts/memory/allocator.py", SINGLE_SHARD,
+          ("ZeRO-2 over one shard leaves no rests", "or not get_policy(layout, job).gradients_stay:",
+           "or layout.zero > 1:")),
+    *edit("planner/counts/memory/states.py", SINGLE_SHARD,
+          ("gradients that stay are cast", "not get_policy(layout, job).gradients_stay and job.stack",
+           "layout.zero >= 2 and job.stack")),
+    *edit("planner/counts/memory/peak.py", SINGLE_SHARD,
+          ("ZeRO-3 over one shard updates groups",
+           "rules.layout.zero == 3 and not get_policy(rules.layout, rules.counts.job).weights_stay",
+           "rules.layout.zero == 3")),
 ]  # fmt: skip

@@ -14,13 +14,21 @@ import traceback
 from collections.abc import Callable
 
 from fivefold.rendering.progress import show_progress
-from tests.planner.checks import check_engine, check_pictures, check_questions, check_search, check_step
+from tests.endure.stop_signals import end_at_stop_signal
+from tests.planner.checks import (
+    check_engine,
+    check_pictures,
+    check_questions,
+    check_search,
+    check_single_shard,
+    check_step,
+)
 from tests.planner.draws import Case, case
 
 MAX_RANKS, MAX_LAYERS = 16, 8  # of a search, which would take minutes on more
 SLOW_SECONDS = 60.0  # for one answer
 
-EVERY: tuple[Callable[[Case], None], ...] = (check_step, check_pictures, check_engine)
+EVERY: tuple[Callable[[Case], None], ...] = (check_step, check_single_shard, check_pictures, check_engine)
 
 
 def failure(check: Callable[[Case], None], drawn: Case) -> str:
@@ -49,8 +57,8 @@ def main() -> None:
     parser.add_argument("--questions", type=int, default=500, help="about how many questions are asked")
     parser.add_argument("--searches", type=int, default=50, help="for how many a search is made")
     chosen = parser.parse_args()
-    broken, left = 0, chosen.searches
-    with show_progress("planning") as progress:
+    done, broken, left = 0, 0, chosen.searches
+    with show_progress("planning") as progress, end_at_stop_signal():
         for number in range(chosen.count):
             drawn = case(chosen.first + number)
             result = checks_of(drawn, number, questions=chosen.questions, searches=left)
@@ -59,8 +67,9 @@ def main() -> None:
                 broken += 1
                 print(f"seed {chosen.first + number}: {line}")
                 print(f"    {drawn.model.name}, {drawn.machine.name}, {drawn.layout}")
-            progress("cases", number + 1, chosen.count)
-    print(f"{chosen.count} cases, {broken} broken")
+            done += 1
+            progress("cases", done, chosen.count)
+    print(f"{done} cases, {broken} broken")
     sys.exit(broken > 0)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fivefold.layout.validity import is_legal
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.datacenter import Site
 from fivefold.planner.batches import list_reasonable_batches
@@ -58,6 +59,17 @@ def check_step(case: Case) -> None:
     assert math.isclose(step.tokens_per_second_per_gpu * step.world * time.step_seconds, job.tokens_per_step)
     assert all(item.calls > 0 for item in step.traffic)
     assert all(operation.times > 0 for operation in step.operations)
+
+
+def check_single_shard(case: Case) -> None:
+    """ZeRO over one shard keeps what ZeRO-0 keeps, but for DeepSpeed, which runs each of its stages on one rank too."""
+    model, machine, layout, job = case
+    if layout.shards > 1 or job.stack.reduce_bucket > 0 or not job.stack.offloads_with_parameters or job.offload:
+        return
+    layouts = [layout.replace(zero=zero, shard_group=1 if zero else None) for zero in range(4)]
+    legal = [other for other in layouts if is_legal(other, model=model, job=job)]
+    memories = [get_planner(model, machine, job).step(other).memory for other in (layout, *legal)]
+    assert len({(memory.peak_bytes, memory.reserved_bytes, memory.driver_bytes) for memory in memories}) == 1
 
 
 def check_pictures(case: Case) -> None:

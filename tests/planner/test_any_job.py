@@ -26,7 +26,7 @@ from fivefold.planner.ratios import compute_ratios
 from fivefold.planner.search import search
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Stack
-from tests.planner.checks import check_engine, check_pictures, check_questions, check_step
+from tests.planner.checks import check_engine, check_pictures, check_questions, check_single_shard, check_step
 from tests.planner.draws import LABELS, TABLES, case
 from tests.selection import mark_share
 
@@ -46,6 +46,7 @@ def test_predictions_of_random_jobs_are_consistent(start: int) -> None:
     for seed in range(start, start + 40):
         drawn = case(seed)
         check_step(drawn)
+        check_single_shard(drawn)
         check_pictures(drawn)
         check_engine(drawn)
 

@@ -153,6 +153,19 @@ def test_zero_orders_states_and_peaks(case: Case) -> None:
     assert peaks[3] <= peaks[2] + 4 * job.precision.weights_bytes * largest
 
 
+@pytest.mark.parametrize("zero", [1, 2, 3])
+@pytest.mark.parametrize("reduced_gradients", ["summed", "updated"])
+def test_a_single_shard_needs_as_much_memory_as_no_zero(reduced_gradients: str, zero: int) -> None:
+    """Reserved bytes of gradients that lie in other blocks, and gradients that only the update casts, among them."""
+    fields: dict[str, object] = {"sequence": 2048, "global_batch": 8, "reduced_gradients": reduced_gradients}
+    fields |= {"update_group_size": 1_000_000, "flat_copies": ("gradients",)}
+    job = Job.read(fields | {"precision": get_recipe("bf16-grad16")}, origin="test")
+    machine = resolve_machine("h100", 4)
+    planner = Planner(model=build_model("llama3-8b"), machine=machine, job=job)
+    none, one = (planner.step(Layout.parse(text)).memory for text in ("dp4", f"dp4 zero{zero}/1"))
+    assert (one.peak_bytes, one.reserved_bytes) == (none.peak_bytes, none.reserved_bytes)
+
+
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b"])
 @pytest.mark.parametrize("text", ["tp2", "tp8", "pp4", "tp4 pp4", "tp2 pp8", "tp8 pp8"])
 def test_tp_and_pp_divide_the_states(name: str, text: str) -> None:

@@ -214,7 +214,7 @@ def _list_remainders(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) 
     """
     job = counts.job
     is_separate = job.stack.wgrad_accumulation == "separate"
-    if not is_separate or layout.micro_batches(job) == 1 or layout.zero > 1:
+    if not is_separate or layout.micro_batches(job) == 1 or not get_policy(layout, job).gradients_stay:
         return []
     part, remainders = get_local_degrees(layout), []
     for run in runs:

@@ -527,7 +527,8 @@ def _sum_states(rules: PassRules, rank_stages: Sequence[int]) -> UnitStates:
 def _list_update_groups(rules: PassRules, rank_stages: Sequence[int]) -> list[int]:
     """Return the elements that are updated at once, one group after another."""
     numel = sum(rules.stages.chunks[stage].states.updated_numel for stage in rank_stages)
-    if rules.layout.zero < 3 or not 0 < rules.counts.job.stack.update_group_size < numel:
+    is_grouped = rules.layout.zero == 3 and not get_policy(rules.layout, rules.counts.job).weights_stay
+    if not is_grouped or not 0 < rules.counts.job.stack.update_group_size < numel:
         return [numel]
     return list_update_groups(rules.counts, rules.layout, rank_stages)
 

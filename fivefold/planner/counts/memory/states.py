@@ -196,7 +196,7 @@ def accumulates_on_host(layout: Layout, job: Job) -> bool:
 
 def count_reduced_width(layout: Layout, job: Job) -> int:
     """Return the bytes of an element of the reduced gradients that a rank keeps for the optimizer."""
-    casts = layout.zero >= 2 and job.stack.reduced_gradients == "updated"
+    casts = not get_policy(layout, job).gradients_stay and job.stack.reduced_gradients == "updated"
     return job.precision.updated_bytes if casts else job.precision.summed_bytes
 
 
