@@ -22,7 +22,8 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
 from fivefold.machine.catalog import resolve
-from fivefold.model.catalog import CATALOG, build_model
+from fivefold.model.catalog import build_model
+from fivefold.model.published import CATALOG
 from fivefold.model.spec import Model
 from fivefold.planner.compare import ComparedCase, compare
 from fivefold.planner.predict import get_planner

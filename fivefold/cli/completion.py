@@ -10,7 +10,7 @@ from typing import get_args
 
 def complete_model(incomplete: str) -> list[str]:
     """Complete the name of a model of the catalog."""
-    from fivefold.model.catalog import CATALOG
+    from fivefold.model.published import CATALOG
 
     return [name for name in CATALOG if name.startswith(incomplete)]
 

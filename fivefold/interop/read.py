@@ -18,6 +18,7 @@ from fivefold.interop.shell.script import is_script, read_script
 from fivefold.layout.validity import list_reasons
 from fivefold.model import catalog
 from fivefold.model.huggingface.write import find_difference
+from fivefold.model.published import CATALOG, CatalogEntry
 from fivefold.model.spec import Model
 from fivefold.record import UserError, read_text
 from fivefold.results.reading import Reading
@@ -88,13 +89,13 @@ def _find_known(model: Model) -> Model:
     named = catalog.find_published(model.name)
     if named is not None and find_difference(named, model) is None:
         return model.replace(name=named.name, repository=model.repository or named.repository)
-    same = [name for name in catalog.CATALOG if _is_same(catalog.CATALOG[name], name, model)]
+    same = [name for name in CATALOG if _is_same(CATALOG[name], name, model)]
     scaled = [name for name in same if catalog.build_model(name).rope_scaling == model.rope_scaling]
     name = next(iter([*scaled, *same]), model.name)
     return model.replace(name=name)
 
 
-def _is_same(entry: catalog.CatalogEntry, name: str, model: Model) -> bool:
+def _is_same(entry: CatalogEntry, name: str, model: Model) -> bool:
     """Return whether a catalog model is ``model``, except for what costs nothing."""
     layers = entry.config.get("num_hidden_layers", model.layers)  # a key that is left out has a default: build it
     width = entry.config.get("hidden_size", model.width)

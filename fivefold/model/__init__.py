@@ -7,7 +7,7 @@ experts                  mixtures of experts
 multi_token_prediction   modules that predict tokens further ahead (DeepSeek-V3)
 factors                  factors on tensors, by position, branch or name
 activations · norms      one record for each activation function and norm, with the facts that the planner counts
-catalog                  models by name
+catalog · published      models by name; the keys of published configs
 vision · vision_weights  vision towers and projectors of multimodal models, and their weights
 adapted                  linear layers by the names that peft has for them
 rope                     scaling of rotary positions

@@ -16,7 +16,8 @@ Entry = TypeVar("Entry", bound=Record)
 
 def list_models(word: str | None = None) -> list[CatalogModel]:
     """Return the models of the catalog, or those that contain ``word``."""
-    from fivefold.model.catalog import CATALOG, build_model, list_names
+    from fivefold.model.catalog import build_model, list_names
+    from fivefold.model.published import CATALOG
     from fivefold.model.vision_weights import count_vision
 
     entries = []

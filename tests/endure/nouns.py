@@ -17,7 +17,8 @@ from fivefold.machine import toml
 from fivefold.machine.catalog import ALIASES, INSTANCES
 from fivefold.machine.catalog import list_names as chips
 from fivefold.machine.catalog import resolve as machine
-from fivefold.model.catalog import CATALOG, VERSIONS, build_model, list_names
+from fivefold.model.catalog import build_model, list_names
+from fivefold.model.published import CATALOG, VERSIONS
 from fivefold.record import Record, UserError
 from fivefold.stack.catalog import STACKS
 from tests.endure.files import BROKEN, Content, break_file

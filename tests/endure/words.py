@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fivefold.interop.registry import FORMATS
 from fivefold.job import RECIPES
-from fivefold.model.catalog import CATALOG
+from fivefold.model.published import CATALOG
 from fivefold.requests.output_schemas import OUTPUTS
 from fivefold.stack.catalog import STACKS
 from tests.endure.files import Content

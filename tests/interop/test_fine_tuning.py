@@ -13,7 +13,8 @@ from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import CATALOG, build_model
+from fivefold.model.catalog import build_model
+from fivefold.model.published import CATALOG
 from fivefold.record import UserError
 from fivefold.rendering.reading import list_records
 from fivefold.results.reading import DataReading, Reading

@@ -11,9 +11,10 @@ import transformers
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
-from fivefold.model.catalog import CATALOG, build_model, find_repository, list_names, locate_model, resolve
+from fivefold.model.catalog import build_model, find_repository, list_names, locate_model, resolve
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.write import find_difference
+from fivefold.model.published import CATALOG
 from fivefold.planner.predict import predict
 from fivefold.record import UsageWarning, UserError
 from tests.selection import mark_share

@@ -13,8 +13,8 @@ from fivefold.job import RECIPES
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.machine.catalog import ALIASES, INSTANCES
 from fivefold.machine.catalog import list_names as machine_names
-from fivefold.model.catalog import CATALOG, VERSIONS
 from fivefold.model.catalog import list_names as model_names
+from fivefold.model.published import CATALOG, VERSIONS
 from fivefold.requests.answers import QUESTIONS
 from fivefold.web.pages.ask import AskPage
 from fivefold.web.pages.dryrun import DryrunPage

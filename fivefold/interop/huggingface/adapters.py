@@ -23,7 +23,6 @@ from fivefold.adapter import (
 )
 from fivefold.base_format import FOUR_BIT_BASES, KEPT_IN_TRAINING
 from fivefold.interop.keys import Table, Values, approximate_keys, part, to_list
-from fivefold.model.catalog import CATALOG
 from fivefold.model.huggingface.peft import (
     EXPERT_LAYERS,
     NAMED_AS_MLPS,
@@ -34,6 +33,7 @@ from fivefold.model.huggingface.peft import (
 )
 from fivefold.model.huggingface.read import find_text_model
 from fivefold.model.huggingface.write import to_config
+from fivefold.model.published import CATALOG
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_targets
 from fivefold.record import UserError

@@ -21,6 +21,7 @@ from fivefold.interop.render import render_yaml
 from fivefold.job import Job, get_recipe
 from fivefold.model import catalog
 from fivefold.model.huggingface.write import find_difference, to_config
+from fivefold.model.published import CATALOG
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.stack.spec import Stack
@@ -299,7 +300,7 @@ def make_bucket_keys(stack: Stack, *, zero: int) -> dict[str, int]:
 
 def find_repository(model: Model) -> str:
     """Return the repository of the model's weights on the hub, or the folder of the config if it has none."""
-    entry = catalog.CATALOG.get(model.name)
+    entry = CATALOG.get(model.name)
     repository = model.repository or (entry.repository if entry else None)
     published = catalog.find_published(repository) if repository else None
     is_same = published is not None and find_difference(published, model) is None

@@ -28,6 +28,7 @@ from fivefold.model.experts import MoE
 from fivefold.model.huggingface.rope import compute_yarn_mscale
 from fivefold.model.latent_attention import MLA
 from fivefold.model.multi_token_prediction import MTP
+from fivefold.model.published import CATALOG
 from fivefold.model.spec import Model
 from fivefold.record import UserError
 from fivefold.results.reading import Reading
@@ -131,7 +132,7 @@ def read_vocabulary(values: Values, overrides: Overrides) -> int | None:
     tokenizer = str(values["tokenizer_model"] or "").rstrip("/")
     if tokenizer:
         name = tokenizer.rpartition("/")[2].lower()
-        for key, entry in catalog.CATALOG.items():
+        for key, entry in CATALOG.items():
             if name and entry.source.lower().endswith("/" + name):
                 return catalog.build_model(key).vocab
     return TOKENIZERS.get(str(values["tokenizer_type"]))

@@ -33,6 +33,7 @@ from fivefold.interop.megatron_bridge.keys import (
 )
 from fivefold.model import catalog
 from fivefold.model.multi_token_prediction import MTP
+from fivefold.model.published import CATALOG
 from fivefold.model.spec import Model
 from fivefold.results.reading import ParsedKey
 
@@ -283,7 +284,7 @@ def _find_published(given: dict[str, Any], settings: Mapping[str, Any]) -> Model
     The catalog's model has its windows and sinks too.
     """
     model_id = str(settings.get("hf_model_id", "")).lower()
-    for key, entry in catalog.CATALOG.items():
+    for key, entry in CATALOG.items():
         if model_id and (entry.repository or "").lower() == model_id:
             model = catalog.build_model(key)
             sizes = (model.layers, model.width, model.moe.experts if model.moe else None)

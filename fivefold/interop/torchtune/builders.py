@@ -10,6 +10,7 @@ from typing import Any
 
 from fivefold.model import catalog
 from fivefold.model.huggingface.read import from_config
+from fivefold.model.published import CATALOG
 from fivefold.model.spec import Model
 
 # Builders whose sizes are those of a catalog model
@@ -71,8 +72,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gemma_7b": _build_gemma("gemma", layers=28, width=3072, heads=16, kv_heads=16, ffn=24_576),
     "gemma2_2b": _build_gemma("gemma2", layers=26, width=2304, heads=8, kv_heads=4, ffn=9216),
     "gemma2_27b": _build_gemma("gemma2", layers=46, width=4608, heads=32, kv_heads=16, ffn=36_864, head_dim=128),
-    "mistral_7b": catalog.CATALOG["mistral-7b"].config | {"sliding_window": None},
-    "phi3_mini": catalog.CATALOG["phi3-mini"].config | {"sliding_window": None},
+    "mistral_7b": CATALOG["mistral-7b"].config | {"sliding_window": None},
+    "phi3_mini": CATALOG["phi3-mini"].config | {"sliding_window": None},
     "phi4_14b": {
         "model_type": "phi3",
         "num_hidden_layers": 40,

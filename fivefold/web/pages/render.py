@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 import fivefold
 from fivefold.machine.catalog import replace_ranks
-from fivefold.model.catalog import CATALOG
+from fivefold.model.published import CATALOG
 from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.drawing.svg import draw_legend
 from fivefold.rendering.grid import Grid, find_tone, find_weight

@@ -10,9 +10,10 @@ import transformers
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from fivefold.model.catalog import CATALOG, build_model
+from fivefold.model.catalog import build_model
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.read import from_config
+from fivefold.model.published import CATALOG
 from fivefold.model.rope import RopeScaling
 from fivefold.model.spec import Model
 from fivefold.model.vision_weights import count_vision

@@ -18,9 +18,10 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.model.catalog import CATALOG, build_model
+from fivefold.model.catalog import build_model
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import TensorPart, list_tensors
+from fivefold.model.published import CATALOG
 from fivefold.model.weights import list_router_tensors, list_weights
 from fivefold.record import UserError
 from fivefold.trainer.build import build
