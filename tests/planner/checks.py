@@ -9,15 +9,15 @@ from typing import Any
 from fivefold.layout.validity import is_legal
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.datacenter import Site
-from fivefold.planner.batches import list_reasonable_batches
-from fivefold.planner.changes import list_changes
 from fivefold.planner.counts.memory.peak import count_rank_memory, list_live_bytes
-from fivefold.planner.micro_batch import find_largest_micro_batch
 from fivefold.planner.predict import get_planner, predict
+from fivefold.planner.questions.batches import list_reasonable_batches
+from fivefold.planner.questions.changes import list_changes
+from fivefold.planner.questions.micro_batch import find_largest_micro_batch
+from fivefold.planner.questions.sequence import search_longest_sequence
 from fivefold.planner.ratios import compute_ratios
 from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.search import search
-from fivefold.planner.sequence import search_longest_sequence
 from fivefold.planner.time.memory_over_time import list_levels
 from fivefold.planner.time.spans import build_spans
 from fivefold.record import Record, UserError
@@ -62,9 +62,10 @@ def check_step(case: Case) -> None:
 
 
 def check_single_shard(case: Case) -> None:
-    """ZeRO over one shard keeps what ZeRO-0 keeps, but for DeepSpeed, which runs each of its stages on one rank too."""
-    model, machine, layout, job = case
-    if layout.shards > 1 or job.stack.reduce_bucket > 0 or not job.stack.offloads_with_parameters or job.offload:
+    """ZeRO over one shard keeps what ZeRO-0 keeps, but for DeepSpeed and FSDP, which run it on one rank too."""
+    (model, machine, layout, job), stack = case, case.job.stack
+    runs_alone = stack.reduce_bucket > 0 or not stack.offloads_with_parameters or stack.reduced_gradients == "updated"
+    if layout.shards > 1 or runs_alone or job.offload:
         return
     layouts = [layout.replace(zero=zero, shard_group=1 if zero else None) for zero in range(4)]
     legal = [other for other in layouts if is_legal(other, model=model, job=job)]

@@ -154,16 +154,25 @@ def test_zero_orders_states_and_peaks(case: Case) -> None:
 
 
 @pytest.mark.parametrize("zero", [1, 2, 3])
-@pytest.mark.parametrize("reduced_gradients", ["summed", "updated"])
-def test_a_single_shard_needs_as_much_memory_as_no_zero(reduced_gradients: str, zero: int) -> None:
-    """Reserved bytes of gradients that lie in other blocks, and gradients that only the update casts, among them."""
-    fields: dict[str, object] = {"sequence": 2048, "global_batch": 8, "reduced_gradients": reduced_gradients}
-    fields |= {"update_group_size": 1_000_000, "flat_copies": ("gradients",)}
-    job = Job.read(fields | {"precision": get_recipe("bf16-grad16")}, origin="test")
+def test_a_single_shard_needs_as_much_memory_as_no_zero(zero: int) -> None:
+    """Reserved bytes of gradients that lie in other blocks, and the update of all weights at once, among them."""
+    job = Job(sequence=2048, global_batch=8, update_group_size=1_000_000, flat_copies=("gradients",))
     machine = resolve_machine("h100", 4)
     planner = Planner(model=build_model("llama3-8b"), machine=machine, job=job)
     none, one = (planner.step(Layout.parse(text)).memory for text in ("dp4", f"dp4 zero{zero}/1"))
     assert (one.peak_bytes, one.reserved_bytes) == (none.peak_bytes, none.reserved_bytes)
+
+
+def test_fsdp_reduces_gradients_on_one_rank_too() -> None:
+    """They are then in the dtype of the update, which has nothing to cast, and leave no rests of blocks."""
+    job = Job(sequence=2048, global_batch=8, precision=get_recipe("bf16-grad16"), reduced_gradients="updated")
+    planner = Planner(model=build_model("llama3-8b"), machine=resolve_machine("h100", 1), job=job)
+    none, one = (planner.step(Layout.parse(text)).memory for text in ("dp1", "dp1 zero2"))
+    assert one.stages[0].gradients_bytes == 2 * none.stages[0].gradients_bytes
+    assert one.peak_bytes < none.peak_bytes
+    assert none.reserved_bytes is not None
+    assert one.reserved_bytes is not None
+    assert one.reserved_bytes - one.peak_bytes < none.reserved_bytes - none.peak_bytes
 
 
 @pytest.mark.parametrize("name", ["llama3-8b", "gpt3-175b"])

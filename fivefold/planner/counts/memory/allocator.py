@@ -22,6 +22,7 @@ from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts, UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.peak import RankMemory, make_table
 from fivefold.planner.counts.memory.stages import ModelChunk, build_stages
+from fivefold.planner.counts.memory.states import runs_reduction
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.stack.spec import Stack
 from fivefold.units import MIB, ceil_div
@@ -214,7 +215,8 @@ def _list_remainders(counts: Counts, layout: Layout, runs: Iterable[UnitGroup]) 
     """
     job = counts.job
     is_separate = job.stack.wgrad_accumulation == "separate"
-    if not is_separate or layout.micro_batches(job) == 1 or not get_policy(layout, job).gradients_stay:
+    stay_in_place = get_policy(layout, job).gradients_stay and not runs_reduction(layout, job)
+    if not is_separate or layout.micro_batches(job) == 1 or not stay_in_place:
         return []
     part, remainders = get_local_degrees(layout), []
     for run in runs:

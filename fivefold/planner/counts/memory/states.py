@@ -138,7 +138,7 @@ def count_part_states(
     return UnitStates(
         gathered=0 if stays_gathered or policy.computes_with_shard else weights_bytes + frozen.gathered,
         separate=separate,
-        sums=padded * recipe.summed_bytes,
+        sums=padded * (count_reduced_width(layout, job) if policy.gradients_stay else recipe.summed_bytes),
         reduced=0 if gradients_leave else reduced_bytes,
         new_shard=0 if gradients_leave or shards == 1 else shard_bytes,
         moments=0 if "optimizer" in offloaded else _count_moments(unit, unsharded, shards, layout=layout, job=job),
@@ -196,8 +196,16 @@ def accumulates_on_host(layout: Layout, job: Job) -> bool:
 
 def count_reduced_width(layout: Layout, job: Job) -> int:
     """Return the bytes of an element of the reduced gradients that a rank keeps for the optimizer."""
-    casts = not get_policy(layout, job).gradients_stay and job.stack.reduced_gradients == "updated"
-    return job.precision.updated_bytes if casts else job.precision.summed_bytes
+    return job.precision.updated_bytes if runs_reduction(layout, job) else job.precision.summed_bytes
+
+
+def runs_reduction(layout: Layout, job: Job) -> bool:
+    """Tell whether FSDP moves a unit's gradients to buffers in the dtype of the update, on one rank too.
+
+    Source: pytorch/pytorch@v2.13.0:torch/distributed/fsdp/_fully_shard/_fsdp_collectives.py, foreach_reduce, whose
+    only rank copies its input to the output.
+    """
+    return layout.zero >= 2 and job.stack.reduced_gradients == "updated"
 
 
 def updates_flat_tensor(layout: Layout, job: Job) -> bool:
