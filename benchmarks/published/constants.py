@@ -273,7 +273,7 @@ MEMORY_CONSTANTS: tuple[Constant, ...] = (
     Constant("connection_bytes", _ALLOCATOR.connection_bytes, (12 * MIB, 14 * MIB)),
     Constant("far_connection_bytes", _ALLOCATOR.far_connection_bytes, (12 * MIB, 20 * MIB)),
     Constant("max_channels", _ALLOCATOR.max_channels, (16, 32)),
-    Constant("exchange_channels", _ALLOCATOR.exchange_channels, (8, 32)),
+    Constant("peer_channels", _ALLOCATOR.peer_channels, (8, 32)),
     Constant("split_later", _ALLOCATOR.split_later, (1, 4), set_on=ALL),
     Constant("bucket_elements", _ALLOCATOR.bucket_elements, (5e8, 5e8)),
     Constant("unreclaimable", _ALLOCATOR.unreclaimable, (0.1, 1.25)),

@@ -92,6 +92,7 @@ class JobWords(TypedDict, total=False):
     param_all_gather: Literal["overlapped", "before_forward", "broadcast"]
     async_tp: bool
     launch_blocking: bool
+    runtime_connect: bool
     second_communicators: Sequence[Literal["tp", "cp", "dp", "pp"] | Literal["world"]]
     scatter_gather_tensors: bool
     early_stop: bool

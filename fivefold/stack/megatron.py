@@ -37,6 +37,7 @@ PLAIN = COMMON | {
         (),
         "VIA-Research/vTrain@f8dda84: use_gradient_bucket false; Megatron-LM of that time reduces at the end",
     ),
+    "runtime_connect": Fact(False, "NVIDIA/nccl@v2.22.3-1:src/init.cc, runtimeConn: of June 2024, after these runs"),
     "scatter_gather_tensors": Fact(True, f"{PTD_P} §4.1: scatter/gather between pipeline stages"),
     # backward: sums of four biases; two more kernels per norm; the second products of scores and values, and two
     # scalings of the former (alpha of baddbmm)
@@ -249,6 +250,7 @@ DEEPSEEK = StackEntry(
     | {
         "overlap": Fact(("dp", "ep", "pp"), f"{DEEPSEEK_V3} §3.2.1: both all-to-all and pipeline messages are hidden"),
         "pairs": Fact(True, f"{DEEPSEEK_V3} §3.2.1: a pair of forward and backward chunks overlaps"),
+        "runtime_connect": Fact(False, f"{DEEPSEEK_V3}, of 2024, before PyTorch 2.7 brought NCCL 2.26"),
         "dispatcher": Fact("fused", f"{DEEPSEEK_V3} §3.2.2: a token goes to at most four nodes, over NVLink within"),
         "low_precision_saved": Fact(("activation", "attention"), f"{DEEPSEEK_V3} §3.3.3: low-precision activation"),
     },

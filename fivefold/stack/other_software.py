@@ -151,6 +151,9 @@ INTERNEVO = StackEntry(
     family="internevo",
     facts={
         "attention": Fact("flash1", "InternLM/InternLM:doc/en/install.md: FlashAttention 1.0.5"),
+        "runtime_connect": Fact(
+            False, "InternLM/InternEvo@3a665e8:requirements/torch.txt: PyTorch 2.1, with NCCL 2.18"
+        ),
         "loss": Fact(
             "upcast",
             f"{INTERNEVO_REPOSITORY}:internlm/core/naive_amp.py, output_to_fp32; internlm/model/losses/ce_loss.py: "
@@ -184,6 +187,7 @@ PADDLENLP = StackEntry(
     family="paddle",
     facts={
         "attention": Fact("flash2", f"{PADDLE_CONFIG}: use_flash_attention"),
+        "runtime_connect": Fact(False, f"{PADDLE_CONFIG}: of 2023, before NCCL 2.22 of June 2024"),
         "loss": Fact("upcast", f"{PADDLE_LLAMA}: cross entropy of prediction_scores as float32, split by vocabulary"),
         "kernels": Fact("norms", f"{PADDLE_CONFIG}: use_fused_rms_norm, use_fused_rope; {PADDLE_LLAMA}: F.silu() * up"),
         "linears": Fact("separate", f"{PADDLE_LLAMA}: a ColumnParallelLinear each"),

@@ -200,6 +200,7 @@ LLM_FOUNDRY = StackEntry(
     facts=AUTOGRAD
     | {
         "attention": Fact("flash1_triton", f"{FOUNDRY}: Triton's flash attention"),
+        "runtime_connect": Fact(False, "mosaicml/llm-foundry@003ac6a:setup.py: PyTorch 2.6, whose NCCL is 2.21"),
         "kernels": Fact("plain", f"{FOUNDRY}: no torch.compile"),
         # checkpoints are not reentrant (submit_benchmarks.py), so PyTorch 2.1 stops them early: the default
         "overlap": Fact(("dp",), f"{FOUNDRY}: FSDP"),

@@ -278,6 +278,9 @@ class Stack(Record):
     async_tp: bool = False
     # the host waits for every kernel (CUDA_LAUNCH_BLOCKING=1), which adds its time to theirs
     launch_blocking: bool = False
+    # NCCL connects a ring, a tree or a peer, and allocates its buffers, when it is first used (NCCL_RUNTIME_CONNECT, on
+    # since NCCL 2.22, which PyTorch has since 2.7); else every ring and tree when a communicator is made
+    runtime_connect: bool = True
     # with a pipeline, groups whose ranks have a second NCCL communicator, with buffers of its own (DeepSpeed's grid
     # next to Megatron's groups)
     second_communicators: tuple[MeshAxis | Literal["world"], ...] = ()

@@ -199,10 +199,10 @@ def emit_stack(plan: ConfigPlan) -> dict[str, Any]:
     scopes = {"full": None, "partial": ["attn", "moe_router", "moe_preprocess"], "router": ["moe_router"]}
     graphs = stack.cuda_graphs if stack.cuda_graphs != "none" else None
     bucket_size, bucket_size_per_rank = stack.ddp_bucket_size
-    fused_losses = {loss: kernel for kernel, loss in FUSED_LOSSES.items()}
+    fused_loss = {loss: kernel for kernel, loss in FUSED_LOSSES.items()}.get(stack.loss)
     return {
-        "cross_entropy_loss_fusion": stack.loss in fused_losses,
-        "cross_entropy_fusion_impl": fused_losses.get(stack.loss),
+        "cross_entropy_loss_fusion": fused_loss is not None,
+        "cross_entropy_fusion_impl": fused_loss,
         "transformer_impl": "transformer_engine",
         "attention_backend": "unfused" if stack.attention_facts.materializes_scores else None,
         "overlap_grad_reduce": "dp" in stack.overlap,

@@ -66,7 +66,9 @@ class MemoryRisk:
         It assumes no fragmentation, the fewest communicators, and the class of error that allows the largest peak.
         """
         layouts = [Layout(dp=world, ac=ac) for ac in RECOMPUTATIONS]
-        capacity = self.capacity_bytes - (bound_driver_bytes(self.machine, world) if self._is_on_gpu else 0)
+        capacity = self.capacity_bytes - (
+            bound_driver_bytes(self.machine, world, self.job.stack) if self._is_on_gpu else 0
+        )
         return int(max(0.0, capacity / min(self._find_ratio(kind, risk) for kind in layouts))) + MIB  # for rounding
 
     @property

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import nlargest
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from fivefold.job import Job
 from fivefold.layout.mesh import RankGroup, group
@@ -42,7 +42,7 @@ class AllocatorConstants(NamedTuple):
     far_connection_bytes: int = 20 * MIB
     # A channel for each NVLink of 25 GB/s and its copy, which are 24 on an A100 (NVIDIA/nccl#964), or two for each NIC.
     max_channels: int = 24
-    exchange_channels: int = 32  # of an all-to-all for each peer in a node of 8 (NVIDIA/nccl#1685); else 2
+    peer_channels: int = 32  # of sends and receives for each peer in a node of 8 (NVIDIA/nccl#1685); else 2
     # Share of the fragmentation counted here that an allocator cannot avoid however little memory it has: 0.10 to 1.25
     # of it, 0.40 on average, in dry runs of eight jobs (docs/explanation/how-a-step-costs/memory-risk.md).
     unreclaimable: float = 0.5
@@ -64,43 +64,64 @@ def count_driver_bytes(
 
     At most half of the memory is returned, so that a GPU of a few GiB can still be planned for.
     """
+    names = (*GROUPS, *(stack.second_communicators if layout.pp > 1 else ()))
     sizes = [
-        _count_communicator_bytes(machine, group(layout, name), constants, exchanges=_exchanges(layout, stack, name))
-        for name in (*GROUPS, *(stack.second_communicators if layout.pp > 1 else ()))
+        _count_communicator_bytes(machine, group(layout, name), _list_connections(layout, stack, name), constants)
+        for name in names
     ]
     return _limit_driver_bytes(machine, constants.context_bytes + sum(sizes))
 
 
-def bound_driver_bytes(machine: Machine, world: int) -> int:
+def bound_driver_bytes(machine: Machine, world: int, stack: Stack) -> int:
     """Return a lower bound of ``count_driver_bytes`` of layouts over ``world`` ranks.
 
-    They have a communicator of all ranks and another one, at least of two ranks, which are neighbours or far apart.
+    They have a communicator of all ranks and another one, at least of two ranks, which are neighbours or far apart. One
+    that connects at run time may have a single connection, and is left out.
     """
-    pairs = [RankGroup(min(2, world), stride) for stride in (1, ceil_div(world, 2))]
-    smallest = min(_count_communicator_bytes(machine, pair, PUBLISHED) for pair in pairs)
-    of_all = _count_communicator_bytes(machine, RankGroup(world, 1), PUBLISHED)
-    return _limit_driver_bytes(machine, PUBLISHED.context_bytes + of_all + smallest)
+    everything = _list_connections(Layout(dp=world), stack, "world")
+    sizes = [_count_communicator_bytes(machine, RankGroup(world, 1), everything, PUBLISHED)]
+    if not stack.runtime_connect:
+        pairs = [RankGroup(min(2, world), stride) for stride in (1, ceil_div(world, 2))]
+        sizes.append(min(_count_communicator_bytes(machine, pair, everything, PUBLISHED) for pair in pairs))
+    return _limit_driver_bytes(machine, PUBLISHED.context_bytes + sum(sizes))
 
 
 def _limit_driver_bytes(machine: Machine, driver_bytes: int) -> int:
     return min(driver_bytes, machine.chip.memory_bytes // 2) if machine.has_gpus else 0
 
 
-def _exchanges(layout: Layout, stack: Stack, name: str) -> bool:
-    """Tell whether the ranks of a group send all-to-all by NCCL."""
-    return (name == "ep" and stack.dispatcher == "all_to_all") or (
-        name == "cp" and layout.context_parallelism.exchanges_heads
-    )
+class Connections(NamedTuple):
+    """The connections of a group that hold NCCL's buffers: a ring, a tree, and peers of sends and receives."""
+
+    ring: bool
+    tree: Literal["none", "between_nodes", "anywhere"]
+    peers: int  # to which a rank sends, or from which it receives
+
+
+def _list_connections(layout: Layout, stack: Stack, name: str) -> Connections:
+    """Return what NCCL connects for the group ``name``.
+
+    Rings and trees are connected when a communicator is made, or at run time when a collective first uses them. Trees
+    are used by all-reduces, in a node only by few of them, as their base latency is higher and their bandwidth lower
+    than a ring's (NVIDIA/nccl@v2.22.3-1:src/graph/tuning.cc). Stages and rings of attention only send and receive.
+    """
+    n_ranks, exchanges_heads = group(layout, name).ranks, layout.context_parallelism.exchanges_heads
+    if (name == "ep" and stack.dispatcher == "all_to_all") or (name == "cp" and exchanges_heads):
+        peers = n_ranks - 1
+    else:
+        peers = min(n_ranks - 1, {"pp": 2, "cp": 1}.get(name, 0))
+    if not stack.runtime_connect:
+        return Connections(ring=True, tree="anywhere", peers=peers)
+    reduces = name in ("world", "tp") or (name == "dp" and layout.zero == 0)
+    return Connections(ring=name not in ("pp", "cp"), tree="between_nodes" if reduces else "none", peers=peers)
 
 
 def _count_communicator_bytes(
-    machine: Machine, ranks: RankGroup, constants: AllocatorConstants, *, exchanges: bool = False
+    machine: Machine, ranks: RankGroup, connections: Connections, constants: AllocatorConstants
 ) -> int:
     """Return the bytes of a communicator's buffers on a rank, in the mean over its ranks.
 
-        channels x connection x (1 in a ring + 2 (n - 1) / n in a tree)     + peers x channels x connection
-
-    NCCL connects rings and trees when a communicator is made, before 2.22 whether they are used or not.
+    channels x connection x (1 in a ring + 2 (n - 1) / n in a tree)     + peers x channels x connection
     """
     n_ranks, near = ranks.ranks, machine.links[0]
     if n_ranks <= 1:
@@ -111,11 +132,10 @@ def _count_communicator_bytes(
     if not in_node:
         channels = min(channels, 2 * local)
     connection_bytes = constants.connection_bytes if local > 1 else constants.far_connection_bytes
-    connected_bytes = channels * connection_bytes * (3 * n_ranks - 2) // n_ranks
-    if not exchanges:
-        return connected_bytes
-    per_peer = constants.exchange_channels if in_node and n_ranks <= 8 and channels == constants.max_channels else 2
-    return connected_bytes + (n_ranks - 1) * per_peer * connection_bytes
+    has_tree = connections.tree == "anywhere" or (connections.tree == "between_nodes" and not in_node)
+    neighbours = n_ranks * connections.ring + 2 * (n_ranks - 1) * has_tree  # of all ranks
+    per_peer = constants.peer_channels if in_node and n_ranks <= 8 and channels == constants.max_channels else 2
+    return channels * connection_bytes * neighbours // n_ranks + connections.peers * per_peer * connection_bytes
 
 
 class AllocatorTotals(NamedTuple):
