@@ -381,7 +381,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=1e9, help="stop after this time")
     asked = parser.parse_args()
     codes, bad, slowest, end = dict[int, int](), 0, (0.0, ""), time.monotonic() + asked.seconds
-    with isolate(), end_at_stop_signal():
+    with end_at_stop_signal(), isolate():
         for number in range(asked.inputs) if asked.only is None else [asked.only]:
             if time.monotonic() > end:
                 break

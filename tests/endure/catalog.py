@@ -65,7 +65,7 @@ def main() -> None:
     with asked.table.open("a+", newline="", encoding="utf-8") as file:
         file.seek(0)
         known = {row[0]: (float(row[1]), row[2]) for row in csv.reader(file)}
-        with isolate(), show_progress("catalog") as progress, end_at_stop_signal():
+        with end_at_stop_signal(), isolate(), show_progress("catalog") as progress:
             for done, words in enumerate(lines):
                 progress(" ".join(words), done, len(lines))
                 if (text := " ".join(words)) in known:

@@ -226,7 +226,7 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (MEMORY_BYTES, resource.RLIM_INFINITY))
     numbers = range(asked.first, asked.first + asked.inputs) if asked.only is None else [asked.only]
     bad, codes, slowest = 0, dict.fromkeys(range(4), 0), (0.0, 0)
-    with isolate(), end_at_stop_signal():
+    with end_at_stop_signal(), isolate():
         for number in numbers:
             if asked.commands and [*Draw(number, seed=asked.seed).case().words, ""][0] not in asked.commands:
                 continue
