@@ -235,6 +235,7 @@ CONSTANTS: tuple[Constant, ...] = (
     _make_time_constant("wide_backward_share"),
     _make_time_constant("column_cast_share"),
     _make_time_constant("compiled_norm_share"),
+    _make_time_constant("head_norm_block_seconds"),
     _make_time_constant("rowwise_matmul_share"),
     _make_time_constant("block_scales_share"),
     _make_time_constant("hidden_sums_share"),

@@ -47,6 +47,8 @@ KERNELS = {
     "embedding": "copy",
     "loss": "cross_entropy",
 }
+MAX_HEAD_NORM_DIM = 256  # Transformer Engine's kernels for norms of 512 columns and more leave fewer sums
+NORM_BLOCKS = 16  # thread blocks of 128 threads on a multiprocessor
 FUSED_INTO_SUM = ("attention.dropout", "mlp.dropout")  # fused with the residual addition that follows
 
 
@@ -220,12 +222,29 @@ class Prices:
             backward = 0  # the gradient is passed on; sums of two: ``add_gradient_sums``
         if op.kind == "norm" and self.job.stack.is_compiled and self.measured is None:
             backward = int(backward / self.constants.compiled_norm_share)
+        backward_seconds = self.memory_bound_seconds(backward, kernel=f"{kernel}_backward") if backward else 0.0
         return OpTime(
             self.memory_bound_seconds(forward, kernel=kernel),
-            self.memory_bound_seconds(backward, kernel=f"{kernel}_backward") if backward else 0.0,
+            backward_seconds + self._sum_head_norm_gradients(op),
             kernels=kernels,
             backward_kernels=backward_kernels if backward else 0,
         )
+
+    def _sum_head_norm_gradients(self, op: Op) -> float:
+        """Return the seconds in which Transformer Engine's RMSNorm over a head sums the gradient of its weight.
+
+        Each of its thread blocks, of four rows at a time, leaves a sum. One more kernel adds them up in few threads
+        (NVIDIA/TransformerEngine@d0067d0: normalization/rmsnorm/rmsnorm_bwd_semi_cuda_kernel.cu, general).
+        """
+        is_transformer_engine = self.job.stack.family == "megatron" and self.machine.has_gpus and self.measured is None
+        if not is_transformer_engine or op.kind != "norm" or len(op.wgrad_numels) != 1:
+            return 0.0
+        (dim,) = op.wgrad_numels
+        if dim > MAX_HEAD_NORM_DIM:
+            return 0.0
+        rows = max(op.writes.values()) // (dim * get_activation_width(self.job))
+        blocks = min(ceil_div(rows, 4), NORM_BLOCKS * self.chip.multiprocessors)
+        return blocks * self.constants.head_norm_block_seconds
 
     def _scan(self, op: Op) -> OpTime:
         """Return the seconds of a scan: its matmuls of chunks, all at once, and its bytes.

@@ -122,6 +122,17 @@ class Constants(Record):
         " 0.44 on H200, 0.26 to 0.38 on GB200",
         (0.26, 0.55),
     )
+    # On H100, heads of 128: 79.5 us for each of queries and keys with 2,112 blocks, and 61.4 on average of queries with
+    # 2,112 and keys with 1,024 (rmsnorm_bwd_finalize_general_kernel).
+    head_norm_block_seconds: float = make_constant(
+        36e-9,
+        "s",
+        "adding one thread block's sum of the gradient of a weight, in Transformer Engine's norms of queries and keys",
+        "kernels of two profiled runs of qwen3_layouts, on H100 (BastiaanGroot/ML-Infrastructure-Engineer@52ad575): 36"
+        " and 42",
+        (34e-9, 43e-9),
+        ("qwen3_layouts",),
+    )
     rowwise_matmul_share: float = make_constant(
         0.95,
         "of one scale",

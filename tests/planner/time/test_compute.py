@@ -26,6 +26,7 @@ from fivefold.planner.counts.operations.op import NormKind, Op, list_gradient_su
 from fivefold.planner.predict import predict
 from fivefold.planner.time.compute import OpTime, Prices, find_slowest_chip
 from fivefold.planner.time.constants import PUBLISHED
+from fivefold.planner.time.roofline import estimate_memory_bound
 from fivefold.planner.time.unit_time import UnitTime
 from fivefold.planner.time.units import Units
 from fivefold.stack.catalog import build_stack
@@ -378,6 +379,24 @@ def test_compiled_backwards_of_norms_take_the_measured_time(
     )
     assert compiled.backward == pytest.approx(1e-3 * milliseconds, rel=0.25)
     assert compiled.forward == fused.forward
+
+
+def test_transformer_engine_sums_weight_gradients_of_norms_over_heads_as_profiled() -> None:
+    """``rmsnorm_bwd_finalize_general_kernel`` on H100, 4,096 tokens, heads of 128 (training/profiles@52ad575).
+
+    79.5 us under tp2, with 16 heads of queries and 4 of keys on a rank, and 61.4 on average under tp8, with 4 and 1.
+    """
+
+    kind = NormKind(norm=NORMS["rmsnorm"], bias=False, plain=False, fused=True)
+
+    def sum_microseconds(heads: int, *, dim: int = 128) -> float:
+        op = norm("attention.q_norm", "q", "qn", rows=4096 * heads, dim=dim, width=2, kind=kind)
+        seconds = Prices(machine("h100"), ranks=1, job=Job(stack=build_stack("megatron-core"))).operation(op).backward
+        return 1e6 * (seconds - estimate_memory_bound(machine("h100").chip, moved_bytes=op.moved_backward_bytes))
+
+    assert sum_microseconds(16) == sum_microseconds(4) == pytest.approx(79.5, rel=0.05)
+    assert (sum_microseconds(4) + sum_microseconds(1)) / 2 == pytest.approx(61.4, rel=0.1)
+    assert sum_microseconds(1, dim=4096) == pytest.approx(0, abs=1e-6)  # of a layer, by a kernel of its own
 
 
 def test_odd_head_dims_slow_the_matmuls_of_attention() -> None:

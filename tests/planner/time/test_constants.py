@@ -28,8 +28,8 @@ PRICED = [*sorted((ROOT / "fivefold/planner/time").glob("*.py")), ROOT / "fivefo
 NO_FIGURES = {"KERNELS", "FUSED_INTO_SUM", "AXES", "TABLE", "WIDTH"}
 # Chips: measured matmuls.
 NO_FIGURES |= {name for name, value in vars(kernel_efficiency).items() if isinstance(value, KernelEfficiency)}
-# 16 bytes in elements of 16 bits; a token that is sent once; the queries of a constant's block
-NO_FIGURES |= {"ALIGNED", "ONE_COPY", "ATTENTION_BLOCK"}
+# 16 bytes in elements of 16 bits; a token that is sent once; the queries of a constant's block; of Transformer Engine
+NO_FIGURES |= {"ALIGNED", "ONE_COPY", "ATTENTION_BLOCK", "MAX_HEAD_NORM_DIM", "NORM_BLOCKS"}
 NO_FIGURES |= {
     "EAGER",
     "PLAIN",
