@@ -1,6 +1,6 @@
 """The model: its shape, weights and parameters.
 
-shape · spec · weights   fields; fields with parameter counts; every weight by name and shape
+shape · spec · weights   fields; consistent fields with parameter counts; every weight by name and shape
 consistency              which fields contradict each other, or are not supported together
 latent_attention         multi-head latent attention (DeepSeek)
 experts                  mixtures of experts

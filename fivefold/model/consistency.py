@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, get_args
+from typing import get_args
 
 from fivefold.bounded_types import PARAMETERS
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.attention import Sliding
 from fivefold.model.mixers.kinds import MixerName
-
-if TYPE_CHECKING:
-    from fivefold.model.shape import ModelShape
+from fivefold.model.shape import ModelShape
 
 
 def check_consistency(shape: ModelShape) -> None:

@@ -6,9 +6,9 @@ H ``head_dim``, V ``vocab``, E ``moe.experts``.
 
 from functools import lru_cache
 from math import sqrt
-from typing import Annotated, Literal, NamedTuple, Self
+from typing import Annotated, Literal, NamedTuple
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from fivefold.bounded_types import (
     Ffn,
@@ -25,7 +25,6 @@ from fivefold.bounded_types import (
 from fivefold.model.activations import ActivationName
 from fivefold.model.altup import AltUp
 from fivefold.model.attention import AttentionShape, Sliding
-from fivefold.model.consistency import check_consistency
 from fivefold.model.experts import MoE
 from fivefold.model.factors import Multipliers, ResidualFactors, Temperature
 from fivefold.model.hyper_connections import HyperConnections
@@ -207,12 +206,6 @@ class ModelShape(Record):
     double_quantization: bool = True  # of a repository in nf4 or fp4: the scales are quantized too
     # linear layers and experts of blocks that it keeps in 16 bits all the same, such as blocks.3.mlp.down
     unquantized: tuple[str, ...] = ()
-
-    @model_validator(mode="after")
-    def _check_fields(self) -> Self:
-        """Raise a ``ValueError`` for fields that contradict each other."""
-        check_consistency(self)
-        return self
 
     @property
     def rope_dim(self) -> int:

@@ -1,7 +1,11 @@
-"""The record ``Model``: its shape (``shape.py``) with the parameter counts that follow from it (``weights.py``)."""
+"""The record ``Model``: a consistent shape (``shape.py``) with the parameter counts that follow from it."""
 
 from functools import cached_property
+from typing import Self
 
+from pydantic import model_validator
+
+from fivefold.model.consistency import check_consistency
 from fivefold.model.shape import ModelShape
 from fivefold.model.weights import count
 
@@ -10,6 +14,12 @@ CONFIG_SOURCE = "Hugging Face config.json of"  # how the source of a catalog mod
 
 class Model(ModelShape):
     """A decoder-only transformer with its parameter counts."""
+
+    @model_validator(mode="after")
+    def _check_fields(self) -> Self:
+        """Raise a ``ValueError`` for fields that contradict each other."""
+        check_consistency(self)
+        return self
 
     @cached_property
     def parameters(self) -> int:
