@@ -119,15 +119,16 @@ RUNS = [
 MEMORY = [
     *edit("planner/time/memory_risk.py",
           "planner/time/test_memory_risk.py::test_risk_grows_with_peak_fragmentation_and_communicators",
-          ("fragments are free", "- lost * fragments", "- 0 * fragments"),
-          ("communicators are free", "- count_driver_bytes(self.machine, layout, self.job.stack) -", "-")),
+          ("fragments are free", "return lost * fragments", "return 0 * fragments"),
+          ("communicators are free", " + count_driver_bytes(self.machine, layout, self.job.stack)", "")),
     *edit("planner/time/memory_risk.py",
           "planner/time/test_memory_risk.py::test_the_limit_of_the_peak_is_where_the_risk_passes_its_limit",
           ("the limit is of the other tail", "_find_value(1 - risk, self._choose_quantiles(layout))",
            "_find_value(risk, self._choose_quantiles(layout))")),
     *edit("planner/time/memory_risk.py",
           "planner/time/test_memory_risk.py::test_risk_is_the_share_of_comparable_runs_above_capacity",
-          ("the risk is of fitting", "return 1 - _find_level(", "return _find_level(")),
+          ("the risk is of fitting", "return 1 - _find_level(", "return _find_level("),
+          ("errors are those of tensors", 'read_comparable("driver"', 'read_comparable("allocated"')),
 ]  # fmt: skip
 NETWORK = "planner/time/test_network.py"
 TIME = [

@@ -14,8 +14,8 @@ from fivefold.machine.catalog import list_names, resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.counts.memory.allocator import PUBLISHED, AllocatorTotals, count_driver_bytes
 from fivefold.planner.predict import Planner, predict
-from fivefold.planner.time.errors import estimate_distribution, read, run_class
-from fivefold.planner.time.memory_risk import COUNTERS, MemoryRisk
+from fivefold.planner.time.errors import estimate_distribution, read_comparable, run_class
+from fivefold.planner.time.memory_risk import MemoryRisk
 from fivefold.step import FITS_RISK, TIGHT_RISK, Memory
 from fivefold.units import GIB
 
@@ -42,12 +42,13 @@ def test_a_layout_whose_driver_memory_exceeds_the_chip_does_not_fit() -> None:
 @pytest.mark.parametrize("peak", [40, 58, 64, 70, 76, 90])
 def test_risk_is_the_share_of_comparable_runs_above_capacity(peak: int) -> None:
     size, reserved = peak * GIB, (peak + 2) * GIB
-    cells = [cell for counter in COUNTERS for cell in read(counter)]
-    distribution = estimate_distribution(run_class(model=LLAMA, machine=NODE, layout=LAYOUT, job=JOB), cells)
+    kind = run_class(model=LLAMA, machine=NODE, layout=LAYOUT, job=JOB)
+    distribution = estimate_distribution(kind, read_comparable("driver"))
     assert distribution is not None
     probability = RISK.probability(LAYOUT, peak_bytes=size, totals=totals(reserved))
-    room = NODE.chip.memory_bytes - count_driver_bytes(NODE, LAYOUT, JOB.stack) - PUBLISHED.unreclaimable * 2 * GIB
-    drawn = [exp(distribution.find_quantile((at + 0.5) / 2000)) * size > room for at in range(2000)]
+    needed = size + PUBLISHED.unreclaimable * 2 * GIB + count_driver_bytes(NODE, LAYOUT, JOB.stack)
+    capacity = NODE.chip.memory_bytes
+    drawn = [exp(distribution.find_quantile((at + 0.5) / 2000)) * needed > capacity for at in range(2000)]
     assert probability == pytest.approx(sum(drawn) / 2000, abs=3e-3)
 
 
