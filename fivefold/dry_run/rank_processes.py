@@ -2,9 +2,10 @@
 
     parent     rank 0, 1, 2, …        worker     … , 14, 15
 
-Importing PyTorch takes a worker several seconds, so workers start once the first rank has shown that the others take
-longer. A worker reads a ``RankJob`` from its standard input, then ranks, and writes a result for each: all pickled. It
-ends when its input does, that is when its parent closes it or dies. An exception becomes a finding of one line:
+Importing PyTorch takes a worker several seconds, so workers start once the second rank has shown that the others take
+longer; the first also imports modules and fills caches. A worker reads a ``RankJob`` from its standard input, then
+ranks, and writes a result for each: all pickled. It ends when its input does, that is when its parent closes it or
+dies. An exception becomes a finding of one line:
 
     rank 3, forward of micro-batch 0, blocks.2.mlp: aten::mm: a and b must have same reduction dim … (file:line)
 """
@@ -131,7 +132,8 @@ def run_ranks(
             results[rank] = rank_job.run(rank)
             if isinstance(results[rank], str):
                 break  # the ranks before it have results
-            if not workers and (time.process_time() - begin) * len(waiting) > worthwhile_seconds:
+            seconds = time.process_time() - begin
+            if not workers and len(results) > 1 and seconds * len(waiting) > worthwhile_seconds:
                 workers = _start_workers(rank_job, waiting, results)
     finally:
         for worker in workers:

@@ -74,6 +74,19 @@ def test_ranks_of_dead_workers_are_run_here(monkeypatch: pytest.MonkeyPatch) -> 
     assert started == [*RANKS]
 
 
+def test_the_first_rank_starts_no_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It also imports modules: the second shows what the others take."""
+    waiting_at_start = list[int]()
+
+    def start_none(_job: RankJob, waiting: deque[int], _results: Results) -> list[RankWorker]:
+        waiting_at_start.append(len(waiting))
+        return []
+
+    monkeypatch.setattr(rank_processes, "_start_workers", start_none)
+    run_ranks(rank_job(), RANKS, worthwhile_seconds=0.0)
+    assert waiting_at_start[0] == len(RANKS) - 2
+
+
 def test_the_first_finding_ends_the_dry_run(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_self: Any, x: Any, _keys: Any) -> Any:
         raise ValueError("no such shape")
