@@ -189,18 +189,18 @@ def test_qlora_needs_the_memory_that_llamafactory_published(sequence: int, publi
 @pytest.mark.parametrize(
     ("model", "gpu", "published", "within"),
     [
-        ("llama3-8b", "rtx4090", 5789, 0.04),
-        ("llama3-8b", "a100-40", 12_264, 0.03),
-        ("llama3-8b", "a6000", 15_502, 0.03),
-        ("llama3-8b", "a100", 28_454, 0.03),
-        ("llama3-70b", "a100", 6916, 0.13),
+        ("llama3-8b", "rtx4090", 5789, 0.02),
+        ("llama3-8b", "a100-40", 12_264, 0.02),
+        ("llama3-8b", "a6000", 15_502, 0.02),
+        ("llama3-8b", "a100", 28_454, 0.02),
+        ("llama3-70b", "a100", 6916, 0.07),
     ],
 )
 def test_published_longest_sequences_of_qlora(model: str, gpu: str, published: int, within: float) -> None:
     """docs.unsloth.ai/basics/unsloth-benchmarks: Hugging Face with FlashAttention-2, rank 32 on all layers, batch 1.
 
     Ours have a risk of running out of memory of at most 5 %. Those of the 8B lie on one line, so they are no four runs.
-    All are longer than published, by 3 and 12 %.
+    They are 1 to 2 % shorter than published, and that of the 70B is 7 % longer.
     """
     machine = resolve(f"{gpu}:1", local=Path("/nowhere"))
     chosen = job("qlora:32", global_batch=4, stack="ddp", loss="plain", precision="bf16-autocast")
