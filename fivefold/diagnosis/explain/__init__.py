@@ -29,7 +29,7 @@ RANK = re.compile(r"(?:rank|trace|dump|_)[_.-]?(\d{1,6})(?:\.\w+)?$")
 
 
 class _UnknownFormat(UserError):
-    """An error: a text that has none of the known forms."""
+    """An error: a file that is empty, as the stacks of a run that was killed, or a text of none of the known forms."""
 
 
 class _Ranks(NamedTuple):
@@ -91,7 +91,7 @@ def _explain_open_file(path: Path, file: BufferedReader, ranks: _Ranks, *, top: 
     """Explain one file by its first bytes: a pickle, JSON or text."""
     begin = file.peek(4096)[:4096]
     if not begin.strip():
-        raise UserError(f"{path} is empty; write the file again")
+        raise _UnknownFormat(f"{path} is empty; write the file again")
     if begin.startswith(safe_pickle.MAGIC):
         return _explain_data(safe_pickle.load_open(file, path=path), path, ranks, top=top)
     if begin.startswith(b"PK\x03\x04"):

@@ -28,6 +28,7 @@ def test_other_files_in_a_folder_are_ignored(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text("print('a script')\n")
     with pytest.raises(UserError, match=r"train\.py: neither a memory snapshot"):
         explain([tmp_path])
+    (tmp_path / "stacks-rank0.txt").write_text("")  # of a run that was killed
     (tmp_path / "log.csv").write_text(
         "step,loss\n" + "".join(f"{at},{3 - at / 100}\n" for at in range(40)) + "40,nan\n"
     )
@@ -35,3 +36,5 @@ def test_other_files_in_a_folder_are_ignored(tmp_path: Path) -> None:
     assert result.kind == "losses"
     with pytest.raises(UserError, match=r"train\.py: neither"):
         explain([tmp_path / "train.py", tmp_path / "log.csv"])
+    with pytest.raises(UserError, match=r"stacks-rank0\.txt is empty"):
+        explain([tmp_path / "stacks-rank0.txt", tmp_path / "log.csv"])
