@@ -80,7 +80,7 @@ def list_chapters() -> dict[str, str]:
 def read_chapter(name: str) -> Chapter:
     """Return a chapter by name; raises ``UserError`` if there is none."""
     if name not in list_chapters():
-        raise UserError(f"the book has no chapter {name[:60]!r}; it has {', '.join(list_chapters())}")
+        raise UserError(f"the guide has no chapter {name[:60]!r}; it has {', '.join(list_chapters())}")
     text = re.sub(r"^( *)\$\$(.+?)\$\$$", r"\1`$\2$`", _read_text(name), flags=re.MULTILINE)
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
     tokens = reader.parse(text)
