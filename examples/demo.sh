@@ -22,4 +22,4 @@ echo "3/4  Train it on two processes, on Python's own library, for about two min
 fivefold train runs/demo.toml
 
 echo "4/4  Draw the run."
-fivefold show runs/demo --charts
+fivefold show runs/demo --charts > /dev/null # it prints the table of the training again

@@ -16,6 +16,7 @@ from typing import NamedTuple
 from fivefold.results.spans import ACTIONS, RankStep, RankTrace, Span, TracedMessage
 from fivefold.step import Time
 
+PASSES = {"F": "forward", "BW": "backward", "B": "input gradients", "W": "weight gradients", "FB": "both passes"}
 WAYS = {"weight": "backward"}  # the planner's backward includes dgrad and wgrad
 Key = tuple[object, ...]
 
@@ -124,7 +125,7 @@ def _classify_span(span: Span, action: str) -> tuple[str, str]:
         return "compute", f"{span.name} {WAYS.get(span.way, span.way)}".strip()
     if span.kind in ("update", "data"):
         return {"update": "optimizer"}.get(span.kind, span.kind), {"update": "optimizer"}.get(span.kind, "data")
-    return "host", f"host in {action}" if action else "host between actions"
+    return "host", f"host in {PASSES.get(action, action)}" if action else "host between actions"
 
 
 def _place(spans: Sequence[Span], message: TracedMessage) -> str:

@@ -88,7 +88,7 @@ class Grid:
             if (widths := shown._find_widths(options.max_width)) is not None:
                 yield shown._render_columns(widths)
                 if dropped:
-                    yield Text(f"not shown in this width: {', '.join(dropped)}", style="dim")
+                    yield Text(f"too narrow to show: {', '.join(dropped)}", style="dim")
                 return
         yield self._render_cards()
 

@@ -62,7 +62,7 @@ def describe_machine(machine: Machine) -> str:
     peaks = ", ".join(f"{dtype} {show_flops(rate)}FLOP/s" for dtype, rate in machine.chip.peak_flops.items())
     link = machine.links[-1]
     spread = machine.calibration.spread if machine.calibration else None
-    noise = "" if spread is None else f"; nine in ten measured points agree within {spread:.0%}"
+    noise = "" if spread is None else f"; nine tenths of the measured times repeat within {spread:.0%}"
     return (
         f"{count_ranks(machine.ranks)}, each {peaks}; {show_bytes(machine.chip.memory_bytes)} at "
         f"{show_rate(machine.chip.memory_bandwidth)}; {link.name} {show_rate(link.bandwidth)}{noise}"

@@ -96,7 +96,7 @@ def test_answers_are_those_of_the_commands(
     assert len(text.content[0].text) < 8000
     table = call(tmp_path, "ask", question="finetune", model="nano", machine="h100:8").content[0].text
     assert "with driver" in table
-    assert "not shown in this width" not in table
+    assert "too narrow to show" not in table
 
 
 def test_a_user_error_is_a_one_line_error(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ def test_the_page_breaks_down_the_error_of_a_prediction(small: Step, measured: S
             "bubble": 0.1,
             "optimizer": 0.05,
             "data": 0.03,
-            "host in F": 0.02,
+            "host in forward": 0.02,
         },
     )
     page = budget.render_page((small, measured.replace(time=split)), findings=["stalled loader: rank 0 waits"])

@@ -59,7 +59,7 @@ def test_many_rows_keep_the_columns_that_fit_and_name_the_others() -> None:
     narrow = to_text(grid, width=32).splitlines()
     assert narrow[0].split() == list(headings[:4])
     assert narrow[2].split() == list(cells[:4])
-    assert " ".join(" ".join(narrow[5:]).split()) == "not shown in this width: worst, regret"
+    assert " ".join(" ".join(narrow[5:]).split()) == "too narrow to show: worst, regret"
     for cards in (to_text(grid, width=16), to_text(Grid(headings, (cells,), words=("source",)), width=32)):
         assert "not shown" not in cards
         assert "regret" in cards
