@@ -194,6 +194,18 @@ class Layout(Record):
         """Return the number of pipeline ranks, from the first, whose layers are recomputed."""
         return int(self.ac.partition("@")[2] or self.pp)
 
+    @property
+    def outline(self) -> Layout:
+        """Return the layout without details: virtual and uneven stages, mesh order, size of groups, kind of ``ac``.
+
+        Sharding groups have 2 ranks in it, and any recomputation but that of all layers is ``ac=selective``. It tells
+        nearly equal layouts from others, and may itself not be legal.
+        """
+        kind = self.ac if self.ac in ("none", "full") else "selective"
+        group = self.shard_group and 2
+        details = {"v": 1, "stages": (), "order": DEFAULT_ORDER, "shard_group": group, "ac": kind}
+        return self.model_copy(update=details)
+
     @classmethod
     def construct_legal(cls, **fields: Any) -> Layout:
         """Return a layout whose fields are known to be legal, without validation; others have their default.

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from operator import attrgetter, itemgetter
 
 from rich.console import RenderableType
 from rich.text import Text
 
 from fivefold.job import Job
+from fivefold.layout.spec import Layout
 from fivefold.rendering.grid import Column, Grid, make_grid, show_change, show_share
 from fivefold.rendering.interval import render_intervals, show_speed_interval
 from fivefold.rendering.layout_legend import explain_layouts
@@ -31,6 +32,8 @@ from fivefold.results.search_result import (
 from fivefold.step import judge
 from fivefold.units import show_bytes, show_cause, show_count, show_risk, show_seconds
 
+MIN_SAVED_SHARE = 0.05  # of the memory of the point before it, by which a point of the front is shown
+NEXT_TO_NO_HOURS = "< 0.001"  # GPU hours of a step
 PROPOSAL = "Proposal"  # the title of its section
 MAX_UNFIT_CHANGES = 3  # number of changes listed that do not fit but would help most
 
@@ -45,12 +48,10 @@ def render_page(result: SearchResult, *, precision: str | None = None) -> Render
 
 def list_sections(result: SearchResult, *, precision: str | None = None) -> Iterator[AnswerSection]:
     """Yield the sections of the page."""
-    fits = "" if result.best else f", {result.describe_unfit()}"
     precisions = {ranked.precision for ranked in result.best} | ({precision} if precision else set())
     is_mixed = len(precisions) > 1
-    tried = f"{result.tried:,} layouts in {show_seconds(result.seconds)}, {result.evaluated:,} evaluated{fits}"
     gap = f"The best layout is {result.gap_line()}." if result.gap_line() else ""
-    yield AnswerSection((Text(tried, style="dim"), *_list_lines(gap, style="yellow")))
+    yield AnswerSection((Text(result.describe_work(), style="dim"), *_list_lines(gap, style="yellow")))
     if result.proposal:
         yield _build_proposal(result.proposal, result.superlative, with_precision=is_mixed)
     if robust := result.robust:
@@ -76,7 +77,10 @@ def list_sections(result: SearchResult, *, precision: str | None = None) -> Iter
         fixes = (Text(f"  would fit with {fix}", overflow="fold") for fix in miss.fixes)
         yield AnswerSection(tuple(fixes), line)
     if len(result.front) > 1:
-        yield AnswerSection((make_front_grid(result),), "Pareto front of peak memory and step time")
+        points = _distinguish(result.front)
+        shares = f"each saves {MIN_SAVED_SHARE:.0%} of the memory or more; --json has all {len(result.front)}"
+        remark = shares if len(points) < len(result.front) else ""
+        yield AnswerSection((make_front_grid(result, points),), "Pareto front of peak memory and step time", remark)
     if result.reasons:
         yield AnswerSection((make_grid(REASONS, result.reasons),), result.reasons_title)
 
@@ -88,13 +92,19 @@ def _list_lines(*lines: str, style: str = "") -> list[Text]:
 
 def _build_ranking(result: SearchResult, *, with_precision: bool) -> AnswerSection:
     """Return the table of the best layouts, its legend, and what is expected of the proposal or the first layout."""
-    legend = explain_layouts(map(format_ranked, result.best))
+    rows = select_outlines(result.best)
+    similar = len(result.best) - len(rows)
+    not_shown = (
+        f"not shown: {similar} of these {len(result.best)} layouts, which differ from a better one only in virtual or "
+        "uneven stages, group sizes, the order of axes, or what is recomputed; --top N ranks more, --json has all"
+    )
+    legend = explain_layouts(format_ranked(ranked) for _, ranked in rows)
     expected = render_intervals((result.proposal.choice if result.proposal else result.best[0]).step)
     subject = "\nThe proposal" if result.proposal else "\nThe first layout of the table"
     return AnswerSection(
         (
-            make_best_grid(result.best, own=result.own, with_precision=with_precision),
-            *_list_lines(legend, style="dim"),
+            make_best_grid(rows, own=result.own, with_precision=with_precision),
+            *_list_lines(not_shown if similar else "", legend, style="dim"),
             *([Text.assemble(subject, expected)] if expected else []),
         ),
         result.title if result.proposal else "",
@@ -168,22 +178,35 @@ def list_alternatives(proposal: Proposal, superlative: str) -> list[str]:
     ]
 
 
-def make_best_grid(best: Sequence[Ranked], *, own: Ranked | None = None, with_precision: bool = False) -> Grid:
-    """Return the table of ranked layouts, with what they cost where the machine has a price.
+def select_outlines(best: Sequence[Ranked]) -> list[tuple[int, Ranked]]:
+    """Return the layouts, each with its place in the ranking, that differ from all before it in more than details."""
+    outlines = dict[tuple[object, ...], tuple[int, Ranked]]()
+    for place, ranked in enumerate(best, start=1):
+        outline = Layout.parse(ranked.step.layout).outline
+        outlines.setdefault((outline, ranked.precision, ranked.reduce), (place, ranked))
+    return [*outlines.values()]
+
+
+def make_best_grid(
+    best: Iterable[tuple[int, Ranked]], *, own: Ranked | None = None, with_precision: bool = False
+) -> Grid:
+    """Return the table of ranked layouts, each given with its place, and what they cost where the machine has a price.
 
     ``own``: the layout of a config, in the first row. The column of precisions is left out if there is one precision,
-    unless ``with_precision``.
+    unless ``with_precision``, and that of GPU hours on CPUs that take next to none.
     """
-    without = {"dollars"} if best[0].dollars is None else set()
-    if not with_precision and len({ranked.precision for ranked in best}) == 1:
+    rows: list[tuple[int | str, Ranked]] = [*([("yours", own)] if own else []), *best]
+    layouts = [ranked for _, ranked in rows]
+    without = {"dollars"} if layouts[-1].dollars is None else set()
+    if not with_precision and len({ranked.precision for ranked in layouts}) == 1:
         without.add("precision")
-    rows: list[tuple[int | str, Ranked]] = [("yours", own)] if own else []
-    rows += enumerate(best, start=1)
+    if {format_gpu_hours(ranked.gpu_hours) for ranked in layouts} == {NEXT_TO_NO_HOURS}:
+        without.add("GPU hours/step")
     return make_grid([column for column in RANKED if column.heading not in without], rows)
 
 
-def make_front_grid(result: SearchResult) -> Grid:
-    """Return the table of the Pareto front."""
+def make_front_grid(result: SearchResult, points: Sequence[Point]) -> Grid:
+    """Return the table of ``points`` of the Pareto front."""
     stack = result.best[0].step.stack if result.best else ""
     columns: tuple[Column[Point], ...] = (
         Column("peak memory", attrgetter("memory_bytes"), show_bytes),
@@ -191,17 +214,20 @@ def make_front_grid(result: SearchResult) -> Grid:
         Column("precision", attrgetter("precision"), is_text=True),
         Column("layout", lambda point: _append_reduce(point.layout, point.reduce, stack=stack), is_text=True),
     )
-    return make_grid(columns, _distinguish(result.front))
+    return make_grid(columns, points)
 
 
 def _distinguish(front: Sequence[Point]) -> list[Point]:
-    """Return the points of a front, the fastest first, that differ from their neighbours as they are shown."""
+    """Return the points of a front, the fastest first, of which each saves a notable share of the memory of the last.
+
+    A point that takes as long as the last one, as it is shown, takes its place.
+    """
     points: list[Point] = []
     for point in front:
-        if points and show_bytes(points[-1].memory_bytes) == show_bytes(point.memory_bytes):
-            continue
         if points and show_seconds(points[-1].step_seconds) == show_seconds(point.step_seconds):
             points.pop()
+        elif points and point.memory_bytes > (1 - MIN_SAVED_SHARE) * points[-1].memory_bytes:
+            continue
         points.append(point)
     return points
 
@@ -238,7 +264,7 @@ def _format_layout(layout: str, reduce: str) -> str:
 def format_gpu_hours(hours: float) -> str:
     """Format the GPU hours of one step to three digits, without an exponent."""
     if 0 < hours < 0.001:
-        return "< 0.001"
+        return NEXT_TO_NO_HOURS
     return f"{hours:.3g}" if hours < 999.5 else f"{hours:,.0f}"
 
 

@@ -46,7 +46,8 @@ class SpeedRatio(Record):
 
 
 Parts = Mapping[str, float]
-MIN_NAMED_RATIO = 0.1  # differences below this share of the largest are not named
+MAX_NAMED = 2  # parts of a difference that are named
+UNNAMED_RATIO = 0.15  # share of a difference, or of its largest part if that is larger, that may stay without a name
 EQUAL = 5e-4  # relative difference up to which two values print the same
 Unit = Literal["seconds", "bytes", "share", "per second", "count", "FLOPs", "dollars", "words"]
 
@@ -161,18 +162,19 @@ def list_differences(before: Parts, after: Parts) -> list[tuple[str, float]]:
     )
 
 
-def name_largest_part(before: Parts, after: Parts) -> str:
-    """Name the part that contributes most to the total difference: ``bubble +322 ms``; "" if there is no difference."""
-    changes = list_differences(before, after)
-    total = sum(difference for _, difference in changes)
-    return next((_format_part(part, difference) for part, difference in changes if difference * total > 0), "")
-
-
 def break_down(before: Parts, after: Parts) -> str:
-    """List every part that contributes notably to the difference: ``bubble +322 ms, compute −120 ms``."""
-    changes = list_differences(before, after)
-    threshold = MIN_NAMED_RATIO * abs(changes[0][1]) if changes else 0.0
-    return ", ".join(_format_part(part, difference) for part, difference in changes if abs(difference) >= threshold)
+    """List the parts that explain the difference, the largest first: ``compute −1.65 s, bubble +1.58 s``.
+
+    One or two are named, and what all others add together unless it is little; "" if there is no difference.
+    """
+    named, differences = list[str](), list_differences(before, after)
+    rest = total = sum(seconds for _, seconds in differences)
+    for part, seconds in differences[:MAX_NAMED]:
+        named.append(_format_part(part, seconds))
+        rest -= seconds
+        if abs(rest) <= UNNAMED_RATIO * max(abs(total), abs(differences[0][1])):
+            return ", ".join(named)
+    return ", ".join([*named, _format_part("others", rest)] if named else [])
 
 
 def _format_part(part: str, seconds: float) -> str:

@@ -125,8 +125,8 @@ class Finalist(Record):
 class Alternative(Record):
     """Another layout, compared with the proposed one.
 
-    ``slower``: its step time over the proposal's, minus 1; ``because``: the part of the time that contributes most to
-    that, with the seconds; ``within_uncertainty``: published pairs of runs that differ like these do not let their
+    ``slower``: its step time over the proposal's, minus 1; ``because``: the parts of the time that explain it, with
+    their seconds; ``within_uncertainty``: published pairs of runs that differ like these do not let their
     times be told apart.
     """
 
@@ -136,11 +136,11 @@ class Alternative(Record):
     memory_bytes: NonNegativeInt  # peak memory of a rank
     step_seconds: NonNegativeFloat  # step time
     slower: float  # step time relative to the proposal's, minus 1
-    because: str = ""  # part of the step that makes the difference
+    because: str = ""  # parts of the step that make the difference
     within_uncertainty: bool = False  # whether the difference of the times is smaller than what predictions can tell
 
     def describe_difference(self) -> str:
-        """Return how much longer or shorter its step is, by which part, and whether a prediction can tell."""
+        """Return how much longer or shorter its step is, by which parts, and whether a prediction can tell."""
         comparative = "longer" if self.slower >= 0 else "shorter"
         because = f" ({self.because})" if self.because else ""
         uncertainty = ", within the uncertainty" if self.within_uncertainty else ""
@@ -279,6 +279,12 @@ class SearchResult(Shown):
         best = self.chosen
         outcome = f"{best.step.layout}, {show_seconds(best.step.time.step_seconds)}" if best else self.describe_unfit()
         return f"of {self.tried:,} layouts: {outcome}{f', {self.gap_line()}' if self.gap_line() else ''}"
+
+    def describe_work(self) -> str:
+        """Return how many layouts were evaluated or excluded, in what time, and that none fits if that is so."""
+        excluded = ", the others excluded by bounds" if self.tried > self.evaluated else ""
+        unfit = "" if self.best else f"; {self.describe_unfit()}"
+        return f"{self.tried:,} layouts in {show_seconds(self.seconds)}: {self.evaluated:,} evaluated{excluded}{unfit}"
 
     def describe_unfit(self, subject: str = "none") -> str:
         """Return in words that ``subject`` fits, or, at the work limit, that it was not found; empty if one fits."""

@@ -71,13 +71,13 @@ def measure_best(
 
 
 def select_different(layouts: Iterable[Layout], *, count: int) -> list[Layout]:
-    """Return the first ``count`` layouts that differ in more than the order of axes, or ZeRO-1 against ZeRO-2.
+    """Return the first ``count`` layouts that differ in more than details, or ZeRO-1 against ZeRO-2.
 
-    Those two hardly change the time of a step.
+    Those two stages hardly change the time of a step.
     """
     distinct: dict[Layout, Layout] = {}
     for layout in layouts:
-        similar = layout.replace(order=Layout().order, zero=1 if layout.zero == 2 else layout.zero)
+        similar = layout.outline.model_copy(update={"zero": 1 if layout.zero == 2 else layout.zero})
         if len(distinct) < count:
             distinct.setdefault(similar, layout)
     return list(distinct.values())

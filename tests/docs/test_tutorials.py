@@ -73,8 +73,8 @@ def test_the_selected_paragraphs_of_an_output_are_shown(shown: str, lines: list[
 
 def test_changed_figures_are_detected_and_changed_words_are_not() -> None:
     before, after = (
-        ["peak 55.92 GiB of 80", "1,358 layouts in 1.09 s, 12 evaluated"],
-        ["memory 55.92 GiB of 80", "1,358 layouts in 2 s, 12 evaluated"],
+        ["peak 55.92 GiB of 80", "1,358 layouts in 1.09 s: 12 evaluated"],
+        ["memory 55.92 GiB of 80", "1,358 layouts in 2 s: 12 evaluated"],
     )
     assert list_fixed_figures(before, is_measured=False) == list_fixed_figures(after, is_measured=False) == FIGURES
     evaluated = [before[0], before[1].replace("12 evaluated", "7 evaluated")]

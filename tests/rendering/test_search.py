@@ -61,7 +61,7 @@ def test_printed_ends_of_an_interval_differ() -> None:
 def test_the_page_has_the_best_the_front_and_the_losers(search_result: SearchResult) -> None:
     text = print_page(search.render_page(search_result))
     for said in (
-        "2,000 layouts in 500.0 ms, 7 evaluated",
+        "2,000 layouts in 500.0 ms: 7 evaluated, the others excluded by bounds",
         search_result.best[0].step.layout,
         "0.00456",
         "1.25",
@@ -106,6 +106,37 @@ def test_changes_and_batches_are_rows() -> None:
     assert "+1.00 GiB" in text
     batch = Batch(global_batch=1024, layout="dp8", tokens=2**22, micro_batches=4, steps=10)
     assert "4.19 M" in print_page(render_sections(list_sections("batch", [batch])))
+
+
+def test_nearly_equal_layouts_are_counted_and_keep_their_place(search_result: SearchResult) -> None:
+    texts = ("dp2 zero1 mbs4", "dp2 zero1 mbs4 ac=norm+act", "dp2 zero1 mbs4 ac=mlp", "dp2 zero1 mbs4 ac=full")
+    layouts = (
+        *texts,
+        "dp2 zero1 mbs4 ac=full/2",
+        "dp1 pp2 v2 zero0 interleaved mbs4",
+        "dp1 pp2 v4 zero0 interleaved mbs4",
+    )
+    best = [
+        ranked.model_copy(update={"step": ranked.step.model_copy(update={"layout": text})})
+        for text in layouts
+        for ranked in search_result.best[:1]
+    ]
+    assert [place for place, _ in search.select_outlines(best)] == [1, 2, 4, 6]
+    text = " ".join(print_page(search.render_page(search_result.replace(best=tuple(best)))).split())
+    assert "not shown: 3 of these 7 layouts" in text
+    assert "v4" not in text
+    assert "not shown" not in print_page(search.render_page(search_result))
+
+
+def test_the_front_shows_points_that_save_memory(search_result: SearchResult) -> None:
+    figures = ((100, 1.0), (97, 1.1), (90, 1.2), (80, 1.2), (79, 1.3), (60, 1.4))
+    front = [
+        search_result.front[0].replace(memory_bytes=size * 2**30, step_seconds=seconds) for size, seconds in figures
+    ]
+    text = print_page(search.render_page(search_result.replace(front=tuple(front))))
+    shown = [f"{size}.00 GiB" in text.partition("Pareto")[2] for size, _ in figures]
+    assert shown == [True, False, False, True, False, True]
+    assert "--json has all 6" in text
 
 
 def test_the_picture_draws_the_front_and_says_its_price(search_result: SearchResult) -> None:

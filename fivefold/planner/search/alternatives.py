@@ -20,7 +20,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.search.layout_changes import can_run, change, list_changed_keywords, with_virtual_stages
 from fivefold.planner.search.simplest import Evaluated, is_distinguishable
 from fivefold.planner.search.stage_balance import balance
-from fivefold.results.comparison import name_largest_part
+from fivefold.results.comparison import break_down
 from fivefold.results.search_result import Why
 
 CandidateList = list[Layout | None]  # of one alternative
@@ -127,9 +127,9 @@ def _describe_cost(
         if abs(slower) > EQUAL_TIME_SHARE
         else "takes as long"
     )
-    part = name_largest_part(chosen.time.split, best.time.split) if abs(slower) > EQUAL_TIME_SHARE else ""
+    parts = break_down(chosen.time.split, best.time.split) if abs(slower) > EQUAL_TIME_SHARE else ""
     uncertainty = "" if is_distinguishable(chosen, best) else ", within the uncertainty"
-    reason = f" ({part})" if part else ""
+    reason = f" ({parts})" if parts else ""
     return f"{_describe_alternative(name, best.layout, chosen.layout)}{suffix}{leaves} {cost}{reason}{uncertainty}"
 
 

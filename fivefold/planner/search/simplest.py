@@ -23,7 +23,7 @@ from fivefold.planner.search.estimates import list_resting_bytes
 from fivefold.planner.search.layout_changes import can_run, change, rank_moves, with_virtual_stages
 from fivefold.planner.time.ratio_errors import estimate_speed_ratio
 from fivefold.planner.time.timeline import StepTime
-from fivefold.results.comparison import name_largest_part
+from fivefold.results.comparison import break_down
 from fivefold.results.search_result import Alternative
 
 # How much harder a choice makes a layout to run and to understand. Only their order matters much: an axis more than
@@ -176,7 +176,7 @@ def build_alternative(other: Evaluated | None, chosen: Evaluated) -> Alternative
         memory_bytes=other.peak_bytes,
         step_seconds=other.seconds,
         slower=other.seconds / chosen.seconds - 1,
-        because=name_largest_part(chosen.time.split, other.time.split),
+        because=break_down(chosen.time.split, other.time.split),
         within_uncertainty=not is_distinguishable(chosen, other),
     )
 

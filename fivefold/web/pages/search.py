@@ -120,7 +120,7 @@ def render_result(site: WebServer, query: SearchPage, result: Found, fits: Seque
             to=lambda item: _plan(query, layout=item.layout),
         )
     grids = {"reasons": make_grid(REASONS, result.reasons)}
-    grids |= {"best": make_best_grid(result.best)} if result.best else {}
+    grids |= {"best": make_best_grid(enumerate(result.best, start=1))} if result.best else {}
     grids |= {"choices": make_grid(CHOICES, result.proposal.why)} if result.proposal else {}
     grids |= (
         {"regrets": render_regrets(result.robust), "scenarios": make_scenario_grid(result.robust)}

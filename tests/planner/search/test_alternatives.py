@@ -16,7 +16,7 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.alternatives import explain_choices
 from fivefold.planner.search.simplest import Evaluated
-from fivefold.results.comparison import break_down, list_differences, name_largest_part
+from fivefold.results.comparison import break_down, list_differences
 from fivefold.results.search_result import Why
 from fivefold.stack.catalog import build_stack as stack
 from fivefold.step import TIGHT_RISK
@@ -104,7 +104,7 @@ def test_an_alternative_with_a_peak_below_the_capacity_has_its_risk() -> None:
 def test_fastest_way_to_an_alternative_is_reported() -> None:
     """Thirty virtual stages on eight ranks would be more stages than layers and the two ends."""
     line = list_reasons(LLAMA, "dp512 tp8 pp4 v30 zero1/64 mbs1 ac=norm+act")["pp4"]
-    assert re.search(r"pp8 v1\d takes [0-9.]+% longer \(bubble \+[0-9.]+ ms\)", line)
+    assert re.search(r"pp8 v1\d takes [0-9.]+% longer \(bubble \+[0-9.]+ ms[,)]", line)
 
 
 def test_an_alternative_takes_ranks_from_other_axes_if_dp_is_1() -> None:
@@ -183,8 +183,29 @@ def test_differing_parts_of_the_step_time_are_listed_by_size() -> None:
         ("compute", pytest.approx(0.1)),
         ("update", 0.01),
     ]
-    assert name_largest_part(before, after) == "bubble −600.0 ms"
-    assert name_largest_part(after, before) == "bubble +600.0 ms"
-    assert name_largest_part(before, before) == break_down(before, before) == ""
-    assert name_largest_part({"compute": 1.0, "bubble": 0.1}, {"compute": 1.5, "bubble": 0.0}) == "compute +500.0 ms"
-    assert break_down(before, after) == "bubble −600.0 ms, tp communication −500.0 ms, compute +100.0 ms"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "named"),
+    [
+        ({"compute": 4.0, "bubble": 1.0}, {"compute": 4.0, "bubble": 1.0}, ""),
+        ({"compute": 4.0}, {"compute": 4.5}, "compute +500.0 ms"),
+        ({"compute": 4.0, "bubble": 1.0}, {"compute": 4.5, "bubble": 0.93}, "compute +500.0 ms"),  # −70 ms is little
+        ({"compute": 4.0, "bubble": 1.0}, {"compute": 4.5, "bubble": 0.9}, "compute +500.0 ms, bubble −100.0 ms"),
+        ({"compute": 4.0, "bubble": 1.0}, {"compute": 2.35, "bubble": 2.58}, "compute −1.65 s, bubble +1.58 s"),
+        (
+            {"compute": 4.0, "bubble": 1.0, "tp": 0.5, "update": 0.5},
+            {"compute": 4.1, "bubble": 0.4, "tp": 0.0, "update": 0.51},
+            "bubble −600.0 ms, tp −500.0 ms",
+        ),
+        (
+            {"compute": 4.0, "bubble": 1.0, "tp": 0.5, "dp": 0.5},
+            {"compute": 3.5, "bubble": 1.3, "tp": 0.6, "dp": 0.59},
+            "compute −500.0 ms, bubble +300.0 ms, others +190.0 ms",
+        ),
+    ],
+)
+def test_parts_of_a_difference_are_named_until_they_explain_it(
+    before: dict[str, float], after: dict[str, float], named: str
+) -> None:
+    assert break_down(before, after) == named
