@@ -42,6 +42,7 @@ from fivefold.planner.counts.memory.liveness import (
     simulate_unit,
 )
 from fivefold.planner.counts.memory.states import UnitStates, count_part_states, list_local_units, shard_unit
+from fivefold.planner.counts.operations.fused_adapters import fuse_adapted_linears
 from fivefold.planner.counts.operations.fused_linears import fuse_linears
 from fivefold.planner.counts.operations.layer import Kind, list_kinds, merge_windows
 from fivefold.planner.counts.operations.linear import has_fused_wgrad_accumulation
@@ -173,13 +174,17 @@ class Counts:
         return simulated
 
     def _make_simulated_unit(self, part: LocalDegrees, name: Name) -> SimulatedUnit:
+        """Return a unit with the linear layers that the trainer runs as one operation, if it is the trainer's."""
         local, width = self.get_local(part), self._get_gradient_width(name)
         input_name, input_bytes = ("ids", local.ids_bytes) if name == "embed" else ("x", local.entry_bytes)
         unit = self.unit(part, name)
         adapter = self.job.adapter
         is_plain = adapter is None or (name == "head" and not adapter.has_target(HEAD))
-        fuses = self.job.stack.kernel_facts.fuses_linears and is_plain
-        unit = fuse_linears(unit, width=width) if fuses else unit
+        if self.job.stack.kernel_facts.fuses_linears:
+            inputs = {input_name: input_bytes}
+            unit = (
+                fuse_linears(unit, width=width) if is_plain else fuse_adapted_linears(unit, width=width, inputs=inputs)
+            )
         return SimulatedUnit(unit, input_name, input_bytes, width, borrower=self._get_borrower(part, name))
 
     def _get_borrower(self, part: LocalDegrees, name: Name) -> SimulatedUnit | None:

@@ -190,12 +190,15 @@ class _AddBias(torch.autograd.Function):
         share, offsets = ctx.saved_tensors
         bias: Tensor = ctx.bias
         groups = _expert_of_rows(gradient, offsets)
-        rows, share_gradient = gradient, None
-        if share is not None:
-            rows = gradient * share[:, None].to(gradient.dtype)
-            added = bias.index_select(0, groups)
-            share_gradient = (gradient * added).sum(-1, dtype=share.dtype) if ctx.adds else torch.zeros_like(share)
+        share_gradient = None
+        if share is not None and ctx.needs_input_grad[1]:
+            added = bias.index_select(0, groups) if ctx.adds else None
+            share_gradient = (
+                torch.zeros_like(share) if added is None else added.mul_(gradient).sum(-1, dtype=share.dtype)
+            )
+            del added
         if bias.requires_grad:
+            rows = gradient if share is None else gradient * share[:, None].to(gradient.dtype)
             accumulate_grad(bias, torch.zeros_like(bias).index_add_(0, groups, rows).div_(ctx.experts.copies))
         return gradient, share_gradient, None, None, None
 

@@ -727,6 +727,25 @@ def test_the_activation_of_plain_experts_is_no_triton_kernel() -> None:
     assert abs(verdict.error) < 0.001, verdict.stages
 
 
+@pytest.mark.parametrize("number", mark_share(3, [1, 11, 121, 176, 186]))
+def test_peaks_of_drawn_adapters_equal_the_dry_run(number: int) -> None:
+    """They were 4 % low to 4 % high: temporaries of a recomputation, and linear layers of one input that run as one."""
+    case = next(draw_cases(0, first=number))
+    assert case.job.adapter is not None
+    verdict = run(Counted.from_case(case))
+    assert verdict.unequal == ()
+    assert max(abs(stage.planned - stage.dry_run) for stage in verdict.stages) <= 2 * SCALARS, verdict.stages
+
+
+@pytest.mark.parametrize("text", mark_share(2, ["dp1 mbs2", "dp1 mbs2 ac=full"]))
+def test_biases_of_frozen_experts_take_one_temporary(text: str) -> None:
+    """The trainer made three in the backward, of which the planner counted none: the peak was 6 % too low."""
+    job = FP32.replace(adapter=Adapter(rank=2, targets=("q_proj",)))
+    verdict = run(Counted.from_case(Drawn(ON_CPUS, MIXTURES["biased experts"], Layout.parse(text), job)))
+    assert verdict.unequal == ()
+    assert abs(verdict.error) < 0.015, verdict.stages  # numbers of rows are left out
+
+
 @pytest.mark.long  # a single buffer of a rare pair
 @pytest.mark.parametrize("text", mark_share(2, ["dp2 pp2 zb1p zero3 mbs2", "dp2 pp2 v2 zbv zero2 mbs2"]))
 def test_gradients_of_a_biased_head_wait_for_w_next_to_those_of_its_weight(text: str) -> None:

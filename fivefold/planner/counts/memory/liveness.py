@@ -12,8 +12,9 @@ compares with the real run, byte by byte.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -107,17 +108,9 @@ class SimulatedUnit:
         return backward.result_gradient.keeper is not None
 
     @cached_property
-    def recomputed_before(self) -> dict[int, list[str]]:
-        """Return the dropped tensors recomputed before the backward of an operation, by its index."""
-        return _map_recomputed(self.unit)
-
-    @cached_property
-    def recomputed_sums(self) -> dict[int, int]:
-        """Return the bytes, above those before it, in which the recomputation before an operation sums DoRA's factors.
-
-        These are temporaries as large as weights, and larger than what the backward of the layer holds.
-        """
-        return _count_recomputed_sums(self.unit, self.forward.sizes, self.recomputed_before)
+    def recomputations(self) -> dict[int, Recomputation]:
+        """Return what is recomputed before the backward of an operation, by its index."""
+        return _simulate_recomputations(self.unit, self.forward.sizes)
 
     @cached_property
     def last_reduced(self) -> str:
@@ -133,6 +126,13 @@ class ForwardProfile(NamedTuple):
     peak_bytes: int
     kept_bytes: int  # kept for the backward, without the output
     cached_bytes: int  # dropped casts of weights
+
+
+class Recomputation(NamedTuple):
+    """The dropped tensors that are recomputed before the backward of an operation, and the peak while they are."""
+
+    names: tuple[str, ...]
+    peak_bytes: int
 
 
 class UnitProfile(NamedTuple):
@@ -301,12 +301,7 @@ def _simulate_forward(simulated: SimulatedUnit) -> ForwardProfile:
     keepers = Counter(name for op in ops for name in op.keeps)
     cached = {name for op in ops if op.recomputed and is_weight_cast(op) for name in op.writes} & dropped
     held_names = {*keepers, result} - (dropped - cached - {result})
-    last_use = {name: index for index, op in enumerate(ops) for name in (*op.reads, *op.writes)}
-    live = peak = sizes[ops[0].reads[0]]
-    for index, op in enumerate(ops):
-        live += sum(op.writes.values())
-        peak = max(peak, live + op.forward_scratch)
-        live -= sum(sizes[name] for name in {*op.reads, *op.writes} - held_names if last_use[name] == index)
+    peak, live = _simulate_allocations(ops, held_names, inputs={simulated.input_name: simulated.input_bytes})
     cached_bytes = sum(sizes[name] for name in cached)
     return ForwardProfile(sizes, dict(keepers), peak, live - sizes[result] - cached_bytes, cached_bytes)
 
@@ -349,8 +344,7 @@ class BackwardSimulation:
         self.deferred_bytes = 0
         self.overwritten: set[str] = set()  # kept tensors that became gradients
         self.gradient_bytes = simulated.split_gradient_sizes if split else simulated.gradient_sizes
-        self.recomputed_before = simulated.recomputed_before
-        self.recomputed_sums = simulated.recomputed_sums
+        self.recomputations = simulated.recomputations
         self.result = next(iter(unit.ops[-1].writes))
         self.result_gradient = LiveGradient(self.gradient_bytes[self.result])
         self.grads = {self.result: self.result_gradient}
@@ -359,19 +353,18 @@ class BackwardSimulation:
         self.cause, self.sums_at_peak = "", 0
         self.is_past_loss, self.peak_after_loss = False, 0  # the peak once a loss is differentiated
         self.recompute_peaks = [0, 0]  # the peaks until the recomputation has ended, and after it
-        self.recomputing_index = max(self.recomputed_before, default=len(unit.ops))
+        self.recomputing_index = max(self.recomputations, default=len(unit.ops))
 
     def run(self) -> None:
         """Find the peak, its operation, and the kept bytes and sums at it."""
         self.live = self.peak = self.kept + self.result_gradient.bytes
         for index in reversed(range(len(self.ops))):
-            names = self.recomputed_before.get(index, ())
-            recomputed_bytes = sum(self.sizes[name] for name in names if name != self.result)
             self.index = index
-            self._update_peak(self.live + self.recomputed_sums.get(index, 0), self.ops[index].name)
-            self.live += recomputed_bytes
-            self.kept += recomputed_bytes
-            self._update_peak(self.live, self.ops[index].name)
+            if recomputation := self.recomputations.get(index):
+                self._update_peak(self.live + recomputation.peak_bytes, self.ops[index].name)
+                recomputed_bytes = sum(self.sizes[name] for name in recomputation.names if name != self.result)
+                self.live += recomputed_bytes
+                self.kept += recomputed_bytes
             self._run_op(index, self.ops[index])
             self.is_past_loss |= self.ops[index].kind == "loss"
 
@@ -379,7 +372,7 @@ class BackwardSimulation:
         """Update the peak."""
         if self.is_past_loss:
             self.peak_after_loss = max(self.peak_after_loss, live)
-        if self.recomputed_before:
+        if self.recomputations:
             part = self.index < self.recomputing_index
             self.recompute_peaks[part] = max(self.recompute_peaks[part], live)
         if live > self.peak:
@@ -396,7 +389,7 @@ class BackwardSimulation:
         targets = op.reads if op.differentiates is None else op.differentiates
         weights = sum(op.wgrad_numels) * self.wgrad_element_bytes
         scratch = op.backward_scratch
-        if op.bias_wgrad_numel:
+        if op.bias_scratch[1] or op.bias_wgrad_numel:
             self._add_biases(index, op)
         if op.accumulates_dgrad:
             targets = tuple(name for name in targets if name not in grads)
@@ -406,14 +399,15 @@ class BackwardSimulation:
         if is_deferred:
             weights = 0
             scratch = scratch - (0 if op.recomputed else op.regathered_bytes)
-        elif makes_weights and (op.accumulates_wgrads or not weights):  # accumulated before the next one is made
+        casts_of_dgrad, casts_of_wgrad = op.cast_scratch_bytes
+        self._update_peak(self.live + made_bytes + scratch + casts_of_dgrad, op.name)
+        if makes_weights and (op.accumulates_wgrads or not weights):  # accumulated before the next one is made
             weights = max(op.wgrad_numels) * self.wgrad_element_bytes
             if op.kind == "loss":  # chunked: accumulates after the last chunk
                 self._update_peak(self.live + made_bytes + weights + scratch, op.name)
                 scratch = op.regathered_bytes
             self._allocate_sums(op)
-        casts_of_dgrad, casts_of_wgrad = op.cast_scratch_bytes
-        casts = max(casts_of_dgrad - weights, casts_of_wgrad if makes_weights else 0)
+        casts = casts_of_wgrad if makes_weights else 0
         self._update_peak(self.live + made_bytes + weights + scratch + casts, op.name)
         if op.accumulates_wgrads and op.name == self.last_reduced_op:
             self._reduce(made_bytes + weights + scratch)
@@ -454,11 +448,11 @@ class BackwardSimulation:
             self.kept_tables |= {table} - {""}
 
     def _add_biases(self, index: int, op: Op) -> None:
-        """Make the gradients of experts' biases, which a separate operation makes before dx."""
+        """Make the gradients of experts' biases and of the weights of their rows: a separate operation, before dx."""
         bias_bytes = op.bias_wgrad_numel * self.wgrad_element_bytes
-        if not self.defers_expert_biases:
+        if bias_bytes and not self.defers_expert_biases:
             self._allocate_sums(op)
-        self._update_peak(self.live + bias_bytes, op.name)
+        self._update_peak(self.live + bias_bytes + op.bias_scratch[1], op.name)
         if self.defers_expert_biases:
             self._keep_until_w(index, bias_bytes)
 
@@ -553,36 +547,46 @@ def is_expert(op: Op) -> bool:
     return op.name.startswith(("moe.experts", "moe.arrive"))
 
 
-def _map_recomputed(unit: UnitOperations) -> dict[int, list[str]]:
-    """Map the index of an operation to the dropped tensors recomputed before its backward; each run of them at once."""
+def _simulate_recomputations(unit: UnitOperations, sizes: Mapping[str, int]) -> dict[int, Recomputation]:
+    """Simulate the recomputations of a unit, by the index of the operation before whose backward each runs.
+
+    Operations that follow one another are recomputed at once, when the first backward needs one of their tensors.
+    """
     if not unit.dropped:
         return {}
     keeper = {name: index for index, op in enumerate(unit.ops) for name in op.keeps}
-    recomputed_before: dict[int, list[str]] = {}
-    recomputed_run: list[str] = []
-    for op, next_op in zip(unit.ops, (*unit.ops[1:], None), strict=True):
-        if op.recomputed:
-            recomputed_run += [name for name in op.writes if name in unit.dropped and name in keeper]
-        if recomputed_run and (next_op is None or not next_op.recomputed):
-            recomputed_before.setdefault(max(keeper[name] for name in recomputed_run), []).extend(recomputed_run)
-            recomputed_run = []
-    return recomputed_before
+    last_use = _find_last_uses(unit.ops)
+    recomputations: dict[int, Recomputation] = {}
+    for is_recomputed, group in itertools.groupby(enumerate(unit.ops), key=lambda item: item[1].recomputed):
+        indices, ops = zip(*group, strict=True)
+        names = [name for op in ops for name in op.writes if name in unit.dropped and name in keeper]
+        if not is_recomputed or not names:
+            continue
+        index = max(keeper[name] for name in names)
+        before = recomputations.get(index, Recomputation((), 0))
+        held_bytes = sum(sizes[name] for name in before.names)
+        held = {name for op in ops for name in op.writes if last_use[name] > indices[-1]}
+        held |= {*names, *(name for op in ops for name in op.always_kept)}
+        peak_bytes = held_bytes + _simulate_allocations(ops, held, inputs={})[0]
+        recomputations[index] = Recomputation((*before.names, *names), max(before.peak_bytes, peak_bytes))
+    return recomputations
 
 
-def _count_recomputed_sums(
-    unit: UnitOperations, sizes: Mapping[str, int], recomputed_before: Mapping[int, list[str]]
-) -> dict[int, int]:
-    """Return the most bytes of each recomputation while it sums DoRA's factors, with what it holds until then."""
-    sums = dict[int, int]()
-    for index, names in recomputed_before.items():
-        held = set(names)
-        for place, op in enumerate(unit.ops):
-            if not op.recomputed or ".lora_norm" not in op.name:
-                continue
-            recomputed = {name for earlier in unit.ops[: place + 1] if earlier.recomputed for name in earlier.writes}
-            if held.isdisjoint(recomputed):
-                continue
-            read = {name for later in unit.ops[place:] for name in later.reads}
-            live = sum(sizes[name] for name in recomputed & (held | read | set(op.writes)))
-            sums[index] = max(sums.get(index, 0), live + op.forward_scratch)
-    return sums
+def _simulate_allocations(ops: Sequence[Op], held: Set[str], *, inputs: Mapping[str, int]) -> tuple[int, int]:
+    """Return the peak of a forward of ``ops`` and the bytes left after it; ``held``: tensors that it does not free.
+
+    ``inputs``: the bytes of those that it reads and that count; others are allocated elsewhere.
+    """
+    sizes = dict(inputs) | {name: size for op in ops for name, size in op.writes.items()}
+    last_use = _find_last_uses(ops)
+    live = peak = sum(inputs.values())
+    for index, op in enumerate(ops):
+        live += sum(op.writes.values())
+        peak = max(peak, live + max(op.forward_scratch, op.bias_scratch[0]))
+        live -= sum(sizes.get(name, 0) for name in {*op.reads, *op.writes} - held if last_use[name] == index)
+    return peak, live
+
+
+def _find_last_uses(ops: Sequence[Op]) -> dict[str, int]:
+    """Return the index of the last operation that reads or writes each tensor."""
+    return {name: index for index, op in enumerate(ops) for name in (*op.reads, *op.writes)}

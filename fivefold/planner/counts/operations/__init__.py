@@ -10,6 +10,7 @@ per_layer_inputs          one tensor of inputs for all layers, of which each rea
 feedforward               MLP and mixture of experts
 linear · fused_linears    column and row parallel; several linear layers on one input as one operation
 adapters                  low-rank adapters over frozen weights
+fused_adapters            linear layers on one input with their adapters, as the trainer's operations
 op                        the record of an operation
 symbolic                  tensors without values, whose bytes are counted as PyTorch allocates and frees them
 recompute · narrow        operations that run again in the backward; activations kept in fp8

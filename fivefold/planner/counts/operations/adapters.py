@@ -431,7 +431,7 @@ def _list_in_place(op: Op, local: Local, adapter: Adapter, *, first: str) -> Ite
     total = f"{out}.lora_sum" if adapter.has_magnitudes else out
     yield elementwise(f"{op.name}.lora_add", "add", (base, high), total, size=size)._replace(moved_bytes=size)
     if adapter.has_magnitudes:
-        yield _rescale(op, total, f"{out}.lora_norms", out, size=size)
+        yield _rescale(op, local, total, f"{out}.lora_norms", out, size=size)
 
 
 def _list_experts_in_place(op: Op, local: Local, adapter: Adapter) -> Iterator[Op]:
@@ -569,9 +569,13 @@ def _detach(op: Op) -> Op:
     return op._replace(parameters=0, wgrad_numels=(), keeps=(), differentiates=())
 
 
-def _rescale(op: Op, total: str, norms: str, out: str, *, size: int) -> Op:
-    """Return the product with m / n, which keeps both and trains m."""
+def _rescale(op: Op, local: Local, total: str, norms: str, out: str, *, size: int) -> Op:
+    """Return the product with m / n, which keeps both and trains m.
+
+    The backward sums the products of g and z in fp32 and frees them before it makes m / n · g.
+    """
     _, out_features, _ = op.shape
+    scales = 4 * out_features
     return Op(
         f"{op.name}.lora_scale",
         "activation",
@@ -583,7 +587,9 @@ def _rescale(op: Op, total: str, norms: str, out: str, *, size: int) -> Op:
         differentiates=(total,),
         moved_bytes=2 * size,
         moved_backward_bytes=5 * size,  # g z is written and summed, then m / n · g
-        backward_scratch=size,
+        forward_scratch=scales,
+        accumulates_wgrads=True,
+        cast_scratch_bytes=(scales, scales - local.job.precision.gradients_bytes * out_features),
     )
 
 
@@ -697,6 +703,7 @@ def _quantize_to_int8(op: Op, *, width: int, kept: tuple[str, ...]) -> Op:
 def differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
     """Return the operations with the backward that autograd runs if of the inputs only ``entry`` needs a gradient."""
     needs_gradient, result = set(entry), list[Op]()
+    sizes = {name: size for op in ops for name, size in op.writes.items()}
     for op in ops:
         inputs = op.reads if op.differentiates is None else op.differentiates
         wanted = tuple(name for name in inputs if name in needs_gradient)
@@ -715,6 +722,9 @@ def differentiate(ops: Sequence[Op], entry: set[str]) -> list[Op]:
             merged = [name for name in wanted if name.endswith(".merged")]
             # experts may make their gradients in another operation
             products = (len(wanted) > len(merged)) + bool(op.parameters or merged)
+        if op.kind in ("attention", "scan"):  # whose backward makes the gradients of all inputs
+            unwanted = sum(sizes.get(name, 0) for name in inputs if name not in wanted)
+            op = op._replace(backward_scratch=op.backward_scratch + unwanted)
         result.append(op._replace(differentiates=wanted, backward_products=products))
     kept_inputs = {name for op in ops if op.regathered_bytes for name in op.reads}
     return [

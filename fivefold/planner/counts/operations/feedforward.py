@@ -342,6 +342,10 @@ def _list_grouped_mlp(local: Local, source: str, out: str, *, rows: int) -> list
         op = add_casts(op._replace(batch=1), local, first=first, experts=local_experts)
         widths = tuple(size * local_experts for size in op.wgrad_numels)
         of_matmul = 1 if local.facts.separate_biases else len(widths)
+        if len(widths) > of_matmul:  # a bias for each row, and int64 numbers of their experts
+            (size,) = op.writes.values()
+            is_weighed = op.name == "moe.experts.down"  # its routing weights have a gradient
+            op = op._replace(bias_scratch=(size + 8 * rows, is_weighed * size + 8 * rows))
         op = op._replace(
             parameters=op.parameters * local_experts,
             wgrad_numels=widths[:of_matmul],

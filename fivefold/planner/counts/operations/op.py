@@ -73,6 +73,8 @@ class Op(NamedTuple):
     # Elements of each weight gradient made here, in order; 0: accumulated by the matmul, without a tensor.
     wgrad_numels: tuple[int, ...] = ()
     bias_wgrad_numel: int = 0  # elements of bias gradients that a separate operation adds, so that no W makes them
+    # bytes that a separate operation takes to add the bias of each row's expert: forward; backward, before dx
+    bias_scratch: tuple[int, int] = (0, 0)
     flops: int = 0  # forward, attention as the full square
     backward_flops: int = 0  # 0: twice the forward
     causal_flops: int = 0  # forward, only the pairs that a causal mask lets through
@@ -98,7 +100,8 @@ class Op(NamedTuple):
     casts: Float8Casts = Float8Casts()
     moved_cast_bytes: tuple[int, int, int] = (0, 0, 0)  # bytes for y, dx, dW
     dequantizing_kernels: int = 0  # launched for a frozen weight in 4 bits before y, and again before dx
-    cast_scratch_bytes: tuple[int, int] = (0, 0)  # bytes of casts in the backward: during dx; during the largest dW
+    # bytes of casts and of dequantized weights in the backward: during dx; during the largest dW
+    cast_scratch_bytes: tuple[int, int] = (0, 0)
     backward_products: int = 2  # forwards that the backward's FLOPs equal: 1 without dW or without dx, 0 without both
     accumulates_dgrad: bool = False  # adds the gradient of its input in place to that of other readers, if there is one
     accumulates_wgrads: bool = False  # accumulates its weight gradients one after another before it frees anything
