@@ -10,6 +10,7 @@ else
     precision=fp32 steps=200
 fi
 mkdir -p runs
+rm -rf runs/demo  # of an earlier demo: a finished run is not trained again
 sed "s/^precision = .*/precision = \"$precision\"/; s/^steps = .*/steps = $steps/" examples/demo.toml > runs/demo.toml
 
 echo "1/4  What can this computer do?"

@@ -32,12 +32,13 @@ class MessageOrder(Record):
 class Timed(Record):
     """The seconds of one occurrence (median over steps), their ``spread``, and the number of ``times`` in a step.
 
-    The spread is (slowest - fastest) / median.
+    The spread is (slowest - fastest) / median. ``clock_seconds``: by the clock, where ``seconds`` are the processor's.
     """
 
     seconds: float
     spread: float
     times: int = 1
+    clock_seconds: float | None = None
 
 
 def list_distinct_messages(counts: Counts, layout: Layout, *, local_ranks: int) -> tuple[MessageOrder, ...]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import NonNegativeInt, PositiveFloat, PositiveInt
 
 from fivefold.calibration.message_orders import MessageOrder, Timed
@@ -40,7 +42,9 @@ class RankProfile(Record):
     """The timed occurrences of one rank of a run; in ``calibrate``, of run number ``run`` of its grid.
 
     ``timed``: by ``direction unit`` such as ``F block 3``, by ``update``, and by message in the step, such as ``message
-    all_reduce 2 4096``. ``messages``: those that were timed by themselves.
+    all_reduce 2 4096``. ``gaps``: processor seconds of one traced step between operations, in forwards (F) and in
+    backwards (BW). ``cores_of_others``: that other programs used meanwhile. ``messages``: those that were timed by
+    themselves.
     """
 
     run: NonNegativeInt = 0
@@ -50,6 +54,8 @@ class RankProfile(Record):
     torch: str
     device: str
     timed: dict[str, Timed]
+    gaps: dict[Literal["F", "BW"], float] = {}
+    cores_of_others: float = 0.0
     messages: tuple[CollectivePoint, ...] = ()
 
 

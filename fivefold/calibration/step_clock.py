@@ -6,9 +6,11 @@ Modules, optimizer, schedule and tensors are those of ``train``; tokens are rand
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Literal
 
 import torch
+from torch import Tensor
 
 from fivefold.calibration.message_orders import Timed
 from fivefold.calibration.null_process_group import NullProcessGroup
@@ -16,11 +18,51 @@ from fivefold.calibration.unit_clock import MESSAGE, MeasuredUnitSeconds, UnitCl
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
+from fivefold.results.spans import ACTIONS, iterate_enclosing
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
+from fivefold.trainer.measure.clock import ProcessorClock
+from fivefold.trainer.measure.recorder import SpanRecorder
+from fivefold.trainer.measure.regions import Regions
 from fivefold.trainer.parallel.mesh import ProcessGroups
 
 WARMUP_STEPS = 2  # warm-up steps that are not counted: optimizer states and buffers exist after them
+
+
+class ClockedStep:
+    """A rank's training step; each call runs one under the clock of its units.
+
+    ``gaps``: processor seconds between operations of the step that was traced, in forwards and in backwards.
+    """
+
+    def __init__(self, engine: Engine, clock: UnitClock, tokens: Tensor) -> None:
+        self.engine, self.clock, self.tokens = engine, clock, tokens
+        self.gaps: dict[Literal["F", "BW"], float] = {}
+
+    def __call__(self) -> MeasuredUnitSeconds:
+        """Run one step and return its seconds."""
+        NullProcessGroup.untimed[0] = self.clock.exclude
+        self.clock.start()
+        self.engine.step(self.tokens)
+        self.engine.zero_grad()
+        return self.clock.stop()
+
+    def trace_gaps(self) -> None:
+        """Run one step whose operations are traced as ``train`` traces them, and keep the seconds between them.
+
+        They are processor time, as those of units.
+        """
+        recorder = SpanRecorder(ProcessorClock())
+        with Regions(recorder, engine=self.engine, data=None).report():
+            recorder.begin(recorder.label("step", "step"))
+            self()
+            recorder.end()
+        spans = recorder.read(recorder.take_marks(0), offset=0.0).spans
+        self.gaps = {"F": 0.0, "BW": 0.0}
+        for span in spans:
+            action = next((outer.kind for outer in iterate_enclosing(spans, span) if outer.kind in ACTIONS), None)
+            if action is not None and span.kind not in ("op", "post", "wait"):
+                self.gaps["F" if action == "F" else "BW"] += span.own
 
 
 def build_step(
@@ -32,8 +74,8 @@ def build_step(
     device: torch.device,
     sends: bool,
     groups: ProcessGroups | None = None,
-) -> Callable[[], MeasuredUnitSeconds]:
-    """Build a rank's share of the model; return a function that runs one step under the clock.
+) -> ClockedStep:
+    """Build a rank's share of the model and return its step.
 
     ``sends``: messages are really exchanged with the other workers, and timed. ``groups``: as in ``create_ranks``.
     """
@@ -45,16 +87,7 @@ def build_step(
         clock.follow(engine)
     draw = torch.Generator().manual_seed(rank)
     shape = layout.micro_batches(job), layout.mbs, job.row_tokens(model.mtp_depth)
-    tokens = torch.randint(0, model.vocab, shape, generator=draw)
-
-    def step() -> MeasuredUnitSeconds:
-        NullProcessGroup.untimed[0] = clock.exclude
-        clock.start()
-        engine.step(tokens)
-        engine.zero_grad()
-        return clock.stop()
-
-    return step
+    return ClockedStep(engine, clock, torch.randint(0, model.vocab, shape, generator=draw))
 
 
 def summarize_steps(steps: Sequence[MeasuredUnitSeconds]) -> dict[str, Timed]:
@@ -73,5 +106,6 @@ def summarize_steps(steps: Sequence[MeasuredUnitSeconds]) -> dict[str, Timed]:
         spread = (seconds[-1] - seconds[0]) / median_seconds if median_seconds else 0.0
         typical = seconds[(len(seconds) - 1) // 4] if label[0] == MESSAGE else median_seconds
         times = max(1, steps[0].times[label])
-        timed[" ".join(label).strip()] = Timed(seconds=typical, spread=spread, times=times)
+        clock = statistics.median(step.clock[label] / max(1, step.times[label]) for step in steps)
+        timed[" ".join(label).strip()] = Timed(seconds=typical, spread=spread, times=times, clock_seconds=clock)
     return timed

@@ -20,7 +20,7 @@ from fivefold.calibration.orders import RankProfile
 from fivefold.calibration.profile import UnitPasses, collect_step_points, measure_unit_seconds
 from fivefold.calibration.step_grid import GridRun
 from fivefold.layout.mesh import group
-from fivefold.machine.spec import CollectivePoint, KernelKind, Machine, StepFactor, StepOverhead
+from fivefold.machine.spec import BUSY_CORES, CollectivePoint, KernelKind, Machine, StepFactor, StepOverhead
 from fivefold.planner.counts.counts import UnitGroup, get_group_degrees
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_activation_width, get_local_degrees
@@ -28,7 +28,7 @@ from fivefold.planner.counts.update import list_stages
 from fivefold.planner.predict import get_planner
 from fivefold.planner.time.measured_kernels import count_kernels, count_messages, find_kernel_kind
 from fivefold.planner.time.profiled import count_ranks_per_host
-from fivefold.planner.time.step_overhead import sum_deviations
+from fivefold.planner.time.step_overhead import count_operations, sum_deviations
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import count_weights, estimate_elementwise_seconds
 from fivefold.units import Dtype
@@ -305,23 +305,40 @@ def fit_step_factors(
 def fit_overhead(
     machine: Machine, measured: Sequence[tuple[GridRun, list[RankProfile]]], *, ranks: int
 ) -> StepOverhead | None:
-    """Fit what the clock of the steps of ``measured`` has besides their work and messages, by least relative squares.
+    """Return what the steps of ``measured`` have besides the processor time of their work and their messages.
 
-    In a pipeline this includes the bubble, so that runs of one stage count alone; None if there is none.
+    The host's seconds between operations are medians over the runs. Share and waits are fitted to what work and
+    messages leave of the clock, by least relative squares. In a pipeline this includes the bubble, so that runs of one
+    stage count alone; None if there is none. If other programs disturbed the runs, the clock of work and waits counts
+    less by the part of the cores that they used.
     """
+    assert machine.calibration is not None, "the grid is measured with the curves"
     rows, rests = list[tuple[float, float, float]](), list[float]()
+    gaps = list[tuple[float, float]]()
     for run, profiles in measured:
-        if run.layout.pp == 1:
-            work, rest, step = (statistics.fmean(column) for column in zip(*map(split_step, profiles), strict=True))
-            counts = get_planner(run.model, machine, run.job).counts
-            deviations = sum_deviations(counts, run.layout, (0,), work_seconds=work)
-            rows.append((work / step, deviations.start / step, deviations.drift / step))
-            rests.append(rest / step)
+        if run.layout.pp > 1:
+            continue
+        work, rest, step = map(statistics.fmean, zip(*map(split_step, profiles), strict=True))
+        counts = get_planner(run.model, machine, run.job).counts
+        deviations = sum_deviations(counts, run.layout, (0,), work_seconds=work)
+        rows.append((work / step, deviations.start / step, deviations.drift / step))
+        disturbance = max(0.0, profiles[0].cores_of_others - BUSY_CORES) / machine.calibration.cores
+        rests.append((max(0.0, 1 - disturbance) * (work + rest) - work) / step)
+        forward, backward = count_operations(counts, run.layout, (0,))
+        gaps += [(profile.gaps["F"] / forward, profile.gaps["BW"] / backward) for profile in profiles if profile.gaps]
     if not rows:
         return None
     fitted = solve_nonnegative_least_squares(np.array(rows), np.array(rests), prior=np.zeros(3), weight=1e-6)
     host_share, start_seconds, drift_seconds = map(float, fitted)
-    return StepOverhead(ranks=ranks, host_share=host_share, start_seconds=start_seconds, drift_seconds=drift_seconds)
+    forward_gap, backward_gap = map(statistics.median, zip(*gaps, strict=True)) if gaps else (0.0, 0.0)
+    return StepOverhead(
+        ranks=ranks,
+        host_share=host_share,
+        forward_gap_seconds=forward_gap,
+        backward_gap_seconds=backward_gap,
+        start_seconds=start_seconds,
+        drift_seconds=drift_seconds,
+    )
 
 
 class StepSplit(NamedTuple):

@@ -32,12 +32,14 @@ Label = tuple[str, str]
 class MeasuredUnitSeconds(NamedTuple):
     """The seconds of a step by (F, B, BW, W, update or message; unit), and how often each ran.
 
-    W is by stage, a message by ``collective ranks bytes``. ``step``: the full step by the clock, with every wait.
+    W is by stage, a message by ``collective ranks bytes``. ``clock``: the same by the clock. ``step``: the full step by
+    the clock, with every wait.
     """
 
     seconds: Counter[Label]
     times: Counter[Label]
     step: float = 0.0
+    clock: Counter[Label] = Counter()
 
 
 class UnitClock:
@@ -100,12 +102,13 @@ class UnitClock:
         self._mark(UPDATE)
         if self._cuda:
             torch.cuda.synchronize()
-        seconds: Counter[Label] = Counter()
+        seconds, clock = Counter[Label](), Counter[Label]()
         for (label, begin), (_, end) in zip(self._marks, self._marks[1:], strict=False):
             seconds[label] += self._measure(begin, end, waits=label[0] == MESSAGE)
+            clock[label] += self._measure(begin, end, waits=True)
         seconds.pop(EXCLUDED, None)
         step = self._measure(self._marks[0][1], self._marks[-1][1], waits=True)
-        return MeasuredUnitSeconds(seconds, Counter(self._times), step)
+        return MeasuredUnitSeconds(seconds, Counter(self._times), step, clock)
 
     def _measure(self, begin: Any, end: Any, *, waits: bool) -> Any:
         """Return the seconds between two marks: on a CPU, without ``waits``, those of the processor."""

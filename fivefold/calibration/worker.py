@@ -20,7 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
-from itertools import chain
+from itertools import chain, count
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -35,6 +35,7 @@ from fivefold.calibration.message_orders import MessageOrder
 from fivefold.calibration.messages import RankRing, build_message, make_work, time_message
 from fivefold.calibration.null_process_group import init_null_process_group
 from fivefold.calibration.orders import RankProfile, RoundOrder, WorkerOrder
+from fivefold.calibration.other_programs import ProcessorTime, count_cores_of_others
 from fivefold.calibration.points import (
     AttentionPointShape,
     CalibrationProgress,
@@ -45,11 +46,19 @@ from fivefold.calibration.points import (
     choose_default_points,
 )
 from fivefold.calibration.processes import carry_out
-from fivefold.calibration.step_clock import WARMUP_STEPS, build_step, summarize_steps
+from fivefold.calibration.step_clock import WARMUP_STEPS, ClockedStep, build_step, summarize_steps
 from fivefold.calibration.step_grid import GridRun, list_grid_runs, select_fitting_runs
 from fivefold.calibration.unit_clock import MeasuredUnitSeconds
 from fivefold.layout.spec import Layout
-from fivefold.machine.spec import AttentionPoint, Calibration, Collective, CollectivePoint, KernelPoint, MatmulPoint
+from fivefold.machine.spec import (
+    BUSY_CORES,
+    AttentionPoint,
+    Calibration,
+    Collective,
+    CollectivePoint,
+    KernelPoint,
+    MatmulPoint,
+)
 from fivefold.record import UserError
 from fivefold.trainer.host import count_memory_bytes
 from fivefold.trainer.parallel.mesh import ProcessGroups
@@ -76,6 +85,8 @@ EMULATED_SIZES = (64, 256, 1024)  # products of such a dtype: their rate hardly 
 REPEATED_SECONDS = 0.01  # a point that takes longer is measured only in the first round
 MIN_STEPS = 3  # measured steps of a run, one in each round
 GPU_STEPS = 5  # the same on a GPU, where a run is measured at once
+KEPT_ROUNDS = 2  # rounds of steps that count, however much other programs disturb them
+MAX_DISTURBED_ROUNDS = 6  # rounds of steps, if fewer than ``MIN_STEPS`` were undisturbed
 KERNEL_ROUNDS = 2  # rounds of steps for each round of kernels
 MIN_RUNS = 3  # a run that would take more than the budget over this number is left out
 PATIENCE_SECONDS = 3600.0  # a worker waits for the others this long; the parent ends all much earlier
@@ -118,6 +129,13 @@ class WorkerContext(NamedTuple):
         value = torch.tensor(seconds, dtype=torch.float64)
         dist.all_reduce(value)
         return float(value) / self.ranks
+
+    def count_cores_of_others(self, begin: ProcessorTime | None) -> float:
+        """Return the cores that programs other than the ranks have used since ``begin``, on every rank."""
+        end = ProcessorTime.read()
+        own_seconds = self.ranks * self.mean_over_ranks(end.own - begin.own if begin and end else 0.0)
+        cores = count_cores_of_others(begin, end and begin and end._replace(own=begin.own + own_seconds))
+        return self.max_over_ranks(cores or 0.0)
 
     def max_over_ranks(self, seconds: float) -> float:
         """Return the largest ``seconds`` of all ranks, on every rank (an all-reduce); also serves as a barrier."""
@@ -297,17 +315,28 @@ class Budget:
         self._promised += MIN_STEPS * measured_seconds
 
 
+def count_quiet_rounds(others: Sequence[float]) -> int:
+    """Return the number of rounds in which other programs used few of the cores; ``others``: how many in each."""
+    return sum(cores <= BUSY_CORES for cores in others)
+
+
+def select_quiet_rounds(others: Sequence[float]) -> list[int]:
+    """Return the rounds that count: those in which other programs used few of the cores, or the quietest.
+
+    ``others``: the cores that they used in each round. ``KEPT_ROUNDS`` rounds count in any case.
+    """
+    quietest = sorted(range(len(others)), key=others.__getitem__)
+    return quietest[: max(KEPT_ROUNDS, count_quiet_rounds(others))]
+
+
 def limit_step_seconds(step_seconds: float, *, left_seconds: float) -> float:
     """Return the seconds for steps, which end with those left for all points; at least half of ``step_seconds``."""
     return max(step_seconds / 2, min(step_seconds, left_seconds))
 
 
-Step = Callable[[], MeasuredUnitSeconds]
-
-
 def build_runs(
     context: WorkerContext, runs: Sequence[tuple[int, GridRun, float]], budget: Budget, *, groups: ProcessGroups
-) -> Iterator[tuple[int, Step]]:
+) -> Iterator[tuple[int, ClockedStep]]:
     """Build and warm up the runs that fit the budget; yield the number and the step of each.
 
     ``runs``: number, run, and predicted seconds of a step. ``groups``: shared by all runs, as the threads of a group of
@@ -320,9 +349,13 @@ def build_runs(
             continue
         rank = context.rank if sends else 0
         step = build_step(run.model, run.layout, run.job, rank=rank, device=context.device, sends=sends, groups=groups)
-        for _ in range(WARMUP_STEPS):
+        step()
+        for _ in range(WARMUP_STEPS - 1):
             begin = budget.now()
-            step()
+            if context.device.type == "cpu":
+                step.trace_gaps()
+            else:
+                step()
         measured_seconds = context.max_over_ranks(budget.now() - begin)
         budget.note(dtype, step_seconds, measured_seconds=measured_seconds)
         yield number, step
@@ -403,8 +436,9 @@ class Measurement:
 
     def measure_in_turns(self) -> None:
         """Measure messages once, and kernels and steps in turns, while the budget lasts."""
-        context, steps, groups = self.context, dict[int, Step](), ProcessGroups()
+        context, steps, groups = self.context, dict[int, ClockedStep](), ProcessGroups()
         timed: dict[int, list[MeasuredUnitSeconds]] = defaultdict(list)
+        others: list[float] = []  # cores that other programs used in each round of steps
         self.messages.measure_round(self.note)
         begin = self.now()
         self.kernels.measure_round(self.note)
@@ -419,19 +453,28 @@ class Measurement:
             ):
                 steps[number] = step
                 self.note("steps")
-        for measured in range(1, max(self.points.rounds, MIN_STEPS + 1 if steps else 0)):
-            if measured > MIN_STEPS and context.max_over_ranks(self.now() - self.end) > 0:
+        rounds = max(self.points.rounds, MIN_STEPS + 1 if steps else 0)
+        for measured in count(1):
+            is_last = measured >= rounds or (measured > MIN_STEPS and context.max_over_ranks(self.now() - self.end) > 0)
+            if is_last and (
+                measured > MAX_DISTURBED_ROUNDS or count_quiet_rounds(others) >= min(MIN_STEPS, len(steps))
+            ):
                 break
+            round_begin = ProcessorTime.read()
             for number, step in steps.items():
                 context.max_over_ranks(0.0)  # a barrier
                 timed[number].append(step())
                 self.note("steps")
+            others.append(context.count_cores_of_others(round_begin))
             if not steps or measured % KERNEL_ROUNDS == 0:
                 self.kernels.measure_round(self.note)
         for point, spread in self.list_points():
             print_line(MeasuredPoint(kind=KINDS[type(point)], point=point.model_dump(), spread=spread), context.rank)
+        kept = select_quiet_rounds(others)
         for number, samples in timed.items():
-            own_profile = profile_run(context, number, samples, rank=context.rank)
+            own_profile = profile_run(
+                context, number, [samples[at] for at in kept], steps[number], rank=context.rank
+            ).replace(cores_of_others=statistics.fmean(others[at] for at in kept))
             profiles: list[RankProfile] = [own_profile] * context.ranks
             dist.all_gather_object(profiles, own_profile)
             for profile in profiles:
@@ -443,11 +486,13 @@ class Measurement:
         for number, step in build_runs(self.context, self.list_runs(), budget, groups=ProcessGroups()):
             samples = [step() for _ in range(GPU_STEPS)]
             self.note("steps")
-            print_line(profile_run(self.context, number, samples, rank=0), self.context.rank)
+            print_line(profile_run(self.context, number, samples, step, rank=0), self.context.rank)
 
 
-def profile_run(context: WorkerContext, number: int, samples: list[MeasuredUnitSeconds], *, rank: int) -> RankProfile:
-    """Return the profile of a rank in run ``number`` of the grid."""
+def profile_run(
+    context: WorkerContext, number: int, samples: list[MeasuredUnitSeconds], step: ClockedStep, *, rank: int
+) -> RankProfile:
+    """Return the profile of a rank in run ``number`` of the grid, of which ``samples`` are steps."""
     return RankProfile(
         run=number,
         workers=context.ranks,
@@ -456,6 +501,7 @@ def profile_run(context: WorkerContext, number: int, samples: list[MeasuredUnitS
         torch=torch.__version__,
         device=str(context.device),
         timed=summarize_steps(samples),
+        gaps=step.gaps,
     )
 
 

@@ -166,15 +166,18 @@ class StepFactor(Record):
 
 
 class StepOverhead(Record):
-    """The seconds by the clock that a training step on a CPU takes besides its work and its messages.
+    """The seconds of a training step on a CPU that its processor time does not tell: of the clock, the host, and waits.
 
     ``ranks`` processes ran concurrently. Other programs, threads that wait for each other and threads that carry
-    messages take the cores from the work. Messages have the seconds that they take if their ranks arrive together;
-    ``planner/time/step_overhead.py`` adds the wait for the last rank.
+    messages take the cores from the work. Between two operations the host runs Python and autograd, which is part of
+    the work. Messages have the seconds that they take if their ranks arrive together; ``planner/time/step_overhead.py``
+    adds the wait for the last rank.
     """
 
     ranks: PositiveInt  # concurrent processes
-    host_share: NonNegativeFloat  # seconds of the clock for each second of compute and update
+    host_share: NonNegativeFloat  # seconds that the clock counts beyond each second of the processor's work
+    forward_gap_seconds: NonNegativeFloat = 0.0  # of the host for each operation of a forward, processor time
+    backward_gap_seconds: NonNegativeFloat = 0.0  # of the host for each operation of a backward, processor time
     start_seconds: NonNegativeFloat = 0.0  # standard deviation of the moments at which ranks begin a step
     drift_seconds: NonNegativeFloat = 0.0  # the same of their arrival at a message after a second of work; grows as √t
 
@@ -220,7 +223,7 @@ class Calibration(Record):
     spread: NonNegativeFloat | None = None  # relative difference of the two best rounds; 90 % of the points have less
     cores_of_others: NonNegativeFloat | None = None  # cores that other programs kept busy meanwhile (CPUs of Linux)
     steps: tuple[StepFactor, ...] = ()  # kernels within a training step, relative to the curves
-    overheads: tuple[StepOverhead, ...] = ()  # seconds of a training step besides work and messages
+    overheads: tuple[StepOverhead, ...] = ()  # clock, host and waits of a training step
     units: tuple[UnitPoint, ...] = ()  # blocks, embedding and head in the trainer's own step
     updates: tuple[UpdatePoint, ...] = ()  # optimizer updates in the trainer's own step
 

@@ -1,7 +1,9 @@
 """Names the parts of a predicted step's time: operations forward and backward, messages by collective, bubble, update.
 
 The parts are those of the rank that the step waits for. "other compute" is what host launches and overlapped messages
-add to operations. The measured step has parts of the same names, so the difference of each is a share of the error.
+add to operations. On a calibrated computer an operation has the seconds of the clock, without the host's until the next
+one ("host in forward", "host in backward"), and the kernels that add up gradients are a part by themselves, as in the
+trainer. The measured step has parts of the same names, so the difference of each is a share of the error.
 """
 
 from __future__ import annotations
@@ -9,12 +11,15 @@ from __future__ import annotations
 from collections import defaultdict
 
 from fivefold.layout.mesh import make_group
+from fivefold.layout.schedule.action import PASSES
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Name, get_group_degrees
 from fivefold.planner.counts.operations.adapters import runs_in_reference
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees, get_local_degrees
 from fivefold.planner.counts.traffic import count_passes, list_messages
 from fivefold.planner.counts.update import list_stages
+from fivefold.planner.time.profiled import count_ranks_per_host
+from fivefold.planner.time.step_overhead import estimate_overhead, find_overhead
 from fivefold.planner.time.timeline import StepTime
 from fivefold.planner.time.units import Units
 
@@ -35,7 +40,12 @@ def break_down_seconds(units: Units, layout: Layout, time: StepTime) -> dict[str
             total[name] += share * times * seconds
     total["other compute"] = time.compute - share * busy_seconds
     total.update(_split_by_collective(units, layout, time.exposed, held=held))
-    total.update({"bubble": time.bubble, "optimizer": time.optimizer, "host and other programs": time.host})
+    gaps = estimate_overhead(units, layout, held, work_seconds=time.compute).gaps
+    host_share = time.host / sum(gaps) if time.host else 0.0
+    backward = PASSES["B" if layout.pipeline.splits_backward else "BW"]
+    host_seconds = {PASSES["F"]: host_share * gaps.forward, backward: host_share * gaps.backward}
+    total.update({f"host in {name}": seconds for name, seconds in host_seconds.items()})
+    total.update({"bubble": time.bubble, "optimizer": time.optimizer})
     return {name: seconds for name, seconds in total.items() if seconds > 0}
 
 
@@ -46,6 +56,7 @@ class _OperationTimes:
         self.counts, self.prices = units.counts, units.prices(layout)
         self.part, self.work = get_local_degrees(layout), units.counts.stage_work(layout)
         self.passes = count_passes(layout, units.job)
+        self.overhead = find_overhead(units.machine.calibration, ranks=count_ranks_per_host(layout, units.machine))
         self._parts: dict[tuple[LocalDegrees, Name], dict[str, float]] = {}
 
     def number(self, held: tuple[int, ...]) -> dict[tuple[LocalDegrees, Name], int]:
@@ -62,12 +73,25 @@ class _OperationTimes:
             seconds: dict[str, float] = defaultdict(float)
             for op in self.counts.unit(*key).ops:
                 time = self.prices.operation(op)
-                seconds[f"{op.name} forward"] += time.forward
-                seconds[f"{op.name} reference"] += time.forward * runs_in_reference(op, self.counts.job)
-                seconds[f"{op.name} backward"] += time.backward + time.weight
-                seconds[f"{op.name} recomputed"] += time.forward * op.recomputed
+                sums = self.prices.estimate_sums(op, time)
+                forward, backward = self._read_clock(time.forward, time.backward + time.weight - sums)
+                seconds[f"{op.name} forward"] += forward
+                seconds[f"{op.name} reference"] += forward * runs_in_reference(op, self.counts.job)
+                seconds[f"{op.name} backward"] += backward
+                seconds[f"{op.name} recomputed"] += forward * op.recomputed
+                seconds["gradients.sum"] += sums
             self._parts[key] = seconds
         return self._parts[key]
+
+    def _read_clock(self, forward: float, backward: float) -> tuple[float, float]:
+        """Return the clock's seconds of an operation without the host's, from processor time with them."""
+        if self.overhead is None:
+            return forward, backward
+        ratio, gaps = 1 + self.overhead.host_share, self.overhead
+        return (
+            ratio * max(0.0, forward - gaps.forward_gap_seconds),
+            ratio * max(0.0, backward - gaps.backward_gap_seconds),
+        )
 
     def seconds(self, key: tuple[LocalDegrees, Name]) -> float:
         """Return the seconds of all operations."""

@@ -13,10 +13,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import NamedTuple
 
-from fivefold.results.spans import ACTIONS, RankStep, RankTrace, Span, TracedMessage
+from fivefold.layout.schedule.action import PASSES
+from fivefold.results.spans import ACTIONS, RankStep, RankTrace, Span, TracedMessage, iterate_enclosing
 from fivefold.step import Time
 
-PASSES = {"F": "forward", "BW": "backward", "B": "input gradients", "W": "weight gradients", "FB": "both passes"}
 WAYS = {"weight": "backward"}  # the planner's backward includes dgrad and wgrad
 Key = tuple[object, ...]
 
@@ -108,15 +108,6 @@ def _step(step: RankStep) -> StepSummary:
     items = tuple(Item(*key, seconds, int(count)) for key, (seconds, count) in sums.items())
     places = tuple(_place(step.spans, message) for message in step.messages)
     return StepSummary(step.begin, step.seconds, items, step.messages, places)
-
-
-def iterate_enclosing(spans: Sequence[Span], span: Span) -> Iterator[Span]:
-    """Yield ``span`` and the spans around it, from the inside out."""
-    while True:
-        yield span
-        if span.within < 0:
-            return
-        span = spans[span.within]
 
 
 def _classify_span(span: Span, action: str) -> tuple[str, str]:

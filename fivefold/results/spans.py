@@ -8,7 +8,7 @@ The planner, a dry run or the trace of a real run produces it; ``show`` draws it
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple
 
 # actions of the schedule; ends of a step; events that a trace records within them
@@ -46,6 +46,15 @@ class Span(NamedTuple):
     def seconds(self) -> float:
         """Return the duration in seconds."""
         return self.end - self.start
+
+
+def iterate_enclosing(spans: Sequence[Span], span: Span) -> Iterator[Span]:
+    """Yield ``span`` and the spans around it, from the inside out."""
+    while True:
+        yield span
+        if span.within < 0:
+            return
+        span = spans[span.within]
 
 
 class TracedMessage(NamedTuple):

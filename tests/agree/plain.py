@@ -35,7 +35,7 @@ from tests.agree.time import cases
 
 DEMO = Job(sequence=256, global_batch=8, precision="fp32", steps=1)
 DEMO_LAYOUTS = {1: ("dp1 mbs1", "dp1 mbs4"), 2: ("dp2 zero1 mbs1", "dp2 zero0 mbs4", "tp2 mbs1")}
-PARTS = ("compute", "update", "messages", "rest")  # of a step
+PARTS = ("work", "update", "messages", "rest")  # of a step by the clock; work: operations, and the host between them
 
 
 class Stored(Record):
@@ -83,7 +83,7 @@ def compare(order: CaseOrder, profiles: Sequence[RankProfile], machine: Machine,
     parts = [measure_parts(profile) for profile in profiles]
     mean = {part: statistics.fmean(of_rank[part] for of_rank in parts) for part in PARTS}
     planned = {
-        "compute": step.compute,
+        "work": step.compute + step.host,
         "update": step.optimizer,
         "messages": sum(step.exposed.values()),
     }
@@ -101,13 +101,14 @@ def compare(order: CaseOrder, profiles: Sequence[RankProfile], machine: Machine,
 
 
 def measure_parts(profile: RankProfile) -> dict[str, float]:
-    """Seconds of a rank's step by part; ``rest``: waits for other stages, and clock beyond the processor's time."""
+    """Seconds of a rank's step by part, by the clock; ``rest``: waits for other ranks and stages."""
     seconds = dict.fromkeys(PARTS, 0.0)
     for name, timed in profile.timed.items():
         kind = name.partition(" ")[0]
-        part = {"step": "rest", "update": "update", "message": "messages"}.get(kind, "compute")
-        seconds[part] += timed.seconds * timed.times
-    seconds["rest"] -= seconds["compute"] + seconds["update"] + seconds["messages"]
+        part = {"step": "rest", "update": "update", "message": "messages"}.get(kind, "work")
+        is_work = part in ("work", "update") and timed.clock_seconds is not None
+        seconds[part] += (timed.clock_seconds if is_work else timed.seconds) * timed.times
+    seconds["rest"] -= seconds["work"] + seconds["update"] + seconds["messages"]
     return seconds
 
 

@@ -212,7 +212,7 @@ def test_a_measured_time_is_the_median_of_its_rounds():
 
 def test_a_calibration_states_the_spread_between_its_rounds(measured):
     machine = measured[0].replace(calibration=measured[0].calibration.replace(spread=0.12))
-    assert table.describe_machine(machine).endswith("; nine in ten measured points agree within 12%")
+    assert table.describe_machine(machine).endswith("; nine tenths of the measured times repeat within 12%")
 
 
 LATE_IMPORTS = """

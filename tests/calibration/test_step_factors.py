@@ -5,6 +5,7 @@ import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -16,14 +17,14 @@ from fivefold.calibration.null_process_group import init_null_process_group
 from fivefold.calibration.orders import CaseOrder, RankProfile
 from fivefold.calibration.points import QUICK
 from fivefold.calibration.profile import find_unit
-from fivefold.calibration.step_clock import summarize_steps
+from fivefold.calibration.step_clock import build_step, summarize_steps
 from fivefold.calibration.step_factors import fit_overhead, fit_step_factors, fit_update, split_step
 from fivefold.calibration.step_grid import GridRun, list_grid_runs, select_fitting_runs
 from fivefold.calibration.unit_clock import MESSAGE, MeasuredUnitSeconds, UnitClock
-from fivefold.calibration.worker import Budget, Measurement
+from fivefold.calibration.worker import Budget, Measurement, select_quiet_rounds
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.machine.spec import KernelPoint, MatmulPoint, StepFactor, StepOverhead
+from fivefold.machine.spec import BUSY_CORES, KernelPoint, MatmulPoint, StepFactor, StepOverhead
 from fivefold.planner.counts.counts import get_group_degrees
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
@@ -185,14 +186,17 @@ def test_a_quick_measurement_ends_with_its_budget(monkeypatch, kernel_seconds, e
 
     measurement = Measurement.__new__(Measurement)
     measurement.points, measurement.now, measurement.end = QUICK, lambda: now[0], QUICK.budget_seconds
-    measurement.context = SimpleNamespace(device=torch.device("cpu"), ranks=1, rank=1, max_over_ranks=float)
+    measurement.context = SimpleNamespace(
+        device=torch.device("cpu"), ranks=1, rank=1, max_over_ranks=float, count_cores_of_others=lambda _begin: 0.0
+    )
     measurement.messages = SimpleNamespace(measure_round=lambda _note: pass_seconds(1.0))
     measurement.kernels = SimpleNamespace(measure_round=lambda _note: pass_seconds(kernel_seconds))
     measurement.grid, measurement.cases = list_grid_runs(1, gpu=False, quick=True), []
     measurement.list_runs = lambda: [(number, run, 0.19) for number, run in enumerate(measurement.grid)]
     measurement.list_points, measurement.note = list, lambda _kind: None
-    monkeypatch.setattr(worker, "build_step", lambda *_run, **_place: lambda: pass_seconds(0.19))
-    monkeypatch.setattr(worker, "profile_run", lambda *_samples, **_rank: None)
+    step = Mock(side_effect=lambda: pass_seconds(0.19), trace_gaps=lambda: pass_seconds(0.19))
+    monkeypatch.setattr(worker, "build_step", lambda *_run, **_place: step)
+    monkeypatch.setattr(worker, "profile_run", Mock())
     monkeypatch.setattr("torch.distributed.all_gather_object", lambda *_profiles: None)
     measurement.measure_in_turns()
     assert len(measurement.grid) == 8  # which take 0.95 s each
@@ -202,12 +206,15 @@ def test_a_quick_measurement_ends_with_its_budget(monkeypatch, kernel_seconds, e
 def test_a_message_counts_with_its_fastest_time_and_compute_with_its_median():
     steps = [
         MeasuredUnitSeconds(
-            Counter({("F", "head"): 2 * value, (MESSAGE, "p2p 2 8"): value}), Counter({("F", "head"): 2}), 4 * value
+            Counter({("F", "head"): 2 * value, (MESSAGE, "p2p 2 8"): value}),
+            Counter({("F", "head"): 2}),
+            4 * value,
+            Counter({("F", "head"): 3 * value}),
         )
         for value in (3.0, 1.0, 2.0, 9.0)
     ]
     timed = summarize_steps(steps)
-    assert timed["F head"] == Timed(seconds=2.5, spread=3.2, times=2)
+    assert timed["F head"] == Timed(seconds=2.5, spread=3.2, times=2, clock_seconds=3.75)
     assert timed["message p2p 2 8"].seconds == 1.0
     assert timed["step"] == Timed(seconds=10.0, spread=3.2)
 
@@ -238,11 +245,18 @@ def test_the_time_of_an_optimizer_step_is_fitted_by_curve_weights_and_step():
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_the_clock_of_the_grid_tells_the_overhead_of_a_step(ranks):
-    """Steps that are longer by a share of their work, at their start and by drifting ranks give back these three."""
-    store = with_curves()
+    """Clocks, gaps, the start and the drift of ranks are given back, also if other programs used part of the cores."""
+    store, others = with_curves(), 0.5
     truth = StepOverhead(
-        ranks=ranks, host_share=0.07, start_seconds=0.004 * (ranks > 1), drift_seconds=0.03 * (ranks > 1)
+        ranks=ranks,
+        host_share=0.07,
+        forward_gap_seconds=1e-4,
+        backward_gap_seconds=2e-4,
+        start_seconds=0.004 * (ranks > 1),
+        drift_seconds=0.03 * (ranks > 1),
     )
+    assert store.calibration is not None
+    disturbed = 1 / (1 - (others - BUSY_CORES) / store.calibration.cores)
     slower = with_curves(overheads=(truth,))
     measured = list[tuple[GridRun, list[RankProfile]]]()
     for run in list_grid_runs(ranks, gpu=False, quick=False):
@@ -253,13 +267,49 @@ def test_the_clock_of_the_grid_tells_the_overhead_of_a_step(ranks):
             overhead = estimate_overhead(
                 Units(get_planner(run.model, slower, run.job).counts, slower), run.layout, (0,), work_seconds=work
             )
-            profile.timed["step"] = Timed(seconds=work + 6e-3 + sum(overhead), spread=0.0)
-        measured.append((run, profiles))
+            profile.gaps.update(F=overhead.gaps.forward, BW=overhead.gaps.backward)
+            step_seconds = disturbed * (overhead.clock_ratio * work + overhead.waits) + 6e-3
+            profile.timed["step"] = Timed(seconds=step_seconds, spread=0.0)
+        measured.append((run, [profile.replace(cores_of_others=others) for profile in profiles]))
     fitted = fit_overhead(store, measured, ranks=ranks)
     assert fitted is not None
     assert tuple(fitted.model_dump().values()) == pytest.approx(tuple(truth.model_dump().values()), rel=0.02, abs=1e-6)
     pipelines = [(run, profiles) for run, profiles in measured if run.layout.pp > 1]
     assert fit_overhead(store, pipelines, ranks=ranks) is None
+
+
+@pytest.mark.parametrize(
+    ("others", "kept"),
+    [([0.0, 0.1, 0.0], [0, 1, 2]), ([0.9, 0.0, 0.1, 0.1], [1, 2, 3]), ([0.9, 0.5, 0.1, 0.6], [1, 2]), ([1.0], [0])],
+)
+def test_steps_that_other_programs_disturbed_are_left_out(others, kept):
+    """All undisturbed rounds count, and two in any case."""
+    assert sorted(select_quiet_rounds(others)) == kept
+
+
+def test_the_host_between_operations_is_the_processor_time_that_no_operation_has():
+    """Work of the host before each block counts, and a pause does not: less than the units, more than the work."""
+    layout = Layout.parse("dp1 mbs2")
+
+    def delay(*_inputs):
+        time.sleep(0.02)
+        end = time.thread_time() + 0.005
+        while time.thread_time() < end:
+            pass
+
+    with init_null_process_group(rank=0, world=1):
+        step = build_step(NANO, layout, JOB, rank=0, device=torch.device("cpu"), sends=False)
+        step()
+        step.trace_gaps()
+        gaps = dict(step.gaps)
+        for block in step.engine.built.module.blocks:
+            block.register_forward_pre_hook(delay)
+        step.trace_gaps()
+        passes = step().seconds
+    planted_seconds = 0.005 * NANO.layers * layout.micro_batches(JOB)
+    assert planted_seconds < step.gaps["F"] < 1.5 * planted_seconds + gaps["F"]
+    assert step.gaps["F"] < sum(seconds for (way, _), seconds in passes.items() if way == "F")
+    assert 0 < step.gaps["BW"] < sum(seconds for (way, _), seconds in passes.items() if way == "BW")
 
 
 @pytest.mark.long  # test_calibrate.py starts processes, the next test runs the grid

@@ -260,6 +260,7 @@ STACK: dict[str, Draw] = {
     "overlap": subset(Stack, "overlap"),
     "p2p_overlap": choose_option(Stack, "p2p_overlap"),
     "reduce": choose_option(Stack, "reduce"),
+    "runtime_connect": choose_option(Stack, "runtime_connect"),
     "reshard": choose_option(Stack, "reshard"),
     "backward_all_gather": choose_option(Stack, "backward_all_gather"),
     "comm_buffers": choose_option(Stack, "comm_buffers"),
@@ -403,7 +404,16 @@ def calibration(some: random.Random) -> Calibration:
             )
             for kind, forward in (("matmul", 1.3), ("experts", 1.5), ("memory", 0.8), ("message", 0.0), ("update", 1.4))
         ),
-        overheads=(StepOverhead(ranks=2, host_share=0.1, start_seconds=0.01, drift_seconds=0.02),),
+        overheads=(
+            StepOverhead(
+                ranks=2,
+                host_share=0.1,
+                forward_gap_seconds=2e-5,
+                backward_gap_seconds=3e-5,
+                start_seconds=0.01,
+                drift_seconds=0.02,
+            ),
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, cast
 from fivefold.record import UserError
 
 Kind = Literal["F", "B", "W", "BW", "FB"]
+PASSES = {"F": "forward", "BW": "backward", "B": "input gradients", "W": "weight gradients", "FB": "both passes"}
 
 
 Part = tuple[str, int, int]  # ("F", "B" or "W", stage, micro-batch), which runs exactly once per step

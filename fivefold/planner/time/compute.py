@@ -501,6 +501,20 @@ class Prices:
             return 0.0
         return (1 - self.constants.hidden_sums_share) * self.memory_bound_seconds(2 * numel * recipe.summed_bytes)
 
+    def estimate_sums(self, op: Op, time: OpTime) -> float:
+        """Return the part of an operation's ``time`` in which the trainer adds gradients to their sums, in a step.
+
+        Of the trainer on a calibrated computer, where it is a kernel for each weight; its factors contain them.
+        """
+        factor = self.step_factors.get("memory")
+        if factor is None or not self.job.stack.is_own_trainer or not op.backward_products:
+            return 0.0
+        recipe = self.job.precision
+        moved_bytes = sum(op.wgrad_numels) * (2 * recipe.summed_bytes + recipe.gradients_bytes)
+        seconds = factor.backward * self.memory_bound_seconds(moved_bytes)
+        seconds += factor.backward_kernel_seconds * len(op.wgrad_numels)
+        return min(seconds, time.backward + time.weight)
+
     def _get_alignment(self, *rows: int) -> int:
         """Return the elements that rows of these widths are aligned to; torch.compile pads them (``shape_padding``)."""
         return roofline.ALIGNED if self.job.stack.is_compiled else roofline.find_alignment(*rows)

@@ -46,7 +46,7 @@ def build_spans(planner: Planner, layout: Layout, *, limit: int | None = None) -
     ranks = count_rank_memory(planner.counts, layout)
     rows = _build_rows(planner, layout, ranks, count=count)
     step_time = planner.estimate(layout, ranks=ranks).step_time
-    overhead = step_time.host + step_time.waits
+    overhead = step_time.overhead
     if not overhead:
         return rows
     factor = step_time.seconds / (step_time.seconds - overhead)
@@ -58,7 +58,7 @@ def _scale_span(span: Span, factor: float) -> Span:
 
 
 def _build_rows(planner: Planner, layout: Layout, ranks: list[RankMemory], *, count: int) -> Rows:
-    """Return the spans of each pipeline rank without the host and the waits of a calibrated computer."""
+    """Return the spans of each pipeline rank without the overhead of a calibrated computer."""
     if layout.pp == 1:
         builder = _SpanBuilder(planner, layout, (Task("F", 0, -1), Task("BW", 0, -1)))
         return (builder.build_without_pipeline(count, ranks[0]),)

@@ -1,12 +1,13 @@
-"""Seconds that the clock of a calibrated computer counts in a step, besides work and messages (``StepOverhead``).
+"""What the clock of a calibrated computer counts in a step besides its processor time and messages (``StepOverhead``).
 
-    host    share of the work: other programs, threads that wait for each other, threads that carry messages
+    clock   (1 + share) · processor time: other programs, threads that wait for each other or carry messages
+    host    operations · seconds between two of them: the part of the work that is no operation's
     waits   latest of all ranks at the start of the step + Σ over messages: latest of its n ranks · √(work before it)
 
 A message ends when the last of its ranks has arrived, and the others wait for that one. Interruptions delay each rank
 at random, so that ranks drift apart as in a random walk: the standard deviation of their arrival grows with the square
 root of the work since the last message. The latest of n ranks is the expected largest of n normal deviates behind the
-mean. A machine without these measurements has neither part.
+mean. A machine without these measurements has none of the three.
 """
 
 from __future__ import annotations
@@ -16,18 +17,27 @@ from typing import NamedTuple
 
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Calibration, StepOverhead
-from fivefold.planner.counts.counts import Counts
-from fivefold.planner.counts.traffic import list_messages
+from fivefold.planner.counts.counts import Counts, get_group_degrees
+from fivefold.planner.counts.operations.local_shapes import get_local_degrees
+from fivefold.planner.counts.traffic import count_passes, list_messages
 from fivefold.planner.time.compute import expect_largest_deviate
 from fivefold.planner.time.profiled import count_ranks_per_host
 from fivefold.planner.time.units import Units
 
 
-class OverheadSeconds(NamedTuple):
-    """Seconds of a rank's step besides work and messages; ``waits``: for the last rank of each message."""
+class HostGaps(NamedTuple):
+    """Processor seconds of the host between operations, in forwards and in backwards."""
 
-    host: float
-    waits: float
+    forward: float
+    backward: float
+
+
+class Overhead(NamedTuple):
+    """The overhead of a rank's step. ``clock_ratio``: seconds of the clock for one of the processor's."""
+
+    clock_ratio: float = 1.0
+    gaps: HostGaps = HostGaps(0.0, 0.0)
+    waits: float = 0.0  # for the last rank of each message
 
 
 class WaitDeviations(NamedTuple):
@@ -37,14 +47,30 @@ class WaitDeviations(NamedTuple):
     drift: float
 
 
-def estimate_overhead(units: Units, layout: Layout, chunks: tuple[int, ...], *, work_seconds: float) -> OverheadSeconds:
-    """Return the overhead of a rank that holds the stages ``chunks`` and works for ``work_seconds`` in a step."""
+def estimate_overhead(units: Units, layout: Layout, chunks: tuple[int, ...], *, work_seconds: float) -> Overhead:
+    """Return the overhead of a rank that holds the stages ``chunks``; ``work_seconds``: processor time of its step."""
     overhead = find_overhead(units.machine.calibration, ranks=count_ranks_per_host(layout, units.machine))
     if overhead is None:
-        return OverheadSeconds(0.0, 0.0)
+        return Overhead()
+    forward, backward = count_operations(units.counts, layout, chunks)
+    gaps = HostGaps(overhead.forward_gap_seconds * forward, overhead.backward_gap_seconds * backward)
     deviations = sum_deviations(units.counts, layout, chunks, work_seconds=work_seconds)
     waits = overhead.start_seconds * deviations.start + overhead.drift_seconds * deviations.drift
-    return OverheadSeconds(overhead.host_share * work_seconds, waits)
+    return Overhead(1 + overhead.host_share, gaps, waits)
+
+
+def count_operations(counts: Counts, layout: Layout, chunks: tuple[int, ...]) -> tuple[int, int]:
+    """Return the operations of a step of a rank that holds the stages ``chunks``: in forwards and in backwards.
+
+    A backward has those of the forward and those that it recomputes. DPO's reference runs another forward.
+    """
+    part, work, forward, recomputed = get_local_degrees(layout), counts.stage_work(layout), 0, 0
+    for run, times in (entry for chunk in chunks for entry in work[chunk]):
+        ops = counts.unit(get_group_degrees(part, run), run.name).ops
+        forward += times * len(ops)
+        recomputed += times * sum(op.recomputed for op in ops)
+    passes = count_passes(layout, counts.job)
+    return passes * forward * (2 if counts.job.has_reference else 1), passes * (forward + recomputed)
 
 
 def find_overhead(calibration: Calibration | None, *, ranks: int) -> StepOverhead | None:

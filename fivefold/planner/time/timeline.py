@@ -20,7 +20,7 @@ from fivefold.planner.time.data_parallel import StepEnds, estimate_step_ends
 from fivefold.planner.time.network import Network
 from fivefold.planner.time.stage_time import StageSeconds, StageTime, add_up, estimate_stage_seconds
 from fivefold.planner.time.steady_state import extrapolate, list_distinct_tasks
-from fivefold.planner.time.step_overhead import OverheadSeconds, estimate_overhead
+from fivefold.planner.time.step_overhead import Overhead, estimate_overhead
 from fivefold.planner.time.unit_overlap import OverlappedUnitSeconds
 from fivefold.planner.time.units import Units
 from fivefold.planner.time.update_time import update_seconds
@@ -29,7 +29,8 @@ from fivefold.planner.time.update_time import update_seconds
 class StepTime(NamedTuple):
     """Seconds of one step on its critical rank, split as in ``step.Time``; ``exposed`` is by axis.
 
-    ``waits``: the part of the bubble in which the rank waits for the last one of a message.
+    ``host``: between operations. ``waits``: the part of the bubble in which it waits for the last rank of a message.
+    ``overhead``: the waits, and what the clock counts beyond the processor time of work and bubble.
     """
 
     seconds: float
@@ -40,6 +41,7 @@ class StepTime(NamedTuple):
     longest_part: str
     host: float = 0.0
     waits: float = 0.0
+    overhead: float = 0.0
 
     @property
     def split(self) -> dict[str, float]:
@@ -188,19 +190,32 @@ def _step_time(
     update: float,
     stages: Sequence[StageTime],
     *,
-    overhead: OverheadSeconds,
+    overhead: Overhead,
     bubble: float = 0.0,
 ) -> StepTime:
-    """Return a rank's parts as a ``StepTime``."""
+    """Return a rank's parts, of which compute, update and bubble are processor time, as a ``StepTime``."""
+    overhead_seconds = (overhead.clock_ratio - 1) * (compute + update + bubble) + overhead.waits
+    compute, update, bubble = (overhead.clock_ratio * seconds for seconds in (compute, update, bubble))
+    host = min(overhead.clock_ratio * sum(overhead.gaps), compute)
+    compute -= host
     slowest = max(stages, key=lambda stage: stage.longest[0]).longest[1]
     # The largest part bounds the step; compute is named by its longest operation.
     parts = {f"{axis} communication": seconds for axis, seconds in exposed.items()}
     parts |= {"pipeline bubble": bubble, "optimizer": update, slowest: compute}
-    parts |= {"host and other programs": overhead.host, "waits for the last rank": overhead.waits}
+    parts |= {"host": host, "waits for the last rank": overhead.waits}
     longest = max(parts, key=lambda name: parts[name])
-    seconds = compute + sum(exposed.values()) + update + bubble + sum(overhead)
+    bubble += overhead.waits
+    seconds = compute + sum(exposed.values()) + update + bubble + host
     return StepTime(
-        seconds, compute, bubble + overhead.waits, exposed, update, longest, host=overhead.host, waits=overhead.waits
+        seconds,
+        compute,
+        bubble,
+        exposed,
+        update,
+        longest,
+        host=host,
+        waits=overhead.waits,
+        overhead=overhead_seconds,
     )
 
 

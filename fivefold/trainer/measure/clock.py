@@ -41,6 +41,12 @@ class HostClock:
         return [mark * 1e-9 for mark in marks]
 
 
+class ProcessorClock(HostClock):
+    """A clock for CPUs by the processor time of the thread, which stands while the thread waits for a core."""
+
+    mark = staticmethod(time.thread_time_ns)
+
+
 class StreamClock:
     """A clock of CUDA events on the current stream, on which kernels run in order.
 

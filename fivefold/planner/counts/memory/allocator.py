@@ -112,7 +112,7 @@ def _list_connections(layout: Layout, stack: Stack, name: str) -> Connections:
         peers = min(n_ranks - 1, {"pp": 2, "cp": 1}.get(name, 0))
     if not stack.runtime_connect:
         return Connections(ring=True, tree="anywhere", peers=peers)
-    reduces = name in ("world", "tp") or (name == "dp" and layout.zero == 0)
+    reduces = name in ("world", "tp") or (name == "dp" and layout.shards == 1)
     return Connections(ring=name not in ("pp", "cp"), tree="between_nodes" if reduces else "none", peers=peers)
 
 
