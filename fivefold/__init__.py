@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from fivefold.api.load import read_config as read_config
     from fivefold.api.training import train as train
     from fivefold.api.watch import watch as watch
-    from fivefold.record import RunFailure as RunFailure
-    from fivefold.record import UserError as UserError
+    from fivefold.errors import RunFailure as RunFailure
+    from fivefold.errors import UserError as UserError
     from fivefold.step import Step as Step
 
 _VERBS = "fivefold.api.functions"  # all of its public names are names of this package
 _HOMES = {"train": "fivefold.api.training", "watch": "fivefold.api.watch", "load": "fivefold.api.load"}
 _HOMES |= {"read_config": "fivefold.api.load"}
-_HOMES |= {"Step": "fivefold.step", "RunFailure": "fivefold.record", "UserError": "fivefold.record"}
+_HOMES |= {"Step": "fivefold.step", "RunFailure": "fivefold.errors", "UserError": "fivefold.errors"}
 
 
 def __getattr__(name: str) -> Any:

@@ -18,7 +18,8 @@ from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from fivefold.base_format import BASE_FORMATS, FOUR_BIT_BASES, BaseFormat
 from fivefold.bounded_types import Positive
-from fivefold.record import Record, UserError
+from fivefold.errors import UserError
+from fivefold.record import Record
 
 Base = Literal["bf16", "fp32", "nf4", "fp4", "int8", "fp8", "mxfp4"]
 BASES: tuple[str, ...] = get_args(Base)

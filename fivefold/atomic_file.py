@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from fivefold.record import RunFailure
+from fivefold.errors import RunFailure
 
 NAME_ANOTHER = "name another path"
 FREE_SPACE = f"free some space or {NAME_ANOTHER}"

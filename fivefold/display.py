@@ -15,7 +15,8 @@ from typing import Any, ClassVar, Literal, Protocol, TypeVar, get_args
 
 from pydantic import BaseModel
 
-from fivefold.record import Record, UserError
+from fivefold.errors import UserError
+from fivefold.record import Record
 
 Item = TypeVar("Item", bound=Record)
 Frame = Literal["pandas", "arrow"]

@@ -13,10 +13,12 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 from fivefold.adapter import Adapter, parse_adapter
 from fivefold.base_format import BaseFormat
 from fivefold.bounded_types import RAMP_SIZES, ElementBytes, KeptBytes, Positive, Seed, Sequences, Steps, Tokens
+from fivefold.errors import UserError
 from fivefold.freeze import parse_part
 from fivefold.layout.names import Offloaded
 from fivefold.number_formats import NUMBER_FORMATS, NumberFormat
-from fivefold.record import Record, UserError, find_spelling, make_unknown_name_error
+from fivefold.record import Record
+from fivefold.spelling import find_spelling, make_unknown_name_error
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.stack.spec import FACTS, Stack
 from fivefold.units import Dtype, ceil_div, round_up_to_power_of_two

@@ -1,53 +1,18 @@
-"""``Record``, the frozen, validated base of all records: unknown keys and bad values give a one-line message.
-
-``UserError`` is an error of the user (exit code 2), ``RunFailure`` one of the system (exit code 1). Both print one
-line.
-"""
+"""``Record``, the frozen, validated base of all records: unknown keys and bad values give a one-line message."""
 
 from __future__ import annotations
 
-import errno
-import json
 import re
 import reprlib
-import sys
-import tomllib
-import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import lru_cache
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Self, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
-from fivefold.bounded_file import RECORD_BYTES, ROWS_BYTES, read_bytes
-
-
-class UserError(ValueError):
-    """An error that the user can correct: one line that says what is wrong, by how much, and what to do."""
-
-
-class RunFailure(RuntimeError):
-    """An error of the system, such as a full disk or a dead worker, in one line."""
-
-
-class StopSignal(BaseException):
-    """Raised by SIGINT and SIGTERM, with the signal's name. A BaseException, so that ``except Exception`` misses it."""
-
-
-class UsageWarning(UserWarning):
-    """A one-line warning about something that is legal, but perhaps not intended."""
-
-
-def warn(message: str) -> None:
-    """Issue a ``UsageWarning`` that points to the line of the caller's code which led to it, not to this package."""
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "fivefold":
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, UsageWarning, stacklevel=level)
-
+from fivefold.errors import UserError
 
 PLAIN = frozenset({int, float, str, type(None)})  # values of these types cannot contain a boolean
 
@@ -127,7 +92,6 @@ class Record(BaseModel):
 
 
 MAX_ERRORS = 8  # errors listed in one line at most
-
 # Our messages by pydantic's error type; braces are filled from pydantic's context.
 WORDS = {
     "missing": "is missing",
@@ -355,125 +319,3 @@ def list_differences(actual: Record, expected: Record, *, skip: tuple[str, ...] 
             yield from (f"{name}.{text}" for text in list_differences(actual_value, expected_value))
         else:
             yield f"{name}={actual_value!r} instead of {expected_value!r}"
-
-
-def read_text(path: Path, *, kind: str, most_bytes: int | None = None) -> str:
-    """Read a user's file as UTF-8; ``UserError`` if it cannot be read as ``kind``, which the message names.
-
-    ``most_bytes`` replaces the limit of ``bounded_file`` for its suffix.
-    """
-    try:
-        return read_bytes(path, most_bytes=most_bytes).decode("utf-8-sig").replace("\r\n", "\n").replace("\r", "\n")
-    except FileNotFoundError:
-        raise UserError(f"{path}: no such file") from None
-    except NotADirectoryError:
-        file = next(parent for parent in path.parents if parent.exists())
-        raise UserError(f"{path}: no such file; {file} is a file, not a folder") from None
-    except (OSError, UnicodeDecodeError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG:
-            raise UserError(f"{path}: too long for a file name; check the spelling") from None
-        reason = (
-            error.strerror or error
-            if isinstance(error, OSError)
-            else f"not UTF-8 at byte {error.start}; save it as UTF-8"
-        )
-        raise UserError(f"{path} cannot be read as {kind}: {reason}") from None
-    except ValueError as error:  # a file name with a null byte
-        raise UserError(f"{str(path)!r} is not a file name: {error}") from None
-
-
-def read_file(path: Path) -> dict[str, Any]:
-    """Read a ``.toml`` or ``.json`` file as a dictionary; ``UserError`` if it is missing or invalid."""
-    text = read_text(path, kind="UTF-8 text")
-    try:
-        values = json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:  # also a number of 5000 digits, or 100 000 brackets
-        raise UserError(f"{path}: not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from None
-    if not isinstance(values, dict):
-        raise UserError(f"{path} holds {describe_json(values)}, not a table of keys")
-    return values
-
-
-def describe_json(value: object) -> str:
-    """Return the kind of a JSON value that is not an object, in words."""
-    if value is None or isinstance(value, bool):
-        return json.dumps(value)
-    return "a list" if isinstance(value, list) else "text" if isinstance(value, str) else "a number"
-
-
-def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Read a JSON-lines file; empty if it does not exist. Stops at a line that was cut short."""
-    if path.exists() and path.stat().st_size > ROWS_BYTES:
-        raise UserError(f"{path} holds more than {ROWS_BYTES >> 20} MiB, the limit for rows; split the file")
-    return list(iterate_lines(path))
-
-
-def iterate_lines(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a JSON-lines file of any size, as ``read_lines`` does."""
-    if not path.exists():
-        return
-    if not path.is_file():
-        raise UserError(f"{path}: not a regular file; name a file")
-    count = 0
-    with path.open("rb") as file:
-        while line := file.readline(RECORD_BYTES):
-            try:
-                values = json.loads(line.decode())
-            except UnicodeDecodeError:
-                if count and not line.endswith(b"\n"):  # cut short within a character
-                    return
-                raise UserError(f"{path} cannot be read as UTF-8 text; convert it") from None
-            except (ValueError, RecursionError):
-                return
-            count += 1
-            if not isinstance(values, dict):
-                raise UserError(f"{path}: line {count} holds {describe_json(values)}, not a table of keys")
-            yield values
-
-
-def locate(name: str, *, named_in: Path) -> str:
-    """Resolve a path named in the file ``named_in``: relative to that file if it exists there, or else unchanged."""
-    path = named_in.parent / name
-    return str(path) if name and path.exists() else name
-
-
-CATALOGS = {"model": "fivefold models", "machine": "fivefold machines", "stack": "fivefold stacks"}  # by kind of name
-
-
-def find_spelling(word: str, known: Collection[str]) -> str:
-    """Return the known name that ``word`` is but for case, spaces, dashes and underscores, or ``word``.
-
-    ``TorchTitan`` is torchtitan, and ``megatron core`` is megatron-core.
-    """
-    joined = _join_word(word)
-    return word if word in known else next((name for name in known if _join_word(name) == joined), word)
-
-
-def _join_word(word: str) -> str:
-    return re.sub(r"[\s_-]", "", word.lower())
-
-
-def make_unknown_name_error(word: str, known: list[str], *, kind: str, forms: str = "") -> UserError:
-    """Make the ``UserError`` for an unknown name, with longer or similar names, or where to find all of them.
-
-    ``forms``: what to list instead of ``known`` if no name is similar.
-
-    ``unknown model 'lama3-8b'; did you mean llama3-8b? `fivefold models` lists all``
-    """
-    spoken = _join_word(word)
-    longer = [name for name in known if len(spoken) >= 4 and _join_word(name).startswith(spoken)]
-    more = [f"{len(longer) - 5} others"] if len(longer) > 6 else longer[5:]
-    close = [*longer[:5], *more] or get_close_matches(word.lower(), known, n=3, cutoff=0.5)
-    question = f"did you mean {join_names(close, 'or')}?" if close else ""
-    if kind in CATALOGS:
-        hint = f"{question} `{CATALOGS[kind]}` lists all".strip()
-    else:
-        hint = question or f"known: {forms or ', '.join(sorted(known))}"
-    return UserError(f"unknown {kind} {word!r}; {hint}")
-
-
-def join_names(names: Sequence[str], conjunction: Literal["and", "or"]) -> str:
-    """Join names as a sentence does: ``a``, ``a or b``, ``a, b or c``."""
-    if len(names) < 2:
-        return "".join(names)
-    return f"{', '.join(names[:-1])} {conjunction} {names[-1]}"

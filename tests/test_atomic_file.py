@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.atomic_file import replace_file
-from fivefold.record import RunFailure
+from fivefold.errors import RunFailure
 
 
 def test_file_is_replaced_when_the_block_ends(tmp_path: Path) -> None:

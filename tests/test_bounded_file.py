@@ -14,10 +14,11 @@ import pytest
 from fivefold import bounded_file
 from fivefold.bounded_file import MIB, drop_torn_line, read_bytes, read_end
 from fivefold.diagnosis.explain import explain
+from fivefold.errors import UserError
 from fivefold.layout.schedule.csv_file import read_table
 from fivefold.profiling.traces import read as read_trace
-from fivefold.record import UserError, read_file, read_lines, read_text
 from fivefold.results import run_folder, trace_file
+from fivefold.text_files import read_file, read_lines, read_text
 from fivefold.trainer.data.corpus import list_files
 from fivefold.trainer.data.tokenizer import load
 

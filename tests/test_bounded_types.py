@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fivefold.bounded_types import COUNTED_BYTES, MAX_SIMULATED_ACTIONS
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine
@@ -20,7 +21,7 @@ from fivefold.model.huggingface.config import Config
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.planner.questions.largest_model import scale_model
-from fivefold.record import Record, UserError
+from fivefold.record import Record
 
 ONE = {"layers": 1, "width": 64, "heads": 4, "kv_heads": 4, "head_dim": 16, "ffn": 64, "vocab": 256}
 EXPERTS = {"experts": 2**11, "topk": 1, "ffn": 2**22}

@@ -17,7 +17,7 @@ import pytest
 
 from fivefold import cli
 from fivefold.cli import command_line
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from tests.forked_python import true_interpreters
 
 LOCAL = ("predict", "nano", "local", "dp8")

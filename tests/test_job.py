@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from fivefold.errors import UserError
 from fivefold.job import RECIPES, Job, get_recipe
-from fivefold.record import UserError
 
 # Published totals in bytes per parameter; the sources are given with the recipes.
 TOTALS = {

@@ -9,16 +9,19 @@ import pytest
 from pydantic import ValidationError
 
 from fivefold.adapter import Adapter
+from fivefold.errors import UsageWarning, UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as resolve_machine
 from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
-from fivefold.record import Record, UsageWarning, UserError, make_unknown_name_error, read_file, read_lines
+from fivefold.record import Record
 from fivefold.results.search_result import Proposal
+from fivefold.spelling import make_unknown_name_error
 from fivefold.step import Step
 from fivefold.sweeps.spec import Sweep
+from fivefold.text_files import read_file, read_lines
 from fivefold.trainer.run import Run
 
 

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fivefold.errors import UserError
 from fivefold.job import Job
-from fivefold.record import UserError
 from fivefold.update import Optimizer, Ramp
 
 

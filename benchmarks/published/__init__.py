@@ -24,8 +24,10 @@ from benchmarks.published.intervals import coverage
 from benchmarks.published.ratios import Pair, pair_runs, summarize_pairs
 from benchmarks.published.score import PredictedFigures, Score, score, score_message, summarise
 from benchmarks.published.table import KindSummary, Summary, markdown
+from fivefold.errors import UserError
 from fivefold.planner.time.ratio_errors import Difference
-from fivefold.record import Record, UserError, make_unknown_name_error
+from fivefold.record import Record
+from fivefold.spelling import make_unknown_name_error
 
 if TYPE_CHECKING:
     from benchmarks.published.leave_one_source_out import FactorFit

@@ -121,7 +121,7 @@ def _halves(sources: tuple[str, ...], *, json: bool) -> None:
 def _draw(report: Report, folder: Path) -> None:
     """Write the charts of a report into a folder."""
     from benchmarks.published import charts as published_charts
-    from fivefold.record import UserError
+    from fivefold.errors import UserError
     from fivefold.rendering.charts import save
 
     if folder.exists() and not folder.is_dir():

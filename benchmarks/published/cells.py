@@ -13,13 +13,13 @@ from functools import cache
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.published.case import machine
+from fivefold.errors import UserError
 from fivefold.job import Recipe, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, ScheduleName
 from fivefold.machine import catalog as machines
 from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 
 Row = dict[str, str]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from statistics import fmean
 from typing import Any
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.charts import Chart, _finish, _import_altair
 from fivefold.rendering.palette import BLUE, PALE_INK
 from fivefold.units import GIB

@@ -15,13 +15,14 @@ from pydantic import ValidationError
 
 from benchmarks.published.case import Case, Counter, Excluded, Quantity, is_held_out, rows
 from benchmarks.published.cells import Row, degree, integer, precision, read_machine, read_required_integer, schedule
+from fivefold.errors import UserError
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.flops import work
-from fivefold.record import UserError, explain
+from fivefold.record import explain
 from fivefold.stack.spec import Stack
 
 CHECK = "the source contradicts itself"

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.machine.toml import emit
-from fivefold.record import read_lines
+from fivefold.text_files import read_lines
 
 DEMO = Path(__file__).parents[2] / "examples" / "demo.toml"
 

@@ -13,7 +13,7 @@ from functools import wraps
 from typing import Any, Literal, ParamSpec, TypeVar, get_args, get_origin
 
 from fivefold.api.job_words import JobWords
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import JobOptions
 from fivefold.requests.schema import Request, describe_fields
 

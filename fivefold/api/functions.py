@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal, Unpack, cast, overload
 from fivefold.api.documentation import document_parameters, use_python_words
 from fivefold.api.job_fields import build_job, list_stated
 from fivefold.api.job_words import JobWords
+from fivefold.errors import UserError, warn
 from fivefold.layout.batch import choose_gpu_counts, find_most_ranks
-from fivefold.record import UserError, warn
 from fivefold.requests.commands import (
     AskOptions,
     CompareOptions,

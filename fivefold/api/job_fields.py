@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from fivefold.errors import UserError
 from fivefold.layout.batch import fill_batch
 from fivefold.layout.stored_base import keep_stored_base
-from fivefold.record import UserError
 from fivefold.requests.job import FIELDS
 from fivefold.requests.words import parse_length
 
@@ -56,7 +56,7 @@ def _read_values(words: Mapping[str, Any]) -> tuple[dict[str, Any] | Job, str]:
     from pathlib import Path
 
     from fivefold.job import Job
-    from fivefold.record import read_file
+    from fivefold.text_files import read_file
 
     fields = {name: value for name, value in words.items() if value is not None and name != "job"}
     for short, name in FIELDS.items():

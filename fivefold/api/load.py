@@ -11,7 +11,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.configs import LoadedConfig, build_request, load_config
 
 if TYPE_CHECKING:
@@ -73,13 +73,13 @@ def load(path: str | PathLike[str]) -> Loaded:
 def _load_json(path: Path) -> Answer:
     """Return what a JSON file holds: rows of a sweep, a playbook, offers, a comparison, a search result or a step."""
     from fivefold.display import Rows
-    from fivefold.record import read_text
     from fivefold.results.comparison import Comparison
     from fivefold.results.playbook import Playbook
     from fivefold.results.run_estimate import Offers
     from fivefold.results.search_result import SearchResult, Walk
     from fivefold.results.sweep_row import SweepRow
     from fivefold.step import Step
+    from fivefold.text_files import read_text
 
     try:
         data = json.loads(read_text(path, kind="JSON"))

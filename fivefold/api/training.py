@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.api.documentation import document_parameters
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import TrainOptions
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def train(
     """
     import sys
 
-    from fivefold.record import RunFailure
+    from fivefold.errors import RunFailure
     from fivefold.results.run_folder import read
     from fivefold.trainer.run import Run
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.job_words import JobWords
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.extras import requires_extra
 
 if TYPE_CHECKING:

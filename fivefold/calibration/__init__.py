@@ -33,8 +33,9 @@ from fivefold.calibration.orders import CaseOrder, RankProfile, RoundOrder, Work
 from fivefold.calibration.other_programs import ProcessorTime, count_cores_of_others
 from fivefold.calibration.points import CalibrationProgress, Facts, Kind, MeasuredPoint, Points
 from fivefold.calibration.processes import run_in_parallel
+from fivefold.errors import RunFailure, UserError
 from fivefold.machine.spec import Calibration, Chip, CollectivePoint, Link, Machine, StepFactor, StepOverhead
-from fivefold.record import Record, RunFailure, UserError
+from fivefold.record import Record
 from fivefold.units import Dtype
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from fivefold.calibration import calibrate, fit_line, fit_machine
 from fivefold.calibration.messages import all_gather, reduce_scatter
 from fivefold.calibration.points import Facts, Points, choose_default_points
 from fivefold.calibration.worker import COLLECTIVES
+from fivefold.errors import UserError
 from fivefold.machine.spec import Calibration, Collective, CollectivePoint, Link, Machine
-from fivefold.record import UserError
 from fivefold.trainer.process import Process
 
 APART_SECONDS = 5e-3  # delay of the last rank: many times the latency of a message

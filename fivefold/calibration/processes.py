@@ -18,7 +18,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, NamedTuple, NoReturn
 
-from fivefold.record import RunFailure
+from fivefold.errors import RunFailure
 
 
 class Worker(NamedTuple):

@@ -20,6 +20,7 @@ from typing import NamedTuple
 from fivefold.calibration.message_orders import Timed, list_distinct_messages, list_measured_seconds
 from fivefold.calibration.orders import ProfileOrder, RankProfile, RunOrder
 from fivefold.calibration.processes import run_in_parallel
+from fivefold.errors import RunFailure, UserError
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
@@ -33,7 +34,6 @@ from fivefold.planner.predict import Planner, get_planner
 from fivefold.planner.time.profiled import Profiled, count_ranks_per_host
 from fivefold.planner.time.unit_time import UnitTime
 from fivefold.planner.time.units import Units
-from fivefold.record import RunFailure, UserError
 
 SILENCE_SECONDS = 300.0
 STEPS, SECONDS = 7, 2.0  # least number of measured steps, and least time they take

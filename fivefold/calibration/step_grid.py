@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -17,7 +18,6 @@ from fivefold.machine.spec import Machine
 from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Estimate, get_planner
-from fivefold.record import UserError
 from fivefold.units import Dtype
 
 VOCABULARY = 512

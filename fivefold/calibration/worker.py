@@ -49,6 +49,7 @@ from fivefold.calibration.processes import carry_out
 from fivefold.calibration.step_clock import WARMUP_STEPS, ClockedStep, build_step, summarize_steps
 from fivefold.calibration.step_grid import GridRun, list_grid_runs, select_fitting_runs
 from fivefold.calibration.unit_clock import MeasuredUnitSeconds
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import (
     BUSY_CORES,
@@ -59,7 +60,6 @@ from fivefold.machine.spec import (
     KernelPoint,
     MatmulPoint,
 )
-from fivefold.record import UserError
 from fivefold.trainer.host import count_memory_bytes
 from fivefold.trainer.parallel.mesh import ProcessGroups
 from fivefold.units import Dtype

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import print_line, show
+from fivefold.errors import UserError
 from fivefold.layout.stored_base import keep_stored_base
-from fivefold.record import UserError
 from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.job import list_stated, load_job
 from fivefold.requests.machines import check_is_model, load_machine

@@ -16,8 +16,9 @@ from typer.completion import install_callback, show_callback
 from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from fivefold.cli.errors import find_launcher, print_warning, run_with_exit_code
-from fivefold.record import UserError, make_unknown_name_error
+from fivefold.errors import UserError
 from fivefold.requests.commands import COMMANDS
+from fivefold.spelling import make_unknown_name_error
 from fivefold.trainer.faults.signals import install_signal_handlers
 from fivefold.version import __version__
 

@@ -14,7 +14,8 @@ from typing import Any, TextIO
 import typer
 
 from fivefold.cli.options import drop_warnings, hold_warning, print_line, print_warnings
-from fivefold.record import RunFailure, StopSignal, UsageWarning, UserError, reword
+from fivefold.errors import RunFailure, StopSignal, UsageWarning, UserError
+from fivefold.record import reword
 from fivefold.requests.extras import describe_missing
 from fivefold.trainer.faults.signals import LAUNCHER, write_error_file
 

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -20,9 +20,9 @@ from fivefold.cli.first_calibration import calibrate_if_needed
 from fivefold.cli.options import show
 from fivefold.cli.parameters import RECORDS, build_request, make_parameters
 from fivefold.cli.user_settings import DEFAULT_STACK, apply_prices, apply_settings, assumes_stack
+from fivefold.errors import UserError
 from fivefold.layout.batch import find_most_ranks
 from fivefold.layout.stored_base import keep_stored_base
-from fivefold.record import UserError
 from fivefold.requests.batch import choose_batch
 from fivefold.requests.commands import (
     CalibrationOption,

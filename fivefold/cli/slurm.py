@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.cli.hosts import RESTARTS
-from fivefold.record import RunFailure, UserError
+from fivefold.errors import RunFailure, UserError
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout

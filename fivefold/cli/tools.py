@@ -22,7 +22,7 @@ from mcp.server.stdio import stdio_server
 from pydantic import Field
 
 from fivefold.cli.errors import run_with_exit_code
-from fivefold.record import UserError, make_unknown_name_error
+from fivefold.errors import UserError
 from fivefold.requests.commands import (
     COMMANDS,
     AskedQuestion,
@@ -34,6 +34,7 @@ from fivefold.requests.commands import (
 )
 from fivefold.requests.fields import ConfigModel, ConfigTarget, Line, Lines, ModelName, ShownLayouts
 from fivefold.requests.schema import Option, Request, make_field
+from fivefold.spelling import make_unknown_name_error
 from fivefold.version import __version__
 
 INSTRUCTIONS = (

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fivefold.cli.options import print_line
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 if TYPE_CHECKING:
     from fivefold.layout.spec import Layout
@@ -31,8 +31,8 @@ def add(run: Run, layout: Layout, *, model: Model, machine: Machine, steps: tupl
 
 def read_dry_run(path: Path) -> tuple[Step, ...]:
     """Return the dry-run step that a traced run has written with the two others, if any."""
-    from fivefold.record import read_file
     from fivefold.step import Step
+    from fivefold.text_files import read_file
 
     dry_run_step = read_file(path).get("dry_run") if path.exists() else None
     return (Step.read(dry_run_step, origin=f"{path}: dry_run"),) if dry_run_step else ()

@@ -11,11 +11,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from fivefold.record import UserError, read_file
+from fivefold.errors import UserError
 from fivefold.requests.commands import CompareOptions, ConfigOptions, JobOptions, MachineRequest
 from fivefold.requests.machines import check_is_model, load_machine
 from fivefold.requests.schema import Request
 from fivefold.requests.settings import COMMANDS_WITH_SETTINGS, AppliedSettings, load_settings, show_settings_file
+from fivefold.text_files import read_file
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from fivefold.atomic_file import replace_file
 from fivefold.cli.options import print_line, show
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.configs import describe_defaults
 
 if TYPE_CHECKING:

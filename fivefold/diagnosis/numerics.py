@@ -21,11 +21,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fivefold.errors import RunFailure
 from fivefold.job import RECIPES, Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import RunFailure
 from fivefold.results.numerics import Compared, Kind, Numerics
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint.full_weights import gather_full

@@ -19,6 +19,7 @@ from fivefold.dry_run.rank_processes import RankJob, pause_garbage_collection, r
 from fivefold.dry_run.rank_tapes import RankTapes, describe_assumptions
 from fivefold.dry_run.report import DryRun, RankSummary
 from fivefold.dry_run.time.simulation import simulate
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.table import Table
@@ -26,7 +27,6 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.trainer.supported import check_supported
 
 __all__ = ["DryRun", "dryrun"]

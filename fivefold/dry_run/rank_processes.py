@@ -38,12 +38,12 @@ from fivefold.dry_run.record.call_sites import REPOSITORY_FOLDER, TORCH_FOLDER
 from fivefold.dry_run.record.recorder import TapeRecorder
 from fivefold.dry_run.record.tape import SCOPE
 from fivefold.dry_run.report import RankSummary
+from fivefold.errors import RunFailure, UserError
 from fivefold.job import Job
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import RunFailure, UserError
 
 PACKAGE_FOLDER = str(Path(__file__).parent)
 # module of the exceptions for values or operations that fake tensors do not support

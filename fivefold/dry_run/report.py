@@ -20,6 +20,7 @@ from fivefold.dry_run.memory.reserved import replay_allocator
 from fivefold.dry_run.rank_tapes import RankTapes
 from fivefold.dry_run.record.tape import KERNEL, SCOPE, START, WAIT, Tape
 from fivefold.dry_run.time.simulation import SimulatedTapes
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.remarks import list_remarks
@@ -31,7 +32,6 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.memory.allocator import AllocatorTotals, count_driver_bytes
 from fivefold.planner.predict import predict
 from fivefold.planner.time.memory_risk import MemoryRisk
-from fivefold.record import UserError
 from fivefold.rendering.dry_run import PeakTensors, RankPeak
 from fivefold.step import Memory, StageMemory, Step, Traffic, Work, build_step, count_sent_bytes
 from fivefold.units import show_bytes

@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Unpack
 from transformers import TrainerCallback
 
 from fivefold.api.job_words import JobWords
+from fivefold.errors import UserError
 from fivefold.integrations.reporting import StepReport, hide_progress_bars, load_machine_of_run, logger
-from fivefold.record import UserError
 from fivefold.requests.configs import describe_notes, load_config
 from fivefold.requests.job import FIELDS
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from fivefold.api.job_words import JobWords
+from fivefold.errors import UserError
 from fivefold.integrations.reporting import MIN_STEPS, StepReport, predict_step
-from fivefold.record import UserError
 
 try:
     from lightning.pytorch import Callback

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.units import GIB
 
 if TYPE_CHECKING:

@@ -9,8 +9,9 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.format import Document
-from fivefold.record import UserError, describe_json, read_text
+from fivefold.text_files import describe_json, read_text
 
 MAX_FILE_VALUES = 100_000  # maximum number of values in a file, counting what YAML aliases repeat
 

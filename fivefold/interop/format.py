@@ -10,13 +10,14 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.interop.keys import Table, Values, nest
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.launch import divide_over_hosts
 from fivefold.model.spec import Model
-from fivefold.record import UserError, join_names
 from fivefold.results.reading import DataReading, ParsedKey, Reading
+from fivefold.spelling import join_names
 
 
 class Document(NamedTuple):

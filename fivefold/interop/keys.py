@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, NamedTuple, TypeGuard
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.results.reading import ParsedKey
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.equivalence import fit_free_fields
 from fivefold.interop.files import parse_values, read_document
 from fivefold.interop.format import Document, Overrides
@@ -20,8 +21,8 @@ from fivefold.model import catalog
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.published import CATALOG, CatalogEntry
 from fivefold.model.spec import Model
-from fivefold.record import UserError, read_text
 from fivefold.results.reading import Reading
+from fivefold.text_files import read_text
 
 
 def read(

@@ -7,9 +7,10 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from fivefold import interop
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigFormat
 from fivefold.job import Job
-from fivefold.record import UserError, make_unknown_name_error
+from fivefold.spelling import make_unknown_name_error
 
 
 def _list_formats() -> Iterator[ConfigFormat]:

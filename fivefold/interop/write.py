@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args
 
+from fivefold.errors import UserError
 from fivefold.interop.equivalence import fit_free_fields, resolve_adapter, resolve_rate
 from fivefold.interop.format import ConfigFormat, ConfigPlan, Overrides, WrittenConfig
 from fivefold.interop.launch.run_file import set_objective
@@ -21,7 +22,7 @@ from fivefold.layout.stages import list_stage_layers
 from fivefold.layout.validity import refuse
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
-from fivefold.record import UserError, find_first_difference, list_differences
+from fivefold.record import find_first_difference, list_differences
 from fivefold.results.reading import DataReading, Reading
 from fivefold.stack.catalog import build_stack as stack_named
 

@@ -2,7 +2,7 @@
 
 spec · text · names the record; the tokens of its text; names of axes, kinds of context parallelism
 pattern · where     several layouts as one text; constraints on layouts
-validity · remarks  reasons why a layout is not valid; what is valid but perhaps not intended
+validity/ · remarks reasons why a layout is not valid; what is valid but perhaps not intended
 batch               the global batch of a question that names none
 stored_base         the base of an adapter that names none
 quantized_base      how tensor parallelism cuts a base in few bits

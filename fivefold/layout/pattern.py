@@ -11,8 +11,8 @@ import re
 from itertools import product
 from math import prod
 
+from fivefold.errors import UserError
 from fivefold.layout.text import read_token, spell_token, split_tokens
-from fivefold.record import UserError
 
 _BRACES = re.compile(r"\{([^{}]*)\}")
 _REST = re.compile(r"(dp|tp|cp|pp)\*")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 from pydantic import Field, model_validator
 
 from fivefold.bounded_types import RANKS, Degree, Sequences, StageLayers
+from fivefold.errors import UserError, warn
 from fivefold.job import Job
 from fivefold.layout.names import (
     CONTEXT_PARALLELISMS,
@@ -40,7 +41,7 @@ from fivefold.layout.schedule.pipeline_schedule import (
     list_one_way_pairing_names,
 )
 from fivefold.layout.text import DATA_PARALLEL, NODE, check_text, format_stages, read_token, split_tokens
-from fivefold.record import Record, UserError, warn
+from fivefold.record import Record
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine

@@ -9,7 +9,7 @@ from fivefold.base_format import KEPT_IN_TRAINING
 if TYPE_CHECKING:
     from fivefold.job import Job
     from fivefold.model.spec import Model
-from fivefold.record import warn
+from fivefold.errors import warn
 
 
 def keep_stored_base(job: Job, model: Model) -> Job:

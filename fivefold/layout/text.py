@@ -16,9 +16,10 @@ from typing import get_args
 
 from fivefold.adapter import ADAPTERS
 from fivefold.bounded_types import RANKS
+from fivefold.errors import UserError
 from fivefold.layout.names import CP_KINDS, Offloaded
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
-from fivefold.record import UserError, make_unknown_name_error
+from fivefold.spelling import make_unknown_name_error
 
 NODE = "node"  # the shard group of hsdp without a number: the ranks of a node
 STAGES = 2**12  # more stages than any model has layers and ends

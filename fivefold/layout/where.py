@@ -10,10 +10,11 @@ from collections.abc import Callable
 from operator import eq, ge, gt, le, lt, ne
 from typing import NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.layout.names import CP_KINDS, DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError, make_unknown_name_error
+from fivefold.spelling import make_unknown_name_error
 
 _TERM = re.compile(r"([a-z]+)(<=|>=|!=|<|>|=)(.+)")
 _COMPARE: dict[str, Callable[[int, int], bool]] = {"<=": le, ">=": ge, "<": lt, ">": gt, "=": eq, "!=": ne}

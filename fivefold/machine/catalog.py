@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fivefold.bounded_types import RANKS
+from fivefold.errors import UserError, warn
 from fivefold.machine import kernel_efficiency as measured
 from fivefold.machine import toml
 from fivefold.machine.kernel_efficiency import KernelEfficiency, build_chip_fields
 from fivefold.machine.overrides import apply_overrides
 from fivefold.machine.spec import LAUNCH_SECONDS, Chip, Link, Machine
-from fivefold.record import UserError, locate, make_unknown_name_error, read_file, warn
+from fivefold.spelling import make_unknown_name_error
+from fivefold.text_files import locate, read_file
 from fivefold.units import GIB, MIB, Dtype
 
 POSTED = "total_memory as torch.cuda reports it"

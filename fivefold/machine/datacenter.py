@@ -11,7 +11,9 @@ from typing import NamedTuple
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat
 
-from fivefold.record import Record, UserError, make_unknown_name_error
+from fivefold.errors import UserError
+from fivefold.record import Record
+from fivefold.spelling import make_unknown_name_error
 
 # gCO2e per kWh of electricity, life cycle, 2023: Ember, by ourworldindata.org/grapher/carbon-intensity-electricity;
 # the world: Ember, by Statista 943137.

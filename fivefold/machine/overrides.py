@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 
+from fivefold.errors import UserError
 from fivefold.machine.spec import Link, Machine
-from fivefold.record import UserError, make_unknown_name_error
+from fivefold.spelling import make_unknown_name_error
 from fivefold.units import GIB, KIB, MIB
 
 SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 2**40}

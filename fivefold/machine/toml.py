@@ -12,7 +12,7 @@ from typing import Any
 
 from fivefold.atomic_file import replace_file
 from fivefold.machine.spec import Machine
-from fivefold.record import read_file
+from fivefold.text_files import read_file
 
 
 def write(machine: Machine, path: Path) -> None:

@@ -46,7 +46,7 @@ def has_adapter(model: ModelShape, adapter: Adapter, linear: str) -> bool:
 def resolve_linear(model: ModelShape, adapter: Adapter, linear: str) -> Adapter:
     """Return the adapter with the rank and alpha of a linear layer, such as ``attention.q`` or ``head.out``.
 
-    Those of merged layers, such as ``attention.qkv``, are equal (``layout/validity.py``).
+    Those of merged layers, such as ``attention.qkv``, are equal (``layout/validity/adapters.py``).
     """
     part, *_ = MERGED_LINEARS.get(linear, (linear,))
     return adapter.resolve_target(map_linears(model)[part].target)

@@ -12,18 +12,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from fivefold.errors import UserError, warn
 from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.model.published import CATALOG, VERSIONS, CatalogEntry, is_repository
 from fivefold.model.spec import CONFIG_SOURCE, Model
-from fivefold.record import (
-    UserError,
-    find_spelling,
-    join_names,
-    locate,
-    make_unknown_name_error,
-    read_file,
-    warn,
-)
+from fivefold.spelling import find_spelling, join_names, make_unknown_name_error
+from fivefold.text_files import locate, read_file
 
 # Endings of repositories whose config.json has the sizes of the model without them, as they are spelled.
 TUNED_ENDINGS = ("", "-hf", "-Base", "-Instruct", "-Chat", "-chat", "-it", "-pt", "-chat-hf", "-Instruct-hf")

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from fivefold.adapter import EMBEDDING, HEAD, MERGED_LINEARS, TARGET_NAMES, Adapter
+from fivefold.errors import UserError
 from fivefold.freeze import FrozenPart, is_frozen, parse_part
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.adapted import has_adapter, map_linears, resolve_linear
@@ -18,7 +19,6 @@ from fivefold.model.attention import AttentionShape
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import ModelShape
 from fivefold.model.weight import EXPERT_FACTORS, MAGNITUDE, Kind, Weight
-from fivefold.record import UserError
 
 __all__ = [
     "FrozenWeights",

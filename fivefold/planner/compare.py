@@ -7,15 +7,15 @@ from itertools import combinations
 from string import ascii_uppercase
 from typing import Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.job import RECIPES, Job, Recipe, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import count_image_tokens
+from fivefold.layout.validity.vision import count_image_tokens
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.counts.memory.allocator import count_driver_bytes
 from fivefold.planner.predict import predict
 from fivefold.planner.time.ratio_errors import describe_run, estimate_speed_ratio
-from fivefold.record import UserError
 from fivefold.results.comparison import Comparison, Quantity, Unit, Variant, VariantRatio
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import FACTS, Stack

@@ -11,15 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import is_legal, list_reasons, validate_job
+from fivefold.layout.validity import is_legal, list_reasons
+from fivefold.layout.validity.job import validate_job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.batch import advise_sequences, apply_scaling_laws, find_nearby_advice
 from fivefold.planner.predict import Planner
 from fivefold.planner.search.layout_changes import list_offload_settings
-from fivefold.record import UserError
 from fivefold.results.playbook import Attempt, Stage
 from fivefold.results.search_result import Proposal, Walk
 from fivefold.step import FITS_RISK

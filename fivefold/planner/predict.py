@@ -16,7 +16,8 @@ from fivefold.job import Job, Recipe
 from fivefold.layout import remarks
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout, list_divisors
-from fivefold.layout.validity import is_legal, list_unwritten, refuse
+from fivefold.layout.validity import is_legal, refuse
+from fivefold.layout.validity.stack import list_unwritten
 from fivefold.layout.where import Where
 from fivefold.machine.perturbation import with_kernels
 from fivefold.machine.spec import Machine

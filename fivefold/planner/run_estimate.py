@@ -11,6 +11,7 @@ from __future__ import annotations
 from math import ceil, exp, expm1, floor, inf, log, sqrt
 
 from fivefold.bounded_types import RUN_TOKENS
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.sharding import is_trained, list_units
 from fivefold.machine.datacenter import SOURCES, Site
@@ -19,7 +20,6 @@ from fivefold.model.spec import Model
 from fivefold.model.vision_weights import list_vision_weights
 from fivefold.model.weights import Weight, list_trained_weights
 from fivefold.optimizers.cost import find_cost
-from fivefold.record import UserError
 from fivefold.results.run_estimate import Goodput, RunEstimate
 from fivefold.step import Step
 from fivefold.units import show_seconds

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from fivefold.atomic_file import replace_file
+from fivefold.errors import RunFailure, UserError
 from fivefold.layout.mesh import RankGroup, group
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -23,7 +24,6 @@ from fivefold.planner.predict import predict
 from fivefold.planner.time.network import Network
 from fivefold.profiling.attribution import rank_times, split, summarize_rank
 from fivefold.profiling.findings import list_findings
-from fivefold.record import RunFailure, UserError
 from fivefold.results import trace_file
 from fivefold.results.run_folder import PREDICTED
 from fivefold.results.spans import RankTrace, TracedMessage

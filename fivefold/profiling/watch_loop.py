@@ -26,10 +26,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from fivefold.errors import UserError
 from fivefold.machine.spec import Machine
 from fivefold.profiling.closed_loop import average_traffic, merge_stage_memory, write_steps
 from fivefold.profiling.step_advice import advise_on_step
-from fivefold.record import UserError
 from fivefold.results.advice import StepAdvice
 from fivefold.step import Memory, Step, Time, Work
 from fivefold.trainer.measure.clock import Clock, HostClock, StreamClock

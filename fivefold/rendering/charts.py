@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fivefold.atomic_file import replace_file
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.drawing.file import PictureFile, check_suffix
 from fivefold.rendering.palette import BLUE, CONFIG, GREEN, RED, break_lines, build_heading, get_colour
 from fivefold.rendering.step_view import MEMORY_PARTS, list_memory_parts

@@ -9,7 +9,6 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from fivefold.job import Job
-from fivefold.record import join_names
 from fivefold.rendering.charts import Chart, draw_stacked_bars, draw_stage_bars
 from fivefold.rendering.grid import Grid
 from fivefold.rendering.interval import show_change_range
@@ -17,6 +16,7 @@ from fivefold.rendering.palette import BLUE, GREY, IDLE, RED
 from fivefold.rendering.question import describe_job
 from fivefold.rendering.sections import AnswerSection, render_sections
 from fivefold.results.comparison import EQUAL, Comparison, Quantity, SpeedRatio, Variant, break_down
+from fivefold.spelling import join_names
 from fivefold.step import Step
 from fivefold.units import show_bytes, show_count, show_flops, show_risk, show_seconds
 

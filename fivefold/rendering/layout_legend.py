@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.recomputation import GROUPS, RECOMPUTABLE
 from fivefold.layout.spec import Layout
-from fivefold.record import join_names
+from fivefold.spelling import join_names
 
 REDUCES = {
     "step": "gradients are reduced once per step, not after every micro-batch",

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.lines import HEIGHT, Curve, draw_lines
 

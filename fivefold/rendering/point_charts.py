@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import time_unit
 from fivefold.rendering.drawing.scatter import HEIGHT, ScatterPoint, draw_scatter

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from rich.console import RenderableType
 from rich.text import Text
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering import charts
 from fivefold.rendering.compare import render_table as compared
 from fivefold.rendering.grid import Grid

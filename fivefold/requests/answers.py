@@ -8,8 +8,8 @@ from math import log2
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fivefold.errors import UserError, warn
 from fivefold.layout.batch import MAX_TRIED_GPUS
-from fivefold.record import UserError, warn
 from fivefold.requests.commands import DEFAULT_TOKENS, UNRANKABLE_DIFFERENCE, AskRequest, Question
 from fivefold.requests.offers import parse_deadline
 from fivefold.requests.words import parse_dollars, parse_tokens
@@ -358,7 +358,7 @@ def read_noise_scale(text: str | None, *, find: Callable[[str], Path] = Path) ->
 
     ``find`` maps the text to the path of a file.
     """
-    from fivefold.record import read_lines
+    from fivefold.text_files import read_lines
 
     if text is None:
         return None

@@ -7,9 +7,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fivefold.errors import UserError
 from fivefold.layout.batch import fill_batch, find_most_ranks
 from fivefold.layout.stored_base import keep_stored_base
-from fivefold.record import UserError
 from fivefold.requests.answers import find_fastest
 from fivefold.requests.machines import check_is_model
 from fivefold.requests.offers import apply_prices

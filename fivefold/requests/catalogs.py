@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
 
-from fivefold.record import Record, UserError
+from fivefold.errors import UserError
+from fivefold.record import Record
 from fivefold.results.catalog import CatalogFamily, CatalogLink, CatalogMachine, CatalogModel, CatalogStack
 from fivefold.units import GIB
 

@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar, Literal, get_args
 from pydantic import BeforeValidator, Field
 
 from fivefold.layout.batch import choose_gpu_counts
-from fivefold.record import make_unknown_name_error
 from fivefold.requests.fields import (
     TOKENS,
     AdapterText,
@@ -48,6 +47,7 @@ from fivefold.requests.fields import (
 from fivefold.requests.schema import PANELS, Argument, Option, Request, make_field
 from fivefold.requests.words import parse_dollars
 from fivefold.results.search_result import Objective
+from fivefold.spelling import make_unknown_name_error
 from fivefold.step import FITS_RISK
 
 DEFAULT_TOKENS = 1e12  # of a run whose length is not given

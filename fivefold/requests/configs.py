@@ -11,7 +11,7 @@ import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.machines import load_machine
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 EXTRAS = {
     **dict.fromkeys(("torch", "tokenizers", "safetensors", "tensorboard", "pyarrow"), "train"),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fivefold.adapter import parse_adapter
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import JobRequest
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def collect_fields(
     Raises ``UserError`` if an option and ``--set``, or two of ``--set``, give the same field. ``options``: by name as
     on the command line, None where the option was not given; ``base``: fields that all of these override.
     """
-    from fivefold.record import read_file
+    from fivefold.text_files import read_file
 
     file_values = read_file(job) if job else {}
     if isinstance(file_values.get("job"), dict):

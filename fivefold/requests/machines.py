@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 if TYPE_CHECKING:
     from fivefold.machine.spec import Machine

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import DEFAULT_TOKENS, SearchRequest
 from fivefold.requests.search import limit_memory, resolve_tolerance
 

@@ -12,7 +12,7 @@ from importlib import import_module
 from operator import or_
 from typing import Any, NamedTuple
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.settings import COMMANDS_WITH_SETTINGS, AppliedSettings
 
 DIALECT = "https://json-schema.org/draft/2020-12/schema"

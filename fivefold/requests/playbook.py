@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import Batch
 from fivefold.requests.job import list_job_options
 from fivefold.requests.search import build_request, search_with_progress

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import UNRANKABLE_DIFFERENCE, SearchRequest
 from fivefold.requests.words import parse_bytes
 from fivefold.units import show_bytes, show_seconds

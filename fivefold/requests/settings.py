@@ -23,8 +23,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from pydantic import Field
 
 from fivefold.atomic_file import replace_file
-from fivefold.record import Record, UserError, make_unknown_name_error, read_file
+from fivefold.errors import UserError
+from fivefold.record import Record
 from fivefold.requests.machines import load_machine
+from fivefold.spelling import make_unknown_name_error
+from fivefold.text_files import read_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.units import GIB, KIB, MIB
 
 TOKENS = {"k": 1e3, "M": 1e6, "B": 1e9, "G": 1e9, "T": 1e12}

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from fivefold.display import Rows, Shown
-from fivefold.record import UserError, read_file, read_lines
+from fivefold.errors import UserError
 from fivefold.results import trace_file
 from fivefold.results.spans import Span
 from fivefold.results.step_comparison import QuantityComparison, compare, read_pair
 from fivefold.step import Step
+from fivefold.text_files import read_file, read_lines
 
 PREDICTED = "predicted.json"  # `train` writes it at the start
 MAX_TIMELINE_RANKS = 8  # largest number of measured ranks in a timeline

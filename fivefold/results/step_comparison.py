@@ -14,9 +14,11 @@ from pathlib import Path
 from statistics import median
 from typing import Any, Literal
 
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
-from fivefold.record import Record, UserError, read_file
+from fivefold.record import Record
 from fivefold.step import StageMemory, Step
+from fivefold.text_files import read_file
 
 Unit = Literal["parameters", "bytes", "FLOPs", "calls", "seconds", "tokens/s"]
 

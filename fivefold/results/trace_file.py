@@ -12,7 +12,7 @@ from typing import Any
 
 from fivefold.atomic_file import replace_file
 from fivefold.bounded_file import ROWS_BYTES, read_bytes
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.results.spans import RankStep, RankTrace, Span, TracedMessage
 
 FOLDER, PLANNED = "trace", "planned.json"  # in the run's folder

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from fivefold.record import UserError, find_spelling, join_names, make_unknown_name_error
+from fivefold.errors import UserError
+from fivefold.spelling import find_spelling, join_names, make_unknown_name_error
 from fivefold.stack import megatron, other_software, pytorch
 from fivefold.stack.entry import Fact, StackEntry
 from fivefold.stack.spec import Stack

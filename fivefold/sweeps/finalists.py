@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from fivefold.calibration import count_cores
 from fivefold.calibration.profile import is_profiled as is_measured
 from fivefold.calibration.profile import profile_layout
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
 from fivefold.planner.search import search
-from fivefold.record import UserError
 from fivefold.results.search_result import Finalist
 from fivefold.sweeps.trial import STEPS, try_layout
 

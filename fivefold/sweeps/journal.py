@@ -18,7 +18,8 @@ from typing import Any
 
 from fivefold.atomic_file import replace_file
 from fivefold.bounded_file import drop_torn_line
-from fivefold.record import RunFailure, UserError, read_lines
+from fivefold.errors import RunFailure, UserError
+from fivefold.text_files import read_lines
 
 
 class Journal:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fivefold.bounded_file import read_end
+from fivefold.errors import RunFailure, UserError
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
-from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps.spec import SweepSetting
 from fivefold.sweeps.trial import Trial, judge_trial, prepare, try_layout

@@ -6,11 +6,11 @@ import hashlib
 import json
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.search import search
-from fivefold.record import UserError
 from fivefold.results.sweep_row import Status, SweepRow, list_layout_columns, list_step_columns
 from fivefold.step import FITS_RISK, Step
 from fivefold.sweeps.spec import SweepSetting, parse_best

@@ -11,8 +11,9 @@ from typing import Any, get_args
 
 from fivefold.atomic_file import replace_file
 from fivefold.bounded_file import ROWS_BYTES
-from fivefold.record import UserError, read_lines, read_text
+from fivefold.errors import UserError
 from fivefold.results.sweep_row import SweepRow
+from fivefold.text_files import read_lines, read_text
 
 SUFFIXES = (".parquet", ".csv", ".jsonl")
 

@@ -18,6 +18,7 @@ from typing import Annotated, Any, NamedTuple, Self, TypeVar
 from pydantic import Field, model_validator
 
 from fivefold.bounded_types import Degree, Sequences, Steps, Tokens
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.batch import fill_batch
 from fivefold.layout.pattern import expand_alternatives, fill_degree
@@ -27,8 +28,9 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import locate_model
 from fivefold.model.catalog import resolve as resolve_model
 from fivefold.model.spec import Model
-from fivefold.record import Record, UserError, read_file
+from fivefold.record import Record
 from fivefold.stack.catalog import build_stack as named_stack
+from fivefold.text_files import read_file
 
 Item = TypeVar("Item")
 Some = Annotated[tuple[Item, ...], Field(min_length=1)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.results.sweep_row import SweepRow
 from fivefold.step import FITS_RISK
 from fivefold.sweeps.journal import Journal

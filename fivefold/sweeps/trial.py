@@ -19,12 +19,13 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Literal
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.machine.toml import write
 from fivefold.model.spec import Model
-from fivefold.record import Record, UserError
+from fivefold.record import Record
 from fivefold.results.step_comparison import read_pair
 from fivefold.step import Step
 from fivefold.trainer.faults.signals import exit_with_parent

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fivefold.bounded_file import read_bytes
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.machine.launch import divide_over_hosts, format_torchrun_command
 from fivefold.machine.spec import Machine
-from fivefold.record import UserError
 from fivefold.units import show_bytes
 
 MIN_MEMORY_SHARE = 0.9  # share of the planned chip's memory; what drivers report for one chip differs by less

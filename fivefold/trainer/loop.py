@@ -19,10 +19,10 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
+from fivefold.errors import RunFailure, UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import RunFailure, UserError
 from fivefold.results.spans import RankTrace
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import checkpoint, huggingface_import, peft_adapter

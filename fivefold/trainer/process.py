@@ -22,7 +22,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore, PrefixStore, TCPStore
 from torch.distributed.rendezvous import rendezvous
 
-from fivefold.record import RunFailure, StopSignal, UserError
+from fivefold.errors import RunFailure, StopSignal, UserError
 from fivefold.trainer.checkpoint.checkpoint_folder import find_latest
 from fivefold.trainer.faults.signals import EXIT_RETRY, LAUNCHER, STOP_SIGNALS, TIME, resume_hint
 from fivefold.trainer.logs.run_log import note

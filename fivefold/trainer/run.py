@@ -7,6 +7,7 @@ from typing import Literal, Self
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from fivefold.errors import UserError
 from fivefold.job import FORMAT_OBJECTIVES, Job
 from fivefold.layout.schedule.csv_file import read_table
 from fivefold.layout.schedule.table import Table
@@ -14,7 +15,8 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import locate_machine
 from fivefold.model.catalog import locate_model, name_model
 from fivefold.model.spec import Model
-from fivefold.record import Record, UserError, locate, read_file
+from fivefold.record import Record
+from fivefold.text_files import locate, read_file
 from fivefold.trainer.data.loader import Loader
 from fivefold.trainer.data.packing import Excess, PackedLoader, Packing, PairLoader
 from fivefold.trainer.data.shards import Shards, Split

@@ -23,7 +23,8 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from fivefold.record import Record, RunFailure, UserError
+from fivefold.errors import RunFailure, UserError
+from fivefold.record import Record
 
 LOCK_FILE = "lock.json"
 BEAT_SECONDS = 5.0

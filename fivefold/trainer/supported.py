@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fivefold.base_format import BaseFormat
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.spec import Layout
@@ -12,7 +13,6 @@ from fivefold.model.spec import Model
 from fivefold.model.weight import is_quantized
 from fivefold.model.weights import list_block_weights
 from fivefold.optimizers.cost import find_cost
-from fivefold.record import UserError
 from fivefold.stack.kernel_facts import ATTENTIONS, LOSSES, AttentionFacts, LossFacts
 from fivefold.trainer.model.precision import check_trainable
 from fivefold.trainer.supported_models import list_unsupported

@@ -10,10 +10,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Body, Query
 from fastapi.responses import JSONResponse, Response
 
+from fivefold.errors import UserError
 from fivefold.machine.catalog import list_names as machine_names
 from fivefold.model.catalog import list_names as model_names
 from fivefold.planner.compare import compare as side_by_side
-from fivefold.record import Record, UserError
+from fivefold.record import Record
 from fivefold.requests.commands import AskedQuestion
 from fivefold.results import run_folder
 from fivefold.results.balance import Ratios

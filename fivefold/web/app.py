@@ -17,7 +17,8 @@ from starlette.exceptions import HTTPException
 from starlette.types import Receive, Scope, Send
 
 import fivefold
-from fivefold.record import VERBS, RunFailure, UserError, reword
+from fivefold.errors import RunFailure, UserError
+from fivefold.record import VERBS, reword
 from fivefold.rendering.drawing.style import build_file_css
 from fivefold.requests.settings import load_settings
 from fivefold.web import api

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, get_args
 
 from fivefold.adapter import ADAPTERS, ALL_LINEAR, EXPERT_TARGETS, SAVED, Adapter
 from fivefold.bounded_types import RANKS
+from fivefold.errors import UserError
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.batch import fill_batch
 from fivefold.layout.names import CP_KINDS
@@ -24,10 +25,11 @@ from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDUL
 from fivefold.layout.spec import Layout, find_divisor_below, list_divisors
 from fivefold.layout.stages import distribute_evenly, distribute_parts, sum_parts
 from fivefold.layout.text import format_stages
-from fivefold.layout.validity import count_max_stages, list_inexpressible, list_reasons, list_unwritten
+from fivefold.layout.validity import list_reasons
+from fivefold.layout.validity.pipeline import count_max_stages
+from fivefold.layout.validity.stack import list_inexpressible, list_unwritten
 from fivefold.model.spec import Model
 from fivefold.planner.compare import with_precision, with_stack
-from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS, WRAPPED_STACKS
 from fivefold.stack.spec import Attention, Stack
 from fivefold.update import Kind as OptimizerKind

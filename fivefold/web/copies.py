@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from fivefold.api import functions
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.answers import OF_LAYOUT, USED_BY
 from fivefold.requests.commands import (
     AskOptions,

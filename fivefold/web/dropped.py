@@ -14,7 +14,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import mkdtemp
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 MAX_FILE_BYTES = 2**31  # largest file that may be dropped
 MAX_KEPT_BYTES = 2**32  # when the files are larger in total, the oldest are removed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
+from fivefold.errors import UserError
 from fivefold.planner.predict import predict
-from fivefold.record import UserError
 from fivefold.rendering import explanation, trace_report
 from fivefold.rendering.drawing.bars import draw_stacked
 from fivefold.rendering.elements import Raw

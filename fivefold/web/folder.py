@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 FILE_BYTES = 2**26  # largest file that a request may name
 

@@ -18,6 +18,7 @@ from urllib.parse import quote, urlencode
 from pydantic import Field, model_validator
 
 from fivefold.bounded_types import Ffn, Heads, Layers, Tokens, Vocab, Width
+from fivefold.errors import UsageWarning, UserError
 from fivefold.job import Job
 from fivefold.layout.batch import find_most_ranks
 from fivefold.layout.spec import Layout
@@ -28,7 +29,6 @@ from fivefold.machine.spec import Machine
 from fivefold.model import catalog as models
 from fivefold.model.spec import Model
 from fivefold.planner.compare import ComparedCase, with_precision, with_stack
-from fivefold.record import UsageWarning, UserError
 from fivefold.requests.batch import choose_batch
 from fivefold.requests.commands import (
     AskedQuestion,

@@ -9,12 +9,12 @@ from typing import Annotated, Any, NamedTuple
 
 from pydantic import AfterValidator, Field
 
+from fivefold.errors import UserError
 from fivefold.interop.format import LENGTH_MISSING, NO_MODEL, RANKS_MISSING, Overrides
 from fivefold.interop.read import read_pasted
 from fivefold.machine import catalog as machines
 from fivefold.model import catalog as models
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.requests.commands import JobRequest
 from fivefold.requests.job import list_job_options
 from fivefold.results.reading import Reading

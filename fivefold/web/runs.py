@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Literal
 
-from fivefold.record import Record, UserError, read_lines
+from fivefold.errors import UserError
+from fivefold.record import Record
 from fivefold.results import run_folder
 from fivefold.results.run_folder import RunFolder
 from fivefold.results.step_comparison import compare_unfinished
 from fivefold.step import Step
+from fivefold.text_files import read_lines
 from fivefold.web.folder import ServedFolder
 
 MAX_DEPTH, MAX_RUNS = 4, 200  # depth of folders searched, and number of runs listed

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import uvicorn
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.web.app import FIRST, create
 from fivefold.web.guard import BODY_BYTES
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.web.dropped import DroppedFiles
 from fivefold.web.folder import ServedFolder
 from fivefold.web.question import NO_MISTAKE, JobQuestion, Mistake, ResolvedRequest

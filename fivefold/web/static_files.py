@@ -10,8 +10,8 @@ import base64
 import hashlib
 from pathlib import Path
 
-from fivefold.record import read_text
 from fivefold.rendering.drawing.style import read_css
+from fivefold.text_files import read_text
 
 _FOLDER = Path(__file__).parent / "static"
 STYLES = read_css() + read_text(_FOLDER / "page.css", kind="a style sheet")

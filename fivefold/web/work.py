@@ -16,7 +16,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any, TypeVar
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 T = TypeVar("T")
 

@@ -22,8 +22,8 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any, get_args
 
+from fivefold.errors import RunFailure, StopSignal, UserError
 from fivefold.machine.catalog import resolve
-from fivefold.record import RunFailure, StopSignal, UserError
 from fivefold.requests.commands import Question
 from fivefold.requests.offers import apply_prices
 from fivefold.results.sweep_row import SweepRow

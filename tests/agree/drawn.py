@@ -18,6 +18,7 @@ from typing import Any, NamedTuple, get_args
 
 from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, LINEAR_TARGETS, TARGETS, Adapter, SavedModule
 from fivefold.base_format import FOUR_BIT_BASES, QUANTIZED_BASES
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.recomputation import RECOMPUTABLE
@@ -49,7 +50,7 @@ from fivefold.model.rope import RopeScaling
 from fivefold.model.spec import Model
 from fivefold.model.weight import is_quantized
 from fivefold.model.weights import list_targets, list_weights
-from fivefold.record import Record, UserError
+from fivefold.record import Record
 from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer
 

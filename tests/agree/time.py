@@ -33,8 +33,8 @@ from fivefold.model.experts import MoE
 from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
 from fivefold.planner.predict import get_planner
-from fivefold.record import read_file, read_lines
 from fivefold.sweeps.trial import prepare
+from fivefold.text_files import read_file, read_lines
 from fivefold.trainer.run import Run
 from fivefold.trainer.supported import check_supported
 from tests.agree.turns import run_in_turns, turn, unfrozen

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fivefold.machine.toml import read
-from fivefold.record import read_lines
 from fivefold.sweeps.finalists import TRIALS_PER_LAYOUT
 from fivefold.sweeps.trial import STEPS, try_layout
+from fivefold.text_files import read_lines
 from tests.agree.time import Answer, Case, cases, options, select_calmest
 
 TRIED = 2

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 import fivefold as ff
 from fivefold.cli import app
+from fivefold.errors import RunFailure, UserError
 from fivefold.job import Job
-from fivefold.record import RunFailure, UserError
 from fivefold.requests.commands import JobOptions
 from fivefold.trainer.run_lock import hold
 from tests.profiling.traces import kineto

@@ -105,7 +105,7 @@ def test_predict_answers_cold_within_four_tenths_of_a_second() -> None:
         seconds.append(middle - start)
         libraries.append(_children_seconds() - middle)
         assert answer.returncode == 0, answer.stderr
-        assert int(answer.stderr.split()[-1]) < 570  # 534 today
+        assert int(answer.stderr.split()[-1]) < 620  # 584 today
     assert min(seconds) < max(0.6, 4.5 * min(libraries))
 
 

@@ -77,7 +77,7 @@ NAMES = {  # single functions, by file
     "model/vision_weights.py: shape_encoder": "the shape of an encoder, cached",
     "planner/compare.py: row": "a nested function: one row of a table",
     "planner/counts/counts.py: _stage": "named by its result, a cached stage",
-    "planner/counts/operations/attention.py: _norm_heads": "norms as a verb: the operations of norms per head",
+    "planner/counts/operations/attention/grouped.py: _norm_heads": "norms as a verb: the operations of norms per head",
     "profiling/watch_loop.py: _axis": "named by its result, as the axis of a group",
     "rendering/drawing/file.py: _repr_html_": "IPython's protocol",
     "rendering/drawing/file.py: _texts": "named by its result",

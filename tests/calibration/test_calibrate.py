@@ -10,10 +10,10 @@ from fivefold.calibration import calibrate, fit_line, fit_machine, worker
 from fivefold.calibration.kernels import KERNELS
 from fivefold.calibration.points import AttentionPointShape, Facts, Points, choose_default_points, list_matmul_shapes
 from fivefold.calibration.worker import PROBE, Curves, WorkerContext
+from fivefold.errors import RunFailure, UserError
 from fivefold.machine import toml
 from fivefold.machine.catalog import resolve
 from fivefold.machine.spec import Calibration, KernelPoint, MatmulPoint
-from fivefold.record import RunFailure, UserError
 from fivefold.rendering import table
 from fivefold.units import KIB, MIB
 

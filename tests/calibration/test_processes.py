@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from fivefold.calibration.processes import run_in_parallel
-from fivefold.record import RunFailure
+from fivefold.errors import RunFailure
 
 pytestmark = pytest.mark.processes
 

@@ -20,6 +20,7 @@ from fivefold.calibration.null_process_group import NullProcessGroup, init_null_
 from fivefold.calibration.orders import RankProfile
 from fivefold.calibration.profile import add, is_profiled, profile_layout, shorten_model
 from fivefold.calibration.unit_clock import UnitClock
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import toml
@@ -31,7 +32,6 @@ from fivefold.planner.counts.traffic import list_messages, step_messages
 from fivefold.planner.predict import Planner, get_planner
 from fivefold.planner.time.network import Network
 from fivefold.planner.time.timeline import estimate_small_messages
-from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from tests.forked_python import true_interpreters

@@ -9,13 +9,13 @@ from typer.testing import CliRunner
 
 import fivefold as ff
 from fivefold.cli import app
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.machine.catalog import list_names as machine_names
 from fivefold.model.catalog import build_model
 from fivefold.model.catalog import list_names as model_names
-from fivefold.record import UserError
 from fivefold.rendering.catalogs import STACKS as COLUMNS
 from fivefold.stack.catalog import STACKS
 

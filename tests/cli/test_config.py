@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.settings import KEYS, change_setting, find_settings_file, load_settings
 from tests.cli.commands import run
 

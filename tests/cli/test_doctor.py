@@ -10,7 +10,7 @@ import typer
 from typer.testing import CliRunner
 
 from fivefold.cli.commands.doctor import DOES_NOT_FIT, doctor
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.words import parse_bytes
 from fivefold.results.diagnosis import Diagnosis
 from fivefold.units import GIB

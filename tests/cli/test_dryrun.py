@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from fivefold.cli import app
 from fivefold.cli.commands.dryrun import WOULD_FAIL
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.step import Step
 from fivefold.trainer.model import mlp
 

@@ -6,9 +6,9 @@ from typer.testing import CliRunner
 from fivefold.cli import app, first_calibration
 from fivefold.cli.errors import LAUNCHER
 from fivefold.cli.first_calibration import calibrate_if_needed
+from fivefold.errors import UserError
 from fivefold.machine import toml
 from fivefold.machine.catalog import UncalibratedError
-from fivefold.record import UserError
 from fivefold.requests.machines import find_local_machine_file, load_machine
 from tests.calibration.test_profile import machine
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 import fivefold as ff
+from fivefold.errors import UsageWarning
 from fivefold.layout.spec import Layout
-from fivefold.record import UsageWarning
 from fivefold.requests.machines import load_machine
 from tests.cli.commands import run
 from tests.selection import mark_share

@@ -14,12 +14,13 @@ import torch
 from typer.testing import CliRunner
 
 from fivefold.cli import app
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import write
 from fivefold.model.spec import Model
-from fivefold.record import UserError, read_lines
+from fivefold.text_files import read_lines
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.data.tokenizer import ByteTokenizer

@@ -16,9 +16,10 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from fivefold.cli import app
+from fivefold.errors import UserError
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.machine.toml import emit, write
-from fivefold.record import UserError, read_file, read_lines
+from fivefold.text_files import read_file, read_lines
 from fivefold.trainer.data.loader import Loader
 from fivefold.trainer.data.shards import Shards
 from fivefold.trainer.data.tokenizer import train_bpe

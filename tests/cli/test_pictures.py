@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from fivefold.cli import app
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 PREDICT = ["predict", "llama3-8b", "h100:8", "tp2 pp4 v2 zbv", "--gbs", "16", "--seq", "2048"]
 FLAT = ["predict", "nano", "h100:8", "dp8 zero3", "--gbs", "8"]

@@ -18,12 +18,12 @@ from fivefold.cli import app
 from fivefold.cli.commands import report as report_command
 from fivefold.cli.commands.report import NAME
 from fivefold.cli.commands.train import write_report
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as machine_of
 from fivefold.model.catalog import resolve as model_of
 from fivefold.profiling.closed_loop import write_steps
-from fivefold.record import UserError
 from fivefold.rendering.drawing import pipeline, plot
 from fivefold.rendering.drawing.style import read_css
 from fivefold.requests.job import load_job

@@ -14,10 +14,10 @@ import pytest
 
 from fivefold.cli.hosts import RESTARTS, count_restarts
 from fivefold.cli.slurm import submit, write_script
+from fivefold.errors import RunFailure, UserError
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve as find
 from fivefold.machine.spec import Machine
-from fivefold.record import RunFailure, UserError
 from fivefold.trainer.run import Run
 
 RUN = Run.read({"folder": "runs/big", "faults": {"max_restarts": 2}}, origin="test")

@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fivefold.cli import app
+from fivefold.errors import UserError
 from fivefold.machine.toml import write
-from fivefold.record import UserError
 from tests.sweeps.test_trial import MACHINE
 
 ROOT = Path(__file__).parents[2]

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from fivefold import bounded_file
 from fivefold.cli import app
+from fivefold.errors import UserError
 from fivefold.profiling.traces import job_traces, json_stream, read
 from fivefold.profiling.traces.critical_path import EndOrder
-from fivefold.record import UserError
 from fivefold.rendering.progress import show_progress
 from tests.profiling.traces import kineto
 

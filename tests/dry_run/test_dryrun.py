@@ -12,6 +12,7 @@ from fivefold.dry_run import DryRun, dryrun, rank_processes
 from fivefold.dry_run.rank_tapes import RankTapes, run_rank
 from fivefold.dry_run.record.tape import START, WAIT, Tape
 from fivefold.dry_run.report import describe_peak
+from fivefold.errors import RunFailure, UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -19,7 +20,6 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.planner.predict import predict
-from fivefold.record import RunFailure, UserError
 from fivefold.results.step_comparison import compare
 from fivefold.trainer.model import mlp
 from tests.selection import mark_share

@@ -14,12 +14,12 @@ import pytest
 from fivefold.dry_run import rank_processes
 from fivefold.dry_run.rank_processes import RankJob, RankWorker, Results, pause_garbage_collection, run_ranks, serve
 from fivefold.dry_run.rank_tapes import RankTapes
+from fivefold.errors import RunFailure
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
-from fivefold.record import RunFailure
 from fivefold.trainer.model import mlp
 
 pytestmark = pytest.mark.slow

@@ -22,12 +22,13 @@ from math import isclose
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout, list_divisors
-from fivefold.layout.validity import is_legal, validate_job
+from fivefold.layout.validity import is_legal
+from fivefold.layout.validity.job import validate_job
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model, list_names
-from fivefold.record import UserError
 from fivefold.requests.job import load_job
 from fivefold.step import FITS_RISK, TIGHT_RISK
 from fivefold.units import show_bytes, show_seconds

@@ -32,7 +32,7 @@ import typer
 
 from fivefold import bounded_file
 from fivefold.cli import command_line
-from fivefold.record import StopSignal
+from fivefold.errors import StopSignal
 from fivefold.requests.commands import COMMANDS
 from tests.endure.facts import find_ignored
 from tests.endure.files import folder

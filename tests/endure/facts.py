@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 from warnings import catch_warnings
 
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
-from fivefold.record import UserError
 from fivefold.stack.spec import FACTS
 
 OPTIONS = {"--seq": "sequence", "--gbs": "global_batch", "--precision": "precision.name", "--stack": "stack.name"}

@@ -19,11 +19,11 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from fivefold.errors import UserError
 from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
 from fivefold.interop.registry import FORMATS
 from fivefold.interop.write import write
-from fivefold.record import UserError
 from fivefold.rendering.progress import show_progress
 from tests.endure.stop_signals import end_at_stop_signal
 from tests.interop.drawn_keys import SOFTWARE, draw_keys, find_fault

@@ -21,9 +21,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.interop.keys import Key, Table, Values, flatten
 from fivefold.interop.registry import FORMATS
-from fivefold.record import UserError
 from fivefold.rendering.progress import show_progress
 from fivefold.results.reading import Reading
 from tests.endure.stop_signals import end_at_stop_signal

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 
 from fivefold.layout.spec import Layout
 from fivefold.machine.toml import write
-from fivefold.record import read_lines
 from fivefold.rendering.progress import show_progress
+from fivefold.text_files import read_lines
 from tests.endure.ranks import Ranks
 from tests.trainer.test_faults import MACHINE, events, losses, saved_bits, saved_step, set_run
 

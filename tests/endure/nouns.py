@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, get_args
 
+from fivefold.errors import UserError
 from fivefold.job import RECIPES, Job
 from fivefold.layout.recomputation import RECOMPUTABLE
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
@@ -19,7 +20,7 @@ from fivefold.machine.catalog import list_names as chips
 from fivefold.machine.catalog import resolve as machine
 from fivefold.model.catalog import build_model, list_names
 from fivefold.model.published import CATALOG, VERSIONS
-from fivefold.record import Record, UserError
+from fivefold.record import Record
 from fivefold.stack.catalog import STACKS
 from tests.endure.files import BROKEN, Content, break_file
 from tests.endure.settings import list_valid_settings, settings

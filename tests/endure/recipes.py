@@ -23,7 +23,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import fivefold
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.progress import show_progress
 from fivefold.requests.configs import build_request, load_config
 from tests.endure.stop_signals import end_at_stop_signal

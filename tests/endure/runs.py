@@ -24,6 +24,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -31,7 +32,7 @@ from fivefold.machine.toml import emit
 from fivefold.model.catalog import resolve
 from fivefold.model.experts import MoE
 from fivefold.model.latent_attention import MLA
-from fivefold.record import UserError, read_lines
+from fivefold.text_files import read_lines
 from fivefold.trainer.supported import check_supported
 from tests.endure.kills import enter_folder
 from tests.trainer.test_faults import set_run

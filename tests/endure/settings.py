@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from fivefold.errors import UserError
 from fivefold.job import RECIPES, Job
-from fivefold.record import UserError
 from fivefold.requests.job import load_job
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import FACTS, Stack

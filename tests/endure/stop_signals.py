@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fivefold.record import StopSignal
+from fivefold.errors import StopSignal
 from fivefold.trainer.faults.signals import STOP_SIGNALS, install_signal_handlers
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from fivefold.cli.errors import run_with_exit_code
+from fivefold.errors import UserError
 from fivefold.job import Job, Recipe
-from fivefold.record import UserError
 from fivefold.stack.spec import FACTS
 from tests.endure.commands import IDLE_TICKS, Idle, Waits, answer, isolate, judge, run
 from tests.endure.facts import find_ignored, is_same

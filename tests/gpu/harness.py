@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from fivefold.record import read_lines
+from fivefold.text_files import read_lines
 
 LATER = 75  # exit code: cases are left, and the same command goes on with them
 

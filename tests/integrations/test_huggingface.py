@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.results.step_comparison import compare, read_pair
 
 pytest.importorskip("accelerate", reason="the Trainer needs accelerate: pip install accelerate")

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from fivefold.errors import UserError
 from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
-from fivefold.record import UserError
 from fivefold.requests.configs import check_keys
 from fivefold.results.reading import ParsedKey, Reading
 

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from fivefold.adapter import Adapter
 from fivefold.base_format import FOUR_BIT_BASES
+from fivefold.errors import UserError
 from fivefold.interop.equivalence import fit_free_fields, resolve_adapter, resolve_rate
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
@@ -20,7 +21,7 @@ from fivefold.layout.validity import list_reasons
 from fivefold.model.catalog import build_model as model_named
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
-from fivefold.record import UserError, list_differences
+from fivefold.record import list_differences
 from fivefold.results.reading import DataReading
 from fivefold.stack.catalog import build_stack as stack_named
 from fivefold.stack.spec import Stack

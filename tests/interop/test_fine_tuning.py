@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from fivefold.adapter import Adapter
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.write import write
@@ -15,7 +16,6 @@ from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.published import CATALOG
-from fivefold.record import UserError
 from fivefold.rendering.reading import list_records
 from fivefold.results.reading import DataReading, Reading
 from tests.interop.draws import Range, check_round_trip, plans

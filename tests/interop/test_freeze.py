@@ -10,7 +10,7 @@ import yaml
 from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
 from fivefold.layout.sharding import is_trained, list_units
-from fivefold.layout.validity import list_mismatches
+from fivefold.layout.validity.job import list_mismatches
 from fivefold.model.catalog import build_model
 from fivefold.results.reading import Reading
 

@@ -15,6 +15,7 @@ import yaml
 from transformers import get_scheduler
 
 from fivefold.adapter import EXPERT_TARGETS, Adapter
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.huggingface import dialects
 from fivefold.interop.huggingface.adapters import write_adapter
@@ -26,7 +27,6 @@ from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.weights import count_adapters, list_targets
-from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from tests.interop.draws import Range, check_round_trip, plans
 from tests.planner.counts.expert_adapters import count_expert_adapters

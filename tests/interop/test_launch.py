@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from fivefold.adapter import Adapter
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan
 from fivefold.interop.launch.run_file import build_files
 from fivefold.interop.read import read
@@ -18,7 +19,6 @@ from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model, list_names, resolve
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.trainer.run import Run
 from tests.agree.drawn import draw_cases

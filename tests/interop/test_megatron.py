@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.megatron.emit import emit_arguments
 from fivefold.interop.megatron.to_job import parse_stages
@@ -17,7 +18,6 @@ from fivefold.job import Job
 from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model, resolve
-from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from fivefold.stack.catalog import build_stack
 from fivefold.trainer.optimizers.optimizer import compute_learning_rate

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan
 from fivefold.interop.write import write
 from fivefold.job import Job
@@ -13,7 +14,6 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from tests.interop.draws import check_round_trip
 

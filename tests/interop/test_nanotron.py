@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
-from fivefold.record import UserError
 from tests.interop.draws import Range, check_round_trip, plans
 from tests.selection import mark_share
 

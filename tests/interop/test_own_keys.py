@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from fivefold.adapter import Adapter
+from fivefold.errors import UserError
 from fivefold.interop.keys import Table, Values
 from fivefold.interop.registry import FORMATS
-from fivefold.record import UserError
 from fivefold.requests.configs import check_keys
 from tests.interop.drawn_keys import (
     SOFTWARE,

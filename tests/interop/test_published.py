@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
 from fivefold.model.catalog import resolve
-from fivefold.record import UserError
 from fivefold.units import show_count
 from tests.docs.figures import list_code, list_figures
 

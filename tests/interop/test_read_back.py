@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.interop.equivalence import resolve_rate
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
@@ -17,7 +18,6 @@ from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model as model_named
 from fivefold.optimizers import KINDS
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack as stack_named
 from fivefold.update import LearningRate, Optimizer
 from tests.selection import mark_share

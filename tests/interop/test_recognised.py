@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
-from fivefold.record import UserError
 
 NANOTRON = """
 parallelism: {dp: 3, tp: 2, pp: 2}

@@ -9,9 +9,9 @@ import pytest
 import yaml
 
 import fivefold
+from fivefold.errors import UsageWarning, UserError
 from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
-from fivefold.record import UsageWarning, UserError
 from fivefold.results.reading import Reading
 
 PUBLISHED = Path(__file__).parent / "published" / "swift"

@@ -6,16 +6,16 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.torchtitan.flavors import list_flavors, resolve_flavor
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import can_express
+from fivefold.layout.validity.stack import can_express
 from fivefold.model.catalog import build_model
 from fivefold.planner.search.space import Space
-from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from fivefold.stack.catalog import build_stack
 from tests.interop.draws import Range, check_round_trip, plans

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.write import write
@@ -15,7 +16,6 @@ from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
 from fivefold.model.weights import count_adapters
-from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from tests.interop.draws import Range, check_round_trip, plans
 

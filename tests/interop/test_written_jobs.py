@@ -6,17 +6,18 @@ from collections.abc import Iterable
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigFormat, ConfigPlan
 from fivefold.interop.registry import find_format, list_stack_formats
 from fivefold.interop.torchtitan.to_job import FULL_BF16
 from fivefold.interop.write import write
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import is_legal, list_unwritten
+from fivefold.layout.validity import is_legal
+from fivefold.layout.validity.stack import list_unwritten
 from fivefold.model import catalog
 from fivefold.model.spec import Model
 from fivefold.optimizers import KINDS
-from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Stack
 from tests.selection import mark_share

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import fivefold as ff
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.batch import choose_gpu_counts, fill_batch
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.planner.playbook import plan_batch_stage
-from fivefold.record import UserError
 from fivefold.requests.batch import choose_batch
 from fivefold.update import Ramp
 from fivefold.web import worker

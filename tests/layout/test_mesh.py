@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterator
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.mesh import group, list_members
 from fivefold.layout.names import DEFAULT_ORDER
@@ -16,7 +17,6 @@ from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.traffic import list_first_stages, list_messages
-from fivefold.record import UserError
 
 DRAWN = 250
 MAX_RANKS = 128

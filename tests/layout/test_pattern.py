@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fivefold.errors import UserError
 from fivefold.layout.pattern import expand_alternatives, fill_degree
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError
 
 WORDS = {"tp": [1, 2, 3, 4, 8], "pp": [1, 2, 4, 6], "cp": [1, 2, 4], "mbs": [1, 2, 4], "zero": [0, 1, 2, 3]}
 

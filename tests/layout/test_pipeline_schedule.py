@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule, schedule
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
@@ -19,7 +20,6 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.search.shapes import PAIRED, SPLIT
 from fivefold.planner.time.profiled import Profiled
-from fivefold.record import UserError
 from tests.layout.live import count_live
 
 EVERY = pytest.mark.parametrize("record", PIPELINE_SCHEDULES.values(), ids=lambda record: record.name)

@@ -12,6 +12,7 @@ import pytest
 
 import fivefold as ff
 from fivefold.adapter import Adapter, parse_adapter
+from fivefold.errors import UsageWarning, UserError
 from fivefold.job import RECIPES, Job
 from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout
@@ -23,7 +24,6 @@ from fivefold.planner.predict import Planner, predict
 from fivefold.planner.questions.changes import list_changes
 from fivefold.planner.questions.fewest_gpus import find_fewest_gpus
 from fivefold.planner.search import search
-from fivefold.record import UsageWarning, UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import FUSED_SCANS, Stack
 from fivefold.units import show_seconds

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from fivefold.errors import RunFailure, UserError
 from fivefold.layout.schedule import PIPELINE_SCHEDULES, order, schedule
 from fivefold.layout.schedule.action import Action, list_dependencies, list_parts, parse
 from fivefold.layout.schedule.csv_file import read_table, write_table
@@ -27,7 +28,6 @@ from fivefold.layout.schedule.simulation import (
     simulate_schedules,
 )
 from fivefold.layout.schedule.table import Table, check
-from fivefold.record import RunFailure, UserError
 from tests.layout.live import peaks
 
 some = settings(derandomize=True, deadline=None, max_examples=50)

@@ -9,6 +9,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
@@ -20,7 +21,6 @@ from fivefold.model.experts import MoE
 from fivefold.model.indexer import Indexer
 from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.stack.spec import Stack, SupportedLayouts
 
 MODEL = Model(name="m", layers=8, width=64, heads=12, kv_heads=4, head_dim=16, ffn=96, vocab=256)

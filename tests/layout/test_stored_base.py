@@ -6,13 +6,13 @@ import pytest
 
 import fivefold as ff
 from fivefold.adapter import Adapter
+from fivefold.errors import UsageWarning, UserError
 from fivefold.job import RECIPES, Job
 from fivefold.layout.sharding import FsdpUnit, count_frozen_bytes, list_units
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import is_legal
 from fivefold.model.catalog import resolve
 from fivefold.planner.counts.memory.states import count_part_states
-from fivefold.record import UsageWarning, UserError
 from tests.selection import mark_share
 
 REPOSITORY = "unsloth/llama-3-8b-bnb-4bit"
@@ -76,7 +76,7 @@ def test_factors_are_held_in_16_bits_at_least_under_every_recipe(name: str) -> N
     assert states.gathered == sum(weight.numel for weight in factors) * max(2, RECIPES[name].weights_bytes)
 
 
-@pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
+@pytest.mark.filterwarnings("ignore::fivefold.errors.UsageWarning")
 @pytest.mark.parametrize("name", mark_share(2, RECIPES))
 def test_adapters_are_predicted_or_one_line_says_why_not_under_every_recipe(name: str) -> None:
     model, layout = resolve("llama3-8b"), Layout.parse("dp4 tp2 zero1 mbs1")

@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fivefold.cli.arguments import resolve_machine
+from fivefold.errors import UsageWarning, UserError
 from fivefold.machine import toml
 from fivefold.machine.catalog import (
     ALIASES,
@@ -21,7 +22,6 @@ from fivefold.machine.catalog import (
     with_ranks,
 )
 from fivefold.machine.spec import LAUNCH_SECONDS, Calibration
-from fivefold.record import UsageWarning, UserError
 
 NOWHERE = Path("no/such/local.toml")
 

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.mesh import RankGroup
 from fivefold.layout.spec import Layout
@@ -10,7 +11,6 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
 from fivefold.planner.time.network import Network
-from fivefold.record import UserError
 
 NOWHERE = Path("no/such/local.toml")
 EXAMPLES = Path(__file__).parents[2] / "examples" / "machines"

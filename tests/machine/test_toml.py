@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fivefold.errors import RunFailure, UserError
 from fivefold.machine import toml
 from fivefold.machine.catalog import list_names, resolve
 from fivefold.machine.spec import (
@@ -14,7 +15,6 @@ from fivefold.machine.spec import (
     Machine,
     MatmulPoint,
 )
-from fivefold.record import RunFailure, UserError
 
 
 def make_calibrated_machine(path) -> Machine:

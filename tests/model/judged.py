@@ -22,11 +22,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.initialization import no_init_weights
 from transformers.modeling_layers import MtpModel
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.keys import UNREAD
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.write import find_difference
-from fivefold.record import UserError
 from tests.model.mutations import FAMILIES
 
 # whose weights of norms are the factors minus one

@@ -7,6 +7,7 @@ from typing import get_args
 import pytest
 import torch
 
+from fivefold.errors import UserError
 from fivefold.interop.megatron.keys import ACTIVATIONS as MEGATRON
 from fivefold.interop.megatron.keys import NORM
 from fivefold.interop.megatron_bridge.emit import FUNCTIONS as BRIDGE
@@ -16,7 +17,6 @@ from fivefold.model.huggingface.mapping import NAMES
 from fivefold.model.norms import NORMS, NormName
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
-from fivefold.record import UserError
 from fivefold.trainer.model.kernels import kinds
 from fivefold.trainer.model.kernels.activations import FUNCTIONS
 from fivefold.trainer.model.kernels.eager import EAGER

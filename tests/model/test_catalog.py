@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import transformers
 
+from fivefold.errors import UsageWarning, UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
@@ -16,7 +17,6 @@ from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.published import CATALOG
 from fivefold.planner.predict import predict
-from fivefold.record import UsageWarning, UserError
 from tests.selection import mark_share
 
 # Exact where the publisher's files give the weights (Hugging Face's safetensors metadata or the model card).

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.local_weight import RankCoordinate, find_local_slice
 from fivefold.layout.spec import Layout
@@ -19,7 +20,6 @@ from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
-from fivefold.record import UserError
 
 SMALL = Model(name="m", layers=3, width=32, heads=4, kv_heads=4, head_dim=8, ffn=64, vocab=100)
 GROUPS = {"mixers": ("mamba2", "attention"), "mamba2": Mamba2(heads=8, head_dim=8, state=8, groups=2)}

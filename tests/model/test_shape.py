@@ -9,7 +9,8 @@ import pytest
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import is_divisible_by_tp, list_reasons
+from fivefold.layout.validity import list_reasons
+from fivefold.layout.validity.sharding import is_divisible_by_tp
 from fivefold.machine.catalog import resolve
 from fivefold.model.attention import Sliding
 from fivefold.model.factors import Temperature

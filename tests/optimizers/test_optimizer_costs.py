@@ -7,15 +7,15 @@ from typing import get_args
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import explain_unsupported_2d
+from fivefold.layout.validity.two_dimensional import explain_unsupported_2d
 from fivefold.model.catalog import build_model
 from fivefold.model.weights import list_weights
 from fivefold.optimizers import KINDS
 from fivefold.optimizers.cost import find_cost
 from fivefold.planner.counts.memory.states import updates_flat_tensor
-from fivefold.record import UserError
 from fivefold.update import Optimizer
 
 PLANNED_ONLY = {"adamw4bit"}

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.layout.validity import is_legal
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.datacenter import Site
@@ -20,7 +21,7 @@ from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.search import search
 from fivefold.planner.time.memory_over_time import list_levels
 from fivefold.planner.time.spans import build_spans
-from fivefold.record import Record, UserError
+from fivefold.record import Record
 from fivefold.step import FITS_RISK
 from fivefold.trainer.supported import check_supported
 from tests.planner.draws import Case

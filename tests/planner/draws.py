@@ -15,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 
 from fivefold.adapter import EXPERT_TARGETS, Adapter, expand_targets
 from fivefold.base_format import FOUR_BIT_BASES
+from fivefold.errors import UserError
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.recomputation import RECOMPUTABLE
@@ -38,7 +39,6 @@ from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
 from fivefold.model.vision import ProjectorLayer, VisionTower
 from fivefold.planner.search.space import list_divisors
-from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
 from fivefold.stack.spec import Stack, SupportedLayouts
 from fivefold.update import Group, LearningRate, Optimizer, Ramp

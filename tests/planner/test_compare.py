@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.compare import ComparedCase, compare, with_precision, with_stack
-from fivefold.record import UserError
 from fivefold.rendering.comparison import describe_comparison
 from fivefold.stack.catalog import STACKS
 

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout
@@ -22,7 +23,6 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.counts.traffic import sum_traffic
 from fivefold.planner.predict import Estimate, Planner
-from fivefold.record import UserError
 
 SOME = settings(derandomize=True, deadline=None, max_examples=40)
 MODELS = ("llama3-8b", "gpt3-175b", "mixtral-8x7b", "qwen3-0.6b", "deepseek-v2-lite")

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from fivefold.adapter import Adapter
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan
 from fivefold.interop.launch import run_file
 from fivefold.job import Job
@@ -25,7 +26,6 @@ from fivefold.planner.playbook import fit_stage, list_candidates, plan_batch_sta
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.run_file import plan_run_job, write_run_file
-from fivefold.record import UserError
 from fivefold.requests.playbook import build_playbook
 from fivefold.requests.words import parse_tokens
 from fivefold.trainer.build import build

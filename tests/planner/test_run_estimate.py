@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import fivefold as ff
+from fivefold.errors import StopSignal, UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.where import Where
@@ -25,7 +26,6 @@ from fivefold.planner.run_estimate import (
     predict_full_run,
 )
 from fivefold.planner.search.multi_machine import MachineChoice, list_sizes, search_machines
-from fivefold.record import StopSignal, UserError
 from fivefold.results.run_estimate import RunEstimate
 from fivefold.units import show_count
 from fivefold.update import Optimizer
@@ -327,7 +327,7 @@ def test_the_tokens_of_a_run_are_the_most_that_its_limits_allow() -> None:
         assert longest.dollars == pytest.approx(2.5 * 16 * longest.seconds / 3600)
 
 
-@pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
+@pytest.mark.filterwarnings("ignore::fivefold.errors.UsageWarning")
 def test_the_batch_of_the_longest_run_is_advised_for_its_tokens() -> None:
     words = ("llama3-8b", "h100:64", "dp64 zero3 mbs1")
     for deadline in ("1h", "2d", "30d", "300d"):

@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import fivefold as ff
 from fivefold.cli import app
 from fivefold.diagnosis.doctor import examine
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from tests.two_ranks import run_two_ranks
 
 WIDTH, ROWS, BLOCKS = 64, 48, 3

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.record import RunFailure, UserError
+from fivefold.errors import RunFailure, UserError
 from fivefold.rendering import charts
 from fivefold.results.step_comparison import compare
 from fivefold.step import Memory, Step

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.compare import render_table
 from fivefold.results.step_comparison import QuantityComparison, compare, compare_unfinished, describe_assumption
 from fivefold.step import Step, Traffic

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.drawing.lines import MAX_POINTS
 from fivefold.rendering.losses import draw_losses, list_points
 

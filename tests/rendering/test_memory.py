@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering import memory
 from fivefold.rendering.drawing import memory as drawing
 from fivefold.results.spans import Level

@@ -8,13 +8,13 @@ from xml.etree import ElementTree
 import pytest
 from rich.console import Console
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import get_planner
 from fivefold.planner.time.spans import build_spans
-from fivefold.record import UserError
 from fivefold.rendering import pipeline
 from fivefold.rendering.drawing import pipeline as drawing
 from fivefold.rendering.pipeline import describe_step

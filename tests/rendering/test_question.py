@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 import fivefold as ff
 from fivefold.cli import app
+from fivefold.errors import UsageWarning
 from fivefold.job import Job
-from fivefold.record import UsageWarning
 from fivefold.rendering.question import describe_job, describe_step
 from fivefold.requests.job import list_stated, load_job
 from fivefold.stack.catalog import STACKS

@@ -7,7 +7,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering import search
 from fivefold.rendering.answers import list_sections
 from fivefold.rendering.interval import show_change_range, show_range

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.record import RunFailure
+from fivefold.errors import RunFailure
 from fivefold.rendering import trace
 from fivefold.results.spans import RankStep, RankTrace, Span, TracedMessage
 

@@ -9,7 +9,7 @@ import typer
 
 from fivefold import cli
 from fivefold.cli import command_line
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import JobOptions
 from fivefold.requests.job import load_job
 

@@ -28,7 +28,7 @@ def _limit(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("question", mark_share(2, ["run", "batch", "gpus"]))
-@pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
+@pytest.mark.filterwarnings("ignore::fivefold.errors.UsageWarning")
 def test_an_answer_to_a_question_without_a_layout_has_a_remark(question: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     if question != "gpus":  # which tries numbers of ranks first
         monkeypatch.setattr("fivefold.planner.search.work.WorkBudget.remaining_units", 0)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.record import RunFailure, UserError
+from fivefold.errors import RunFailure, UserError
 from fivefold.results import trace_file
 from fivefold.results.spans import RankStep, RankTrace, Span, TracedMessage
 

@@ -7,11 +7,12 @@ from collections import Counter
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.catalog import build_model as model
-from fivefold.record import UserError, find_spelling
+from fivefold.spelling import find_spelling
 from fivefold.stack.catalog import ENTRIES, OTHER_NAMES, SOURCES, STACKS, TRAINS_WITH, build_stack
 from fivefold.stack.entry import StackEntry
 from fivefold.stack.spec import Stack, SupportedLayouts

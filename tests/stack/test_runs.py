@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.stack.spec import Stack, SupportedLayouts
 
 MODEL = Model(

@@ -7,13 +7,13 @@ import sys
 import pytest
 
 from fivefold.calibration import profile
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import toml
 from fivefold.machine.catalog import resolve as machine_of
 from fivefold.model.catalog import resolve
 from fivefold.planner.predict import predict
-from fivefold.record import UserError
 from fivefold.sweeps import finalists
 from fivefold.sweeps.finalists import measure_best, select_different
 from fivefold.sweeps.trial import Trial

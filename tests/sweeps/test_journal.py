@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.record import RunFailure, UserError
+from fivefold.errors import RunFailure, UserError
 from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps.journal import Journal, open_journal
 from fivefold.sweeps.spec import Sweep

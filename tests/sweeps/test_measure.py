@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
+from fivefold.errors import RunFailure, UserError
 from fivefold.layout.spec import Layout
 from fivefold.machine.toml import write
 from fivefold.planner.predict import predict
-from fivefold.record import RunFailure, UserError
 from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps import sweep as module
 from fivefold.sweeps.journal import open_journal

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 import fivefold
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.machine.catalog import resolve as find_machine
 from fivefold.model.catalog import build_model
 from fivefold.planner.search import search
-from fivefold.record import UserError
 from fivefold.results.sweep_row import SweepRow
 from fivefold.step import Step
 from fivefold.sweeps.journal import open_journal
@@ -49,7 +49,7 @@ def predict_by_names(row: SweepRow) -> Step:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* defers weight gradients:fivefold.record.UsageWarning")
+@pytest.mark.filterwarnings("ignore:.* defers weight gradients:fivefold.errors.UsageWarning")
 def test_rows_of_a_sweep_equal_predict() -> None:
     draw, predictor = random.Random(1), Predictor()
     pairs = [

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from fivefold.record import RunFailure, UserError
+from fivefold.errors import RunFailure, UserError
 from fivefold.results.sweep_row import SweepRow
 from fivefold.sweeps.rows_file import check, write
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError
 from fivefold.sweeps.spec import Sweep, fill_request, list_settings, parse_best
 from fivefold.sweeps.sweep import SweepPlan
 

@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Chip, Link, Machine
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
-from fivefold.record import UserError
 from fivefold.sweeps.trial import OUT_OF_MEMORY, Trial, judge_trial, prepare, try_layout
 from tests.forked_python import true_interpreters
 

@@ -17,6 +17,7 @@ from fivefold.adapter import (
     expand_targets,
 )
 from fivefold.base_format import BASE_FORMATS, FOUR_BIT_BASES
+from fivefold.errors import UserError
 from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
@@ -24,7 +25,6 @@ from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.peft import EXPERT_LAYERS, NAMED_AS_MLPS, NAMED_W1
 from fivefold.planner.counts.operations.adapters import _quantize_to_int8
 from fivefold.planner.counts.operations.op import matmul
-from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.huggingface_export import export, find

@@ -12,8 +12,8 @@ pytest.importorskip("pytorch_lightning", reason="pip install pytorch-lightning")
 import pytorch_lightning as lightning
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from fivefold.errors import UserError
 from fivefold.integrations.lightning import PredictionCallback
-from fivefold.record import UserError
 from fivefold.results.step_comparison import compare
 from tests.integrations.test_accelerate import BATCH, CONFIG, EXACT, SEQUENCE, STEPS
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import yaml
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
-from fivefold.record import UserError
 from tests.interop.draws import Range, plans
 
 AMONG = Range(

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from fivefold.trainer.supported import check_supported
 from tests.model.judged import reference, silence_transformers, texts

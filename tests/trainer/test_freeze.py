@@ -8,13 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.sharding import is_trained, list_units
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
-from fivefold.record import UserError
 from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.machine.launch import divide_over_hosts, start_commands
 from fivefold.machine.spec import Machine
 from fivefold.machine.toml import write
-from fivefold.record import UserError
 from fivefold.requests.playbook import _start_lines
 from fivefold.trainer.host import Host, check_host, check_memory
 from fivefold.units import GIB

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from fivefold.adapter import ALL_TARGETS, END_TARGETS, TARGETS, Adapter
+from fivefold.errors import UserError
 from fivefold.job import Job, LearningRate, Optimizer, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.weight import MAGNITUDE, is_gemm_weight
 from fivefold.model.weights import list_weights, strip_block
-from fivefold.record import UserError
 from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights
 from fivefold.trainer.engine import Engine

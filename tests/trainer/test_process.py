@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 from torch._C._distributed_c10d import PrefixStore, TCPStore
 
-from fivefold.record import RunFailure
+from fivefold.errors import RunFailure
 from fivefold.trainer import process
 from fivefold.trainer.process import agree_on_store_prefix
 

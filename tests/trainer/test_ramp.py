@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, load, save
 from fivefold.trainer.engine import Engine

@@ -6,13 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import list_reasons, validate_job
+from fivefold.layout.validity import list_reasons
+from fivefold.layout.validity.job import validate_job
 from fivefold.model.factors import Temperature
 from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.trainer.run import Data, Run
 
 MODEL = Model(name="m", layers=2, width=8, heads=1, kv_heads=1, head_dim=8, ffn=8, vocab=300)

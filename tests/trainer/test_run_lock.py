@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from fivefold.record import RunFailure, UserError
+from fivefold.errors import RunFailure, UserError
 from fivefold.trainer import loop, run_lock
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.run_lock import LOCK_FILE, Holder, check_held, hold

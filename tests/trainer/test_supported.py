@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
@@ -15,7 +16,6 @@ from fivefold.model.experts import MoE
 from fivefold.model.latent_attention import MLA
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.planner.predict import predict
-from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS
 from fivefold.trainer.supported import ENGINE_BEHAVIOUR, check_supported
 

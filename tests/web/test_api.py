@@ -10,7 +10,7 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from fivefold.cli import app as cli
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests import playbook
 from fivefold.units import show_bytes
 from fivefold.web import worker

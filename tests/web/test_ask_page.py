@@ -43,7 +43,7 @@ def test_the_page_has_every_question() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("default::fivefold.record.UsageWarning")
+@pytest.mark.filterwarnings("default::fivefold.errors.UsageWarning")
 @pytest.mark.parametrize("question", mark_share(3, QUESTIONS))
 def test_answers_are_those_of_the_copied_command(client: TestClient, folder: Path, question: str) -> None:
     more = MORE | {"layout": "dp2 zero1 mbs1"} | ({"deadline": "30d"} if question == "tokens" else {})

@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import is_legal
 from fivefold.planner.predict import predict
-from fivefold.record import UserError
 from fivefold.web.controls import JOB_CHOICES, JOB_HELP, change_keyword, list_controls, list_job_choices, list_sizes
 from fivefold.web.folder import ServedFolder
 from fivefold.web.question import PRECISION_PARTS, PredictQuestion, ResolvedRequest

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.web.site import WebServer
 from tests.web.browser import NEEDS_CHROMIUM, PLAN, list_violations
 

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from fivefold.errors import UserError
 from fivefold.interop.format import Overrides
 from fivefold.interop.read import read
 from fivefold.interop.registry import FORMATS
 from fivefold.interop.write import write
-from fivefold.record import UserError
 from fivefold.requests.job import list_job_options, load_job
 from fivefold.results.reading import Reading
 from fivefold.web.folder import ServedFolder

@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 import fivefold
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.units import show_seconds
 from fivefold.web import runs
 from fivefold.web.app import create

@@ -10,7 +10,7 @@ from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
 from fivefold.cli import app as cli
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.web import serve
 from fivefold.web.app import COLLECTED, create
 

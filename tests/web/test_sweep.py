@@ -10,8 +10,8 @@ import pytest
 from starlette.testclient import TestClient
 
 import fivefold
+from fivefold.errors import StopSignal, UserError
 from fivefold.layout.spec import Layout
-from fivefold.record import StopSignal, UserError
 from fivefold.results.sweep_row import SweepRow, list_layout_columns, list_step_columns
 from fivefold.sweeps.rows_file import read, write
 from fivefold.sweeps.spec import Sweep

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, apply_printed_shape, read_machine, read_required_integer, sharding
 from benchmarks.published.convert import case_of, layout_of_row, read
+from fivefold.errors import UserError
 from fivefold.job import get_recipe
 from fivefold.model.catalog import resolve
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 SOURCE = "deepseek_v3"

@@ -28,8 +28,8 @@ from benchmarks.published.cells import (
 )
 from benchmarks.published.convert import case_of, layout_of_row, read
 from fivefold.adapter import Adapter
+from fivefold.errors import UserError
 from fivefold.job import get_recipe
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 

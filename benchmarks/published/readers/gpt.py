@@ -5,9 +5,9 @@ from __future__ import annotations
 from functools import lru_cache
 
 from benchmarks.published.cells import Row, read_required_integer
+from fivefold.errors import UserError
 from fivefold.job import get_recipe
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 
 # Megatron-LM's fp16 with gradients summed in fp32 (Korthikanti et al. 2022 count 18 bytes of states per parameter).
 FP16_FP32_GRADIENTS = get_recipe("bf16").replace(name="fp16, fp32 gradients", compute="fp16", loss_scaling=True)

@@ -22,11 +22,11 @@ from benchmarks.published.cells import (
     sharding,
 )
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens, split_into_nodes
+from fivefold.errors import UserError
 from fivefold.job import Recipe, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 

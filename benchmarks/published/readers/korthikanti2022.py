@@ -21,7 +21,7 @@ from benchmarks.published.cells import (
 )
 from benchmarks.published.convert import case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import FP16_FP32_GRADIENTS, gpt_of
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 

@@ -15,7 +15,7 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, integer, number, read_machine
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
 from benchmarks.published.readers.gpt import gpt_of
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 

@@ -20,7 +20,7 @@ from benchmarks.published.cells import (
 )
 from benchmarks.published.convert import case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.stack.catalog import build_stack
 
 SOURCE = "megatron2021"

@@ -35,13 +35,13 @@ from benchmarks.published.convert import (
     seconds_of_flops,
     seconds_of_tokens,
 )
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
 from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 

@@ -24,9 +24,9 @@ from benchmarks.published.cells import (
     read_required_integer,
 )
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
+from fivefold.errors import UserError
 from fivefold.layout.names import Axis
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 

@@ -21,10 +21,10 @@ from benchmarks.published.cells import (
     read_recomputation,
 )
 from benchmarks.published.convert import case_of, cluster, layout_of_row, read, seconds_of_flops
+from fivefold.errors import UserError
 from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack
 

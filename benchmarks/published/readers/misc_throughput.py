@@ -23,10 +23,10 @@ from benchmarks.published.cells import (
     sharding,
 )
 from benchmarks.published.convert import batch, case_of, layout_of_row, read, seconds_of_tokens
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 SOURCE = "misc_throughput"

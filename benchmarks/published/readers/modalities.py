@@ -23,10 +23,10 @@ from pathlib import Path
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, number, read_recomputation, read_required_integer
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
+from fivefold.errors import UserError
 from fivefold.machine import catalog
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 STACK = build_stack("fsdp2").replace(

@@ -17,10 +17,10 @@ from typing import get_args
 from benchmarks.published.case import Excluded, Message, is_held_out, rows
 from benchmarks.published.cells import Row, number, read_machine, read_required_integer
 from benchmarks.published.convert import NOTHING, outcome
+from fivefold.errors import UserError
 from fivefold.machine.catalog import INSTANCES
 from fivefold.machine.overrides import apply_overrides
 from fivefold.machine.spec import Collective, Machine
-from fivefold.record import UserError
 
 FORCED = "NCCL's choice of algorithm, protocol or channels was overridden"
 COLLECTIVES = {name: name for name in get_args(Collective)}

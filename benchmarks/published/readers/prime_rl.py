@@ -19,7 +19,7 @@ from typing import Literal
 from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, apply_printed_shape, find_model, number, read_machine, read_recomputation
 from benchmarks.published.convert import ADAPTERS, case_of, layout_of_row, read, seconds_of_tokens
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 

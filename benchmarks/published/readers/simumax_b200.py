@@ -26,7 +26,7 @@ from benchmarks.published.convert import batch, case_of, layout_of_row, read
 from fivefold.machine.spec import Machine
 from fivefold.model import catalog
 from fivefold.model.spec import Model
-from fivefold.record import make_unknown_name_error
+from fivefold.spelling import make_unknown_name_error
 from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 

@@ -25,9 +25,9 @@ from benchmarks.published.cells import (
     sharding,
 )
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_tokens
+from fivefold.errors import UserError
 from fivefold.job import Recipe, get_recipe
 from fivefold.machine.spec import Machine
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.units import GIB
 

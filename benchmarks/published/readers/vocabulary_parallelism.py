@@ -17,8 +17,8 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, number, read_machine, read_recomputation, read_required_integer
 from benchmarks.published.convert import case_of, layout_of_row, read, seconds_of_flops
 from benchmarks.published.readers.gpt import gpt_of
+from fivefold.errors import UserError
 from fivefold.job import get_recipe
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 SPREAD_HEAD = "the head is spread over all pipeline stages, which no layout of ours says"

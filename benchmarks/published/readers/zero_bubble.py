@@ -15,9 +15,9 @@ from benchmarks.published.case import Case, Excluded
 from benchmarks.published.cells import Row, number, read_machine, read_required_integer
 from benchmarks.published.convert import batch, case_of, layout_of_row, read
 from benchmarks.published.readers.gpt import gpt_of
+from fivefold.errors import UserError
 from fivefold.job import get_recipe
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 SOURCE = "zero_bubble"

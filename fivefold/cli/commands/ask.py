@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import print_line, show, show_question
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.answers import (
     USED_BY,
     RunLimits,

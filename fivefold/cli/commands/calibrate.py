@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.cli.options import parse_integers, print_line, show
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import CalibrateOptions
 from fivefold.requests.machines import find_local_machine_file
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fivefold.cli.arguments import add_fields, print_notes
 from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.cases import list_cases, list_jobs, price_cases
 from fivefold.requests.commands import CompareOptions
 from fivefold.requests.configs import LoadedConfig, build_request, list_fields, load_config

@@ -6,7 +6,7 @@ import json as json_module
 
 from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import SettingsOptions
 from fivefold.requests.settings import (
     KEYS,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fivefold.cli.options import parse_integers, print_line
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import DrawOptions, Picture
 from fivefold.requests.machines import load_machine
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from fivefold.cli.options import show
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import ExplainOptions
 from fivefold.requests.machines import load_machine
 

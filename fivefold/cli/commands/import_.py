@@ -12,9 +12,10 @@ from fivefold.adapter import Adapter
 from fivefold.base_format import BITSANDBYTES_BASES
 from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
+from fivefold.errors import UserError
 from fivefold.model.weights import count_adapters
-from fivefold.record import UserError, read_file
 from fivefold.requests.commands import ImportOptions
+from fivefold.text_files import read_file
 from fivefold.units import show_bytes, show_count
 
 if TYPE_CHECKING:

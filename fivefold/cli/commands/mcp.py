@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import McpOptions
 
 

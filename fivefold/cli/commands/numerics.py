@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fivefold.cli.corpus import prepare_corpus
 from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import NumericsOptions
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from fivefold.atomic_file import replace_file
 from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import PlanOptions
 from fivefold.requests.offers import apply_prices
 from fivefold.requests.playbook import build_playbook

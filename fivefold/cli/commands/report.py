@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 from fivefold.atomic_file import replace_file
 from fivefold.cli.options import print_line
 from fivefold.cli.request_options import accept_request
+from fivefold.errors import UserError
 from fivefold.layout.batch import fill_batch
-from fivefold.record import UserError
 from fivefold.requests.commands import ReportOptions
 from fivefold.requests.configs import build_request, describe_notes, load_config
 from fivefold.requests.job import list_job_options, load_job

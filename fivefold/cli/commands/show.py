@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 def show(request: ShowOptions) -> None:
     """Compare prediction and measurement of a finished run, and draw its pictures."""
     from fivefold.profiling.step_advice import advise_on_step
-    from fivefold.record import read_lines
     from fivefold.rendering import charts as draw
     from fivefold.rendering.budget import render_page
     from fivefold.rendering.compare import render_table
     from fivefold.rendering.losses import draw_losses
     from fivefold.results.run_folder import find_step_file
     from fivefold.results.step_comparison import compare, describe_assumption, read_pair
+    from fivefold.text_files import read_lines
 
     folder = request.folder
     if (unpredicted_step := _read_watched_step(find_step_file(folder))) is not None:
@@ -64,8 +64,8 @@ def show(request: ShowOptions) -> None:
 
 def _read_watched_step(path: Path) -> Step | None:
     """Return the step of a watched loop without a prediction; None for the folder of ``train``."""
-    from fivefold.record import read_file
     from fivefold.step import Step
+    from fivefold.text_files import read_file
 
     steps = read_file(path)
     return Step.read(steps["measured"], origin=f"{path}: measured") if [*steps] == ["measured"] else None

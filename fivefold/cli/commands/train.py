@@ -13,9 +13,10 @@ from fivefold.cli.errors import find_launcher
 from fivefold.cli.first_calibration import calibrate_if_needed
 from fivefold.cli.options import print_line, show
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError, read_text
+from fivefold.errors import UserError
 from fivefold.requests.commands import TrainOptions
 from fivefold.requests.machines import load_machine
+from fivefold.text_files import read_text
 from fivefold.trainer.faults.signals import shorten_errors
 from fivefold.units import show_bytes, show_seconds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fivefold.cli.options import print_line
 from fivefold.cli.request_options import accept_request
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import WebOptions
 from fivefold.requests.machines import find_local_machine_file
 

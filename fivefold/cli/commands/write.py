@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fivefold.cli.options import print_line
 from fivefold.cli.request_options import accept_request
 from fivefold.cli.written_configs import write_config
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.requests.commands import WriteOptions
 from fivefold.requests.configs import build_request, describe_defaults, describe_notes, load_config
 from fivefold.requests.job import get_job_words, load_job
@@ -82,7 +82,7 @@ def _read_machine(path: Path) -> str:
 
 def _read_run_file(path: Path) -> dict[str, Any] | None:
     """Return the fields of a run file of ours; None for other configs, and for the text of a layout."""
-    from fivefold.record import read_file
+    from fivefold.text_files import read_file
 
     fields = read_file(path) if path.suffix == ".toml" and path.is_file() else {}
     return fields if isinstance(fields.get("model"), str) else None

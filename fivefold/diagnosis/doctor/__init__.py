@@ -21,7 +21,7 @@ from fivefold.diagnosis.doctor.advice import advise, list_candidates
 from fivefold.diagnosis.doctor.sharded import Plan, check_ranks, measure_costs
 from fivefold.diagnosis.doctor.steps import ExaminedSteps, Step, UserCode, make_plain_step, recompute, run_steps
 from fivefold.diagnosis.doctor.user_errors import convert_user_exceptions
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.results.diagnosis import Advice, Diagnosis
 
 __all__ = ["Advice", "Diagnosis", "examine", "recompute"]

@@ -21,7 +21,7 @@ from fivefold.diagnosis.doctor.memory import StepLifetimes, describe_peak
 from fivefold.diagnosis.doctor.steps import ExaminedSteps
 from fivefold.diagnosis.doctor.watch import ForwardCall
 from fivefold.dry_run.record.tape import ALLOC, KERNEL, SCOPE
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.results.diagnosis import Advice, Fullest, generalize_path
 from fivefold.units import show_bytes
 

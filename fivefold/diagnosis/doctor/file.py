@@ -15,7 +15,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from fivefold.diagnosis.doctor.user_errors import convert_user_exceptions
-from fivefold.record import UserError, read_text
+from fivefold.errors import UserError
+from fivefold.text_files import read_text
 
 NAMES = ("model", "loss", "optimizer", "step", "plan")
 

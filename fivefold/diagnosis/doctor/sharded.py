@@ -34,9 +34,10 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from fivefold.diagnosis.doctor.steps import UserCode, capture_warnings, deepcopy_by_storage, recompute
 from fivefold.diagnosis.doctor.user_errors import convert_user_exceptions
+from fivefold.errors import UserError
 from fivefold.profiling.watch_loop import METERED, Watched, watch
-from fivefold.record import UserError, make_unknown_name_error
 from fivefold.results.diagnosis import Cost
+from fivefold.spelling import make_unknown_name_error
 
 STYLES: dict[str, Callable[[], ParallelStyle]] = {
     "colwise": ColwiseParallel, "rowwise": RowwiseParallel, "sequence": SequenceParallel,

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from fivefold.diagnosis.doctor.memory import StepLifetimes, read
 from fivefold.diagnosis.doctor.watch import ForwardCall, ModuleRecorder
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 FAILURES = logging.getLogger("torch._subclasses.fake_tensor")  # logs pages about exceptions that are raised anyway
 NO_GPU = "Disabling autocast"  # in torch's warning for autocast("cuda") without a GPU

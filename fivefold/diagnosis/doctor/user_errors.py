@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 
 from fivefold.diagnosis.doctor.watch import CUDA, DOCTOR_FOLDER, shorten_path
 from fivefold.dry_run.record.call_sites import DRY_RUN_FOLDER, TORCH_FOLDER
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 MAX_MESSAGE_CHARACTERS = 300  # characters of a library's message
 NEEDS_CUDA = ("CUDA enabled", "NVIDIA driver", "support for cuda", "cuda devices")  # in torch's errors without a GPU

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_iter
 
 from fivefold.dry_run.record.recorder import READ_SCALAR, TapeRecorder
 from fivefold.dry_run.record.tape import KERNEL, CodeSite, Kernel, Scope, Tape
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.trainer.measure.meter import list_tensors
 
 aten = torch.ops.aten

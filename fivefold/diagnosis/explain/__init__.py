@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from fivefold.bounded_file import open_stream
 from fivefold.diagnosis.explain import flight_recorder, losses, out_of_memory, safe_pickle, snapshot, stacks, timeout
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.results.explanation import Explanation
 
 TAIL_BYTES = 64 << 20  # bytes at the end of a longer text that are read

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from fivefold.diagnosis.explain.frames import find_user_line, parse_frames
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.results.explanation import Explanation, RankAt
 
 ANY_INPUT = ("all_to_all", "alltoall_base", "scatter", "coalesced")  # input sizes may differ between ranks

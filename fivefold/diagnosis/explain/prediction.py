@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
@@ -18,7 +19,6 @@ from fivefold.planner.counts.memory.allocator import count_driver_bytes
 from fivefold.planner.predict import predict
 from fivefold.planner.questions.changes import get_change_sort_key, list_changes
 from fivefold.planner.search import search
-from fivefold.record import UserError
 from fivefold.results.explanation import AgainstPrediction, Explanation, HeldMemory, MemoryComparison
 from fivefold.step import Step
 from fivefold.units import show_bytes

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from fivefold.bounded_file import open_stream
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 MAX_BYTES = 2**32  # objects in memory take several times as much
 MAGIC = b"\x80"  # first byte of a pickle of protocol 2 and later

@@ -20,7 +20,7 @@ from fivefold.diagnosis.explain.frames import (
     parse_frames,
     parse_size,
 )
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.results.explanation import Explanation, HeldLine, HeldMemory
 from fivefold.units import show_bytes
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from fivefold.record import join_names
 from fivefold.results.explanation import Explanation, RankAt
+from fivefold.spelling import join_names
 
 LINE = re.compile(
     r"\[Rank (\d{1,6})\].{0,200}?Watchdog caught collective operation timeout:\s{1,3}WorkNCCL"

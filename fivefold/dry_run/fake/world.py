@@ -26,7 +26,7 @@ from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.planner.counts.operations.attention import get_window
+from fivefold.planner.counts.operations.attention.windows import get_window
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.experts import GroupedLinear
 from fivefold.trainer.model.flash_attention import Flash

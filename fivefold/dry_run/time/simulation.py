@@ -18,9 +18,9 @@ from fivefold.dry_run.match import find_deadlocks
 from fivefold.dry_run.record.tape import KERNEL, SCOPE, START, WAIT, Tape
 from fivefold.dry_run.time.prices import Pricer
 from fivefold.dry_run.time.streams import Streams
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.machine.spec import Machine
-from fivefold.record import UserError
 from fivefold.step import Time
 
 Seconds = NDArray[np.float64]

@@ -22,6 +22,7 @@ from fivefold.adapter import (
     expand_targets,
 )
 from fivefold.base_format import FOUR_BIT_BASES, KEPT_IN_TRAINING
+from fivefold.errors import UserError
 from fivefold.interop.keys import Table, Values, approximate_keys, part, to_list
 from fivefold.model.huggingface.peft import (
     EXPERT_LAYERS,
@@ -36,7 +37,6 @@ from fivefold.model.huggingface.write import to_config
 from fivefold.model.published import CATALOG
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_targets
-from fivefold.record import UserError
 
 ADAPTER = "job.adapter"
 BASE = "job.adapter.base"

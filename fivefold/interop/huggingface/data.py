@@ -11,12 +11,13 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.files import find_file
 from fivefold.interop.format import Document
 from fivefold.interop.keys import Table, Values, is_number, part, shorten_value, to_list
 from fivefold.job import Job
-from fivefold.record import UserError, read_text
 from fivefold.results.reading import DataReading
+from fivefold.text_files import read_text
 
 OBJECTIVE, BETA = "job.objective", "job.dpo_beta"
 FORMAT, LOSS_ON, PACKING = "data.format", "data.loss_on", "data.packing"

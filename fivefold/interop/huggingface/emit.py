@@ -10,6 +10,7 @@ import json
 from typing import Any
 
 from fivefold.base_format import BITSANDBYTES_BASES
+from fivefold.errors import UserError
 from fivefold.interop.equivalence import resolve_rate
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.huggingface.adapters import write_adapter
@@ -23,7 +24,6 @@ from fivefold.model import catalog
 from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.model.published import CATALOG
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.stack.spec import Stack
 
 TRAIN = '''"""Trains config.json with arguments.yaml, on random tokens: put your data set in their place."""

@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.freeze import ALL, ENDS, MODULES, is_frozen
 from fivefold.interop.huggingface.adapters import find_family
 from fivefold.interop.keys import Table, Values, part, to_list
@@ -16,7 +17,6 @@ from fivefold.model.huggingface.peft import compile_pattern
 from fivefold.model.huggingface.tensors import list_tensors
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights, list_embedding_weights, list_head_weights
-from fivefold.record import UserError
 
 FREEZE = "job.freeze"
 LLAMAFACTORY_MODULES = {"self_attn": "attention", "mlp": "mlp"}

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.interop.files import find_file, read_named
 from fivefold.interop.format import Document, Overrides, ParsedConfig, resolve_world
 from fivefold.interop.huggingface.data import SIGMOID
@@ -33,7 +34,6 @@ from fivefold.interop.huggingface.swift import (
 )
 from fivefold.interop.keys import Values, flatten, shorten_value
 from fivefold.interop.shell.launch import parse_keys
-from fivefold.record import UserError
 from fivefold.results.reading import ParsedKey
 
 ARGUMENT_SIGNS = frozenset({"per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "bf16"})

@@ -9,6 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any, get_args
 
+from fivefold.errors import UserError
 from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import (
     LENGTH_MISSING,
@@ -46,8 +47,8 @@ from fivefold.job import Recipe, get_recipe
 from fivefold.layout.names import Offloaded
 from fivefold.model import catalog
 from fivefold.model.spec import Model
-from fivefold.record import UserError, join_names
 from fivefold.results.reading import DataReading, Reading
+from fivefold.spelling import join_names
 
 ATTENTION = {
     "sdpa": "flash2",

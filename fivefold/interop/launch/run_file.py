@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.files import find_file
 from fivefold.interop.format import ConfigPlan, Document, Overrides, ParsedConfig, WrittenConfig, resolve_world
 from fivefold.interop.keys import Values, flatten, shorten_value
@@ -13,7 +14,6 @@ from fivefold.machine.catalog import replace_ranks, spell_machine
 from fivefold.machine.launch import format_torchrun_command
 from fivefold.machine.toml import emit
 from fivefold.model import catalog
-from fivefold.record import UserError
 from fivefold.results.reading import DataReading, ParsedKey, Reading
 
 FOLDER = "runs"

@@ -6,6 +6,7 @@ import shlex
 from itertools import groupby
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import Table, write_values
 from fivefold.interop.megatron.keys import ACTIVATIONS, JOB, LAYOUT, MODEL, STACK, TABLE, VERSION
@@ -17,7 +18,6 @@ from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 
 
 def emit(plan: ConfigPlan) -> WrittenConfig:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values, part
 from fivefold.interop.megatron.keys import ALIAS, CORE_FIELDS, NEGATED, TABLE, VERSION
 from fivefold.interop.shell.launch import parse_keys
-from fivefold.record import UserError
 
 ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF",)  # environment variables that are read
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import (
     RANKS_MISSING,
@@ -30,7 +31,6 @@ from fivefold.model.latent_attention import MLA
 from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.published import CATALOG
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.results.reading import Reading
 from fivefold.stack.catalog import STACKS
 from fivefold.units import GIB

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import write_values
 from fivefold.interop.nanotron.keys import FACTORY, MAIN, MODEL, MODEL_FIELDS, OPTIMIZER, TABLE, VERSION, F, R
 from fivefold.interop.render import render_yaml
 from fivefold.job import get_recipe
 from fivefold.model.huggingface.write import to_config
-from fivefold.record import UserError
 
 
 def emit(plan: ConfigPlan) -> WrittenConfig:

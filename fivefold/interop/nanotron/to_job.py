@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.equivalence import divide_rates
 from fivefold.interop.format import (
     NAME_MODEL,
@@ -21,7 +22,6 @@ from fivefold.job import Recipe, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.results.reading import Reading
 
 SIZES = ("parallelism.dp", "parallelism.tp", "parallelism.pp")

@@ -6,6 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import Table, write_values
 from fivefold.interop.render import append_comment
@@ -15,7 +16,6 @@ from fivefold.interop.torchtitan.to_job import AUTOCAST, BY_OPERATION, FULL_BF16
 from fivefold.job import get_recipe
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.update import LearningRate
 
 CLASSES = {

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from functools import cache
 
+from fivefold.errors import UserError
 from fivefold.model.catalog import build_model
 from fivefold.model.experts import MoE
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.latent_attention import MLA
 from fivefold.model.rope import RopeScaling
 from fivefold.model.spec import Model
-from fivefold.record import UserError, make_unknown_name_error
+from fivefold.spelling import make_unknown_name_error
 
 LLAMA: dict[str, tuple[int, int, int, int, int, int, bool]] = {  # layers, width, heads, kv heads, ffn, vocab, tied
     "debugmodel": (6, 256, 16, 16, 768, 2048, False),

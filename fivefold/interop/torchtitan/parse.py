@@ -11,6 +11,7 @@ import ast
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.interop.files import find_file, read_named
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values
@@ -19,8 +20,8 @@ from fivefold.interop.torchtitan.flavors import MODULES, build_llama, resolve_fl
 from fivefold.interop.torchtitan.keys import MODEL_SPEC, SIZES, TABLE, VERSION
 from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
-from fivefold.record import UserError, make_unknown_name_error
 from fivefold.results.reading import ParsedKey
+from fivefold.spelling import make_unknown_name_error
 
 IGNORED_CALLS = ("model_spec.0", "optimizer.0", "optimizer.name")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from math import prod
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.format import (
     RANKS_MISSING,
     Overrides,
@@ -24,7 +25,6 @@ from fivefold.job import Recipe, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.stages import list_stage_layers
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.results.reading import Reading
 
 AUTOCAST = get_recipe("bf16-autocast")  # under DDP the only 16-bit copies are those that autocast makes for each matmul

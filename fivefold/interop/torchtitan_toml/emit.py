@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import write_values
 from fivefold.interop.render import render_toml
@@ -12,7 +13,6 @@ from fivefold.interop.torchtitan.flavors import find_flavor, make_unknown_error
 from fivefold.interop.torchtitan_toml.keys import TOML, VERSION
 from fivefold.interop.torchtitan_toml.to_job import P
 from fivefold.job import get_recipe
-from fivefold.record import UserError
 
 
 def emit(plan: ConfigPlan) -> WrittenConfig:

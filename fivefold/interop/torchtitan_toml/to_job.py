@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.format import RANKS_MISSING, Overrides, ParsedConfig, build_reading
 from fivefold.interop.keys import Values, to_list
 from fivefold.interop.torchtitan.flavors import resolve_flavor
@@ -18,7 +19,6 @@ from fivefold.interop.torchtitan.to_job import (
 from fivefold.job import Recipe, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, PIPELINE_SCHEDULES
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.results.reading import Reading
 
 FLOAT8 = {None: "fp8", "tensorwise": "fp8", "rowwise": "fp8-rowwise", "rowwise_with_gw_hp": "fp8-rowwise-gw"}

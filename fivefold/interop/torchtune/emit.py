@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.keys import write_values
 from fivefold.interop.render import render_yaml
@@ -21,7 +22,6 @@ from fivefold.job import Job
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_targets
-from fivefold.record import UserError
 
 # Tokenizers and checkpoints by package
 TOKENIZERS = {

@@ -7,12 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.interop.files import find_file, parse_yaml, read_named
 from fivefold.interop.format import Document, Overrides, ParsedConfig
 from fivefold.interop.keys import Values, flatten
 from fivefold.interop.torchtune.builders import METHODS
 from fivefold.interop.torchtune.keys import TABLE, VERSION
-from fivefold.record import UserError, join_names
+from fivefold.spelling import join_names
 
 
 class TuneRecipe(NamedTuple):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from difflib import get_close_matches
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.interop.format import (
     LENGTH_MISSING,
     NAME_MODEL,
@@ -28,8 +29,8 @@ from fivefold.interop.torchtune.keys import ADAPTER_ARGUMENTS
 from fivefold.interop.torchtune.parse import RECIPES, TuneRecipe
 from fivefold.job import Recipe, get_recipe
 from fivefold.model.spec import Model
-from fivefold.record import UserError, join_names
 from fivefold.results.reading import Reading
+from fivefold.spelling import join_names
 
 ATTENTION_TARGETS = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "output_proj": "o_proj"}
 MLP_TARGETS = ("gate_proj", "up_proj", "down_proj")

@@ -14,6 +14,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import lru_cache
 
+from fivefold.errors import UserError
 from fivefold.layout.schedule.pipeline_schedule import (
     PIPELINE_SCHEDULES,
     PipelineSchedule,
@@ -21,7 +22,6 @@ from fivefold.layout.schedule.pipeline_schedule import (
     list_one_way_pairing_names,
 )
 from fivefold.layout.schedule.table import Table
-from fivefold.record import UserError
 
 __all__ = ["PIPELINE_SCHEDULES", "PipelineSchedule", "schedule"]
 

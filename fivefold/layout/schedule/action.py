@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Literal, NamedTuple, cast
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 Kind = Literal["F", "B", "W", "BW", "FB"]
 PASSES = {"F": "forward", "BW": "backward", "B": "input gradients", "W": "weight gradients", "FB": "both passes"}

@@ -14,10 +14,11 @@ from itertools import product
 from pathlib import Path
 
 from fivefold.atomic_file import replace_file
+from fivefold.errors import UserError
 from fivefold.layout.schedule.action import format_part, list_parts, parse
 from fivefold.layout.schedule.columns import Row
 from fivefold.layout.schedule.table import Table, check
-from fivefold.record import UserError, read_text
+from fivefold.text_files import read_text
 
 
 def write_table(table: Table, path: Path) -> None:

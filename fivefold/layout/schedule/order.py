@@ -13,9 +13,9 @@ from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.layout.schedule.action import Kind, format_part
 from fivefold.layout.schedule.columns import KINDS, Columns, Needs, build_dependencies
-from fivefold.record import UserError
 
 if TYPE_CHECKING:
     from fivefold.layout.schedule.columns import Ints

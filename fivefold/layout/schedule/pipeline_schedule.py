@@ -18,7 +18,7 @@ from fivefold.layout.schedule.one_f_one_b import generate_1f1b, generate_gpipe, 
 from fivefold.layout.schedule.table import Table
 from fivefold.layout.schedule.v_shaped import generate_dualpipe, generate_dualpipev, generate_zbv
 from fivefold.layout.schedule.zero_bubble import generate_zb1p, generate_zb2p
-from fivefold.record import make_unknown_name_error
+from fivefold.spelling import make_unknown_name_error
 
 
 @dataclass(frozen=True)

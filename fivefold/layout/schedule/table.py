@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Self
 
+from fivefold.errors import UserError
 from fivefold.layout.schedule.action import Action, Part, format_part, list_parts
 from fivefold.layout.schedule.columns import Columns, Row, build_columns, build_rows
 from fivefold.layout.schedule.order import Order, order
-from fivefold.record import UserError
 
 Path = tuple[int, ...]
 

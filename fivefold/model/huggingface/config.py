@@ -9,9 +9,10 @@ from typing import Annotated, Any, ClassVar, Literal
 from pydantic import ConfigDict, Field, model_validator
 
 from fivefold.bounded_types import Experts, Ffn, HeadDim, Heads, Latent, Layers, Positive, Scalar, Tokens, Vocab, Width
+from fivefold.errors import UserError
 from fivefold.model.altup import MAX_STREAMS
 from fivefold.model.mixers.short_conv import Taps
-from fivefold.record import Record, UserError
+from fivefold.record import Record
 
 Layer = Annotated[int, Field(ge=0, le=2**12)]
 Flag = Annotated[int, Field(ge=0, le=1)]

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.family import Family, Supported
-from fivefold.record import UserError
 
 UNREAD = "unread_rotary_factor"
 EVERY_FAMILY = {

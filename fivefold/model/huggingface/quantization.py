@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fivefold.base_format import BASE_FORMATS, FOUR_BIT_BASES
+from fivefold.errors import UserError
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.tensors import list_tensors, unwrap_name
 from fivefold.model.spec import Model
 from fivefold.model.weight import is_quantized
 from fivefold.model.weights import list_weights
-from fivefold.record import UserError
 
 # Modules that are not quantized: of bitsandbytes, and of fp8 and mxfp4.
 SKIPPED = ("llm_int8_skip_modules", "modules_to_not_convert")

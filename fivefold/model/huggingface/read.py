@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.config import Config
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.family import Family, Wrapper
@@ -21,7 +22,6 @@ from fivefold.model.huggingface.remote_code import REMOTE_CLASSES, translate_rem
 from fivefold.model.huggingface.vision import UnreadTower, read_tower
 from fivefold.model.spec import Model
 from fivefold.model.vision import VisionTower
-from fivefold.record import UserError
 
 # Fields of ``Config`` that determine which weights a model has.
 _SHAPE = """

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.family import Supported
-from fivefold.record import UserError
 
 
 class RemoteClass(NamedTuple):

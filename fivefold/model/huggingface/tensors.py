@@ -17,7 +17,7 @@ from fivefold.model.huggingface.decoder import FusedTensor, Names
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, get_layer, list_router_tensors, list_weights, name_block
-from fivefold.record import make_unknown_name_error
+from fivefold.spelling import make_unknown_name_error
 
 
 class TensorPart(NamedTuple):

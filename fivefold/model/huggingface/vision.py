@@ -12,9 +12,9 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.vision import VisionTower
-from fivefold.record import UserError
 
 Fields = dict[str, Any]
 ACTIVATION_NAMES = {given: name for name, record in ACTIVATIONS.items() for given in record.huggingface}

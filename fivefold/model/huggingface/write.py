@@ -11,6 +11,7 @@ from functools import lru_cache
 from math import isclose
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.model.activations import ACTIVATIONS
 from fivefold.model.experts import MoE
 from fivefold.model.huggingface.decoder import write_scaling
@@ -23,7 +24,7 @@ from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.norms import NORMS
 from fivefold.model.shape import ModelShape
 from fivefold.model.spec import Model
-from fivefold.record import UserError, find_first_difference
+from fivefold.record import find_first_difference
 
 ROTARY = ("rope_theta", "rope_theta_sliding", "rope_fraction", "rope_scaling")  # fields that only rotary layers use
 # Families that most software can read are tried first, then the others in the order of the registry.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import ceil, log2
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -12,7 +13,6 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.batch import apply_scaling_laws, find_nearby_advice
 from fivefold.planner.run_estimate import validate_tokens
-from fivefold.record import UserError
 from fivefold.results.search_result import Batch
 from fivefold.units import show_count
 

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.names import CP_KINDS
 from fivefold.layout.spec import Layout, list_divisors
@@ -25,7 +26,6 @@ from fivefold.planner.search import find_fitting_layout
 from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.layout_changes import change, list_changed_keywords, list_offloadings
 from fivefold.planner.search.work import EXACT_UNITS, WorkBudget
-from fivefold.record import UserError
 from fivefold.results.search_result import LengthCurve, LengthPoint, Lengths, NearMiss, QuestionAnswer, SearchResult
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes, show_risk, show_seconds

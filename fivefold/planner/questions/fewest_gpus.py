@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import ceil
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.batch import MAX_TRIED_GPUS
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import validate_job
+from fivefold.layout.validity.job import validate_job
 from fivefold.layout.where import ANY_LAYOUT
 from fivefold.machine.catalog import with_ranks
 from fivefold.machine.spec import Machine
@@ -20,7 +21,6 @@ from fivefold.planner.search import find_fitting_layout, search
 from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.layout_changes import list_offload_settings
 from fivefold.planner.search.work import EXACT_UNITS, WorkBudget
-from fivefold.record import UserError
 from fivefold.results.search_result import QuestionAnswer
 from fivefold.step import FITS_RISK
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from fivefold.adapter import Adapter
 from fivefold.base_format import BASE_FORMATS, BaseFormat
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.remarks import describe_positions, list_remarks
 from fivefold.layout.spec import Layout, list_divisors
@@ -20,7 +21,6 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.questions.sequence import search_longest_sequence
 from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.layout_changes import list_offloadings
-from fivefold.record import UserError
 from fivefold.results.search_result import FineTune
 from fivefold.step import FITS_RISK
 from fivefold.units import show_bytes

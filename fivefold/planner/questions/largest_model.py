@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from math import ceil
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import is_legal, validate_job
+from fivefold.layout.validity import is_legal
+from fivefold.layout.validity.job import validate_job
 from fivefold.layout.where import ANY_LAYOUT
 from fivefold.machine.spec import Machine
 from fivefold.model.attention import Sliding
@@ -18,7 +20,6 @@ from fivefold.planner.search import find_fitting_layout
 from fivefold.planner.search.garbage import collect_garbage_rarely
 from fivefold.planner.search.neighbours import climb, shrink
 from fivefold.planner.search.work import EXACT_UNITS, SearchWork
-from fivefold.record import UserError
 from fivefold.results.search_result import QuestionAnswer
 from fivefold.step import FITS_RISK
 from fivefold.units import show_count

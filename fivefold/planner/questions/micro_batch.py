@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.validity import is_legal, refuse
@@ -13,7 +14,6 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.questions.answer import build_answer, describe_shortage
 from fivefold.planner.questions.bisection import find_largest_by_bytes
 from fivefold.planner.questions.sequence import MAX_SEQUENCE
-from fivefold.record import UserError
 from fivefold.results.search_result import QuestionAnswer
 from fivefold.step import FITS_RISK
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import count_image_tokens, refuse
+from fivefold.layout.validity import refuse
+from fivefold.layout.validity.vision import count_image_tokens
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
 from fivefold.planner.questions.answer import build_answer, describe_shortage
 from fivefold.planner.questions.bisection import find_largest_by_bytes
-from fivefold.record import UserError
 from fivefold.results.search_result import QuestionAnswer
 from fivefold.step import FITS_RISK
 from fivefold.units import ceil_div

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from math import ceil, floor, gcd
 from typing import NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -22,7 +23,6 @@ from fivefold.model.spec import Model
 from fivefold.planner.counts.operations.local_shapes import get_activation_width
 from fivefold.planner.ratios import exchanges
 from fivefold.planner.ratios.exchanges import Exchange
-from fivefold.record import UserError
 from fivefold.results.balance import Axis, Degree, Ratios, Sizing
 
 

@@ -19,7 +19,7 @@ from fivefold.layout.spec import Layout
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights
-from fivefold.planner.counts.operations.attention import count_attended_pairs
+from fivefold.planner.counts.operations.attention.windows import count_attended_pairs
 from fivefold.planner.counts.operations.local_shapes import get_activation_width
 from fivefold.units import Dtype
 

@@ -20,9 +20,11 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from fivefold.errors import StopSignal, UserError
 from fivefold.job import Job, Recipe
 from fivefold.layout.spec import Layout, list_divisors
-from fivefold.layout.validity import list_reasons, validate_job
+from fivefold.layout.validity import list_reasons
+from fivefold.layout.validity.job import validate_job
 from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
@@ -43,7 +45,6 @@ from fivefold.planner.search.stage_balance import balance_stages
 from fivefold.planner.search.warm_start import keep_losers, sweep_from_likely
 from fivefold.planner.search.work import SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
-from fivefold.record import StopSignal, UserError
 from fivefold.results.search_result import Aim, NearMiss, Point, Proposal, Ranked, SearchResult, TightLayout
 from fivefold.stack.spec import Reduce
 from fivefold.step import FITS_RISK, TIGHT_RISK

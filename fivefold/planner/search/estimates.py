@@ -357,7 +357,7 @@ class Estimates(Tables):
         return np.array([[rows[name][figure] for figure in StateFigure] for name in names], float)
 
     def _count_prefetched_bytes(self, parts: Sequence[UnitStates]) -> int:
-        """Return bytes of a block that are gathered during the backward before its own, at least (``passes.py``)."""
+        """Return bytes of a block that are gathered during the backward before its own, at least (``passes/``)."""
         stack = self.counts.job.stack
         if stack.comm_buffers == "retained":
             return sum(part.gathered for part in parts)

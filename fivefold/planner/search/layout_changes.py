@@ -11,15 +11,16 @@ from contextlib import suppress
 from itertools import permutations
 from typing import Any, NamedTuple, get_args
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.names import Offloaded
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, get_1f1b_name
 from fivefold.layout.spec import Layout, list_divisors
-from fivefold.layout.validity import can_express, is_legal
+from fivefold.layout.validity import is_legal
+from fivefold.layout.validity.stack import can_express
 from fivefold.model.spec import Model
 from fivefold.planner.compare import with_stack
 from fivefold.planner.predict import Planner
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 RANKED = ("dp", "tp", "cp", "pp")  # axes whose product is the world

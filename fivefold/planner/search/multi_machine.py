@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import ceil
 from typing import NamedTuple
 
+from fivefold.errors import StopSignal, UserError
 from fivefold.job import Job
 from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.machine.catalog import with_ranks
@@ -18,7 +19,6 @@ from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
 from fivefold.planner.run_estimate import predict_full_run
 from fivefold.planner.search import search
-from fivefold.record import StopSignal, UserError
 from fivefold.results.run_estimate import Offer, Offers, RunEstimate
 from fivefold.results.search_result import Goal
 from fivefold.step import FITS_RISK

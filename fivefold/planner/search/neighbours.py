@@ -13,7 +13,8 @@ from fivefold.layout.names import CP_KINDS, DEFAULT_ORDER
 from fivefold.layout.schedule import PIPELINE_SCHEDULES
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.stages import list_virtual_stages
-from fivefold.layout.validity import count_max_stages, refuse
+from fivefold.layout.validity import refuse
+from fivefold.layout.validity.pipeline import count_max_stages
 from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.planner.counts.memory.peak import RankMemory
 from fivefold.planner.predict import Estimate, Planner

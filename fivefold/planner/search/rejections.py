@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import is_legal, list_unwritten
+from fivefold.layout.validity import is_legal
+from fivefold.layout.validity.stack import list_unwritten
 from fivefold.machine.spec import Machine
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.host import count_host_bytes

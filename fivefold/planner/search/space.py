@@ -24,19 +24,18 @@ from fivefold.layout.schedule import PIPELINE_SCHEDULES, PipelineSchedule
 from fivefold.layout.schedule.pipeline_schedule import DEFAULT_SCHEDULE, SCHEDULES, ScheduleName
 from fivefold.layout.spec import Layout, list_divisors
 from fivefold.layout.stages import find_first_backward_stage, list_virtual_stages
-from fivefold.layout.validity import (
-    are_neighbours,
-    can_shard_tower,
-    can_simulate,
-    count_max_stages,
+from fivefold.layout.validity.frozen import (
     explain_unsharded_base,
     explain_unsharded_factors,
-    explain_unsupported_2d,
-    explain_unsupported_offload,
     explain_unsupported_schedule,
-    is_divisible_by_tp,
-    list_unsharded,
 )
+from fivefold.layout.validity.mixers import list_unsharded
+from fivefold.layout.validity.offload import explain_unsupported_offload
+from fivefold.layout.validity.order import are_neighbours
+from fivefold.layout.validity.pipeline import can_simulate, count_max_stages
+from fivefold.layout.validity.sharding import is_divisible_by_tp
+from fivefold.layout.validity.two_dimensional import explain_unsupported_2d
+from fivefold.layout.validity.vision import can_shard_tower
 from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.model.spec import Model
 from fivefold.planner.search.columns import (

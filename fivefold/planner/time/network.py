@@ -18,7 +18,7 @@ from typing import NamedTuple, final, get_args
 from fivefold.layout.mesh import RankGroup
 from fivefold.machine.spec import NCCL_STEP_SECONDS, Collective, Machine
 from fivefold.planner.time.constants import PUBLISHED, Constants
-from fivefold.record import make_unknown_name_error
+from fivefold.spelling import make_unknown_name_error
 
 
 class AlphaBetaCost(NamedTuple):

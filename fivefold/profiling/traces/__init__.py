@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.machine.spec import Machine
 from fivefold.profiling.traces import breakdown, messages
 from fivefold.profiling.traces.breakdown import Timeline
@@ -21,7 +22,6 @@ from fivefold.profiling.traces.critical_path import EndOrder, PathSums, Segment,
 from fivefold.profiling.traces.job_traces import JobTraces, Progress, read_traces
 from fivefold.profiling.traces.matching import find_starts, match, measure_waits
 from fivefold.profiling.traces.rank_trace import StepWindow
-from fivefold.record import UserError
 from fivefold.rendering.trace_report import PathPiece
 from fivefold.results.trace_report import MessageLine, TraceReport
 

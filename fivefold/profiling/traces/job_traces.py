@@ -13,9 +13,9 @@ from functools import partial
 from pathlib import Path
 
 from fivefold.bounded_types import RANKS
+from fivefold.errors import UserError
 from fivefold.profiling.traces.rank_trace import RankEvents, rank_trace
 from fivefold.profiling.traces.recording import TraceEvents, parse_ranks, read_trace
-from fivefold.record import UserError
 from fivefold.units import MIB, show_seconds
 
 SUFFIXES = (".json", ".json.gz")

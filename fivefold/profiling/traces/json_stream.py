@@ -19,7 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from fivefold.bounded_file import open_stream
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 CHUNK_BYTES = 1 << 20  # bytes that are read at once
 MAX_VALUE_CHARACTERS = 16 << 20  # characters of one value

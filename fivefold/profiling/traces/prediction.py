@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fivefold.errors import UserError
 from fivefold.layout.mesh import list_members
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError
 from fivefold.results.step_comparison import QuantityComparison, Unit
 from fivefold.results.trace_report import MessageLine, TraceReport
 from fivefold.step import Step, Traffic, count_sent_bytes

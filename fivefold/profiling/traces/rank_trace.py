@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fivefold.errors import UserError
 from fivefold.profiling.traces.intervals import Intervals, Nanoseconds, merge_intervals
 from fivefold.profiling.traces.recording import ANNOTATION, COPY, KERNEL, LAUNCH, OPERATOR, RecordedMessage, TraceEvents
-from fivefold.record import UserError
 from fivefold.results.trace_report import Category
 
 KERNEL_NAMES: tuple[tuple[Category, str], ...] = (

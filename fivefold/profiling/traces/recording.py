@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from fivefold.errors import UserError
 from fivefold.profiling.traces.json_stream import JsonStream
-from fivefold.record import UserError
 
 KERNEL, COPY, LAUNCH, OPERATOR, ANNOTATION = range(5)
 KINDS = {

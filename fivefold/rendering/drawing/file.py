@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from fivefold.atomic_file import replace_file
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.drawing.style import build_file_css, read_css
 from fivefold.rendering.drawing.svg import add_titles, build_element, draw_legend, embed_image, join_elements
 from fivefold.rendering.elements import Raw, escape_text

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, pairwise
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import SIDE, choose_ticks, plot, time_unit
 from fivefold.rendering.drawing.svg import build_element, format_percent, join_elements

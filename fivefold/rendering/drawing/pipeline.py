@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import inf
 from typing import NamedTuple
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.drawing.file import PictureFile
 from fivefold.rendering.drawing.plot import SIDE, choose_label_class, choose_ticks, plot, time_unit
 from fivefold.rendering.drawing.svg import build_element, format_percent, join_elements

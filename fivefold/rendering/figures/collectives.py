@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from string import ascii_uppercase
 from typing import Any
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.charts import Chart, _import_altair
 from fivefold.rendering.palette import PALE_INK, RULE, SERIES, TEXT, choose_ink
 from fivefold.rendering.sweep.panels import Panel, place_side_by_side, stack_panels

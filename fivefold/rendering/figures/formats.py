@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from math import log10
 from typing import NamedTuple
 
-from fivefold.record import make_unknown_name_error
 from fivefold.rendering.charts import Chart, _encode_colour, _import_altair
 from fivefold.rendering.palette import BLUE, GREY, ORANGE, SKY
 from fivefold.rendering.sweep.panels import Panel, stack_panels
+from fivefold.spelling import make_unknown_name_error
 
 
 class FloatFormat(NamedTuple):

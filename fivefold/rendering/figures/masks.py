@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.charts import Chart, _import_altair
 from fivefold.rendering.palette import RULE, SERIES, choose_ink
 from fivefold.rendering.sweep.panels import Panel, place_side_by_side

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from math import log
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.machine.spec import Chip
-from fivefold.record import UserError
 from fivefold.rendering.charts import Chart, _encode_colour, _finish, _import_altair
 from fivefold.rendering.palette import BLUE, LIMIT, ORANGE, TEXT
 from fivefold.step import Operation, Step

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from fivefold.errors import UserError
 from fivefold.job import Job
-from fivefold.record import UserError
 from fivefold.rendering.question import describe_job
 from fivefold.results.sweep_row import SweepRow
 from fivefold.units import choose_byte_unit, show_count

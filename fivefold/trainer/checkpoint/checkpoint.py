@@ -26,10 +26,11 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystem
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 from torch.distributed.checkpoint.state_dict_saver import save as save_tensors
 
+from fivefold.errors import RunFailure, UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import RunFailure, UserError, find_first_difference
+from fivefold.record import find_first_difference
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import checkpoint_folder as folder
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint, CheckpointFile, RunProgress, find_latest, read

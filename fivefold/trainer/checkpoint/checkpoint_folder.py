@@ -20,11 +20,13 @@ from typing import Any
 from pydantic import JsonValue, NonNegativeInt
 
 from fivefold.atomic_file import sync
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.model.weights import get_layer
-from fivefold.record import Record, UserError, read_file
+from fivefold.record import Record
+from fivefold.text_files import read_file
 
 VERSION = 1
 MANIFEST = "checkpoint.json"

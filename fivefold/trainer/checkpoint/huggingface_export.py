@@ -28,6 +28,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from fivefold.atomic_file import sync
+from fivefold.errors import RunFailure, UserError
 from fivefold.model.huggingface.tensors import (
     TensorPart,
     list_constants,
@@ -36,7 +37,7 @@ from fivefold.model.huggingface.tensors import (
 from fivefold.model.huggingface.write import to_config
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_router_tensors, list_weights
-from fivefold.record import Record, RunFailure, UserError
+from fivefold.record import Record
 from fivefold.trainer.checkpoint import checkpoint_folder, merged_adapter, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
 from fivefold.trainer.checkpoint.huggingface_import import CONFIG, INDEX, SINGLE

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from fivefold.base_format import FP8_BLOCK, BaseFormat
+from fivefold.errors import UserError
 from fivefold.model.huggingface.family import Family
 from fivefold.model.huggingface.read import find_text_model, from_config, is_rope_interleaved
 from fivefold.model.huggingface.tensors import (
@@ -33,7 +34,7 @@ from fivefold.model.huggingface.tensors import (
 from fivefold.model.huggingface.write import find_difference
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
-from fivefold.record import UserError, read_file
+from fivefold.text_files import read_file
 from fivefold.trainer.build import Built, start_magnitudes
 from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 from fivefold.trainer.checkpoint.published_tensors import (

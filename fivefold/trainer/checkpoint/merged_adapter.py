@@ -21,10 +21,10 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
 from fivefold.adapter import Adapter
+from fivefold.errors import RunFailure, UserError
 from fivefold.model.adapted import name_leader, resolve_linear
 from fivefold.model.weight import MAGNITUDE, is_quantized
 from fivefold.model.weights import Weight, list_trained_weights, list_weights, strip_block
-from fivefold.record import RunFailure, UserError
 from fivefold.trainer.checkpoint import checkpoint_folder, peft_adapter
 from fivefold.trainer.checkpoint.checkpoint_folder import Checkpoint
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder

@@ -28,6 +28,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fivefold.adapter import ALL_LINEAR, END_TARGETS, LINEAR_TARGETS, SAVED, Adapter, SavedModule
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.model.adapted import AdaptedLinear, map_linears, name_leader, resolve_linear
 from fivefold.model.huggingface.families import FAMILIES
@@ -37,7 +38,7 @@ from fivefold.model.huggingface.tensors import TensorPart, list_tensors, unwrap_
 from fivefold.model.spec import Model
 from fivefold.model.weight import EXPERT_FACTORS
 from fivefold.model.weights import list_targets, list_trained_weights, name_adapted, strip_block
-from fivefold.record import UserError, read_file
+from fivefold.text_files import read_file
 from fivefold.trainer.build import Built
 from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks

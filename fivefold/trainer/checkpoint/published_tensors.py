@@ -33,8 +33,8 @@ from fivefold.base_format import (
     MXFP4_BLOCK,
     BaseFormat,
 )
+from fivefold.errors import UserError
 from fivefold.model.huggingface.quantization import find_quantization
-from fivefold.record import UserError
 from fivefold.trainer.model.quantized.formats import allocate
 from fivefold.trainer.model.quantized.four_bit import list_scale_values, list_values
 from fivefold.trainer.model.quantized.mxfp4 import SCALE_BIAS, VALUES

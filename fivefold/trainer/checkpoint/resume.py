@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.trainer.checkpoint import checkpoint_folder as folder
 from fivefold.trainer.checkpoint.checkpoint import run_on_all_ranks
 from fivefold.trainer.parallel.mesh import Ranks

@@ -15,7 +15,8 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fivefold.record import UserError, read_text
+from fivefold.errors import UserError
+from fivefold.text_files import read_text
 
 ChatMessage = Mapping[str, Any]
 Span = tuple[int, int]  # characters from the first to the last but one

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.units import KIB, MIB
 
 STDLIB = "stdlib"

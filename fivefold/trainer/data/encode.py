@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.record import RunFailure
+from fivefold.errors import RunFailure
 from fivefold.trainer.data.corpus import CorpusFile, FileSlice, clean_text, list_slices, read_records, read_slice
 from fivefold.trainer.data.shards import SPLITS, Split
 from fivefold.trainer.data.supervised import Mask, SampleFormat, TrainingSample

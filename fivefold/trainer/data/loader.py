@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.trainer.data.shards import Shards, Split
 
 ROUNDS = 6

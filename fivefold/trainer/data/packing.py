@@ -17,7 +17,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.trainer.data.loader import Loader, permute_epochs
 
 Packing = Literal["best-fit", "none"]

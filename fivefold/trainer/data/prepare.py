@@ -23,7 +23,7 @@ from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingCo
 from rich.progress import Progress as Bar
 
 from fivefold.atomic_file import sync
-from fivefold.record import RunFailure, UserError
+from fivefold.errors import RunFailure, UserError
 from fivefold.trainer.data.corpus import CorpusFile, list_files, read_documents
 from fivefold.trainer.data.encode import TEXT_HASHES, EncodingSettings, encode_all, hash_text
 from fivefold.trainer.data.shards import (

@@ -20,7 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import NonNegativeFloat, NonNegativeInt, PositiveInt
 
-from fivefold.record import Record, UserError, read_file
+from fivefold.errors import UserError
+from fivefold.record import Record
+from fivefold.text_files import read_file
 from fivefold.trainer.data.tokenizer import Tokenizer, Tokens, load
 
 VERSION = 2

@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.trainer.data.chat_template import ChatMessage, ChatTemplate, Span, load_template, read_special_token
 from fivefold.trainer.data.tokenizer import Tokenizer, Tokens
 

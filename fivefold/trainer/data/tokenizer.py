@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from fivefold.record import UserError, read_text
+from fivefold.errors import UserError
+from fivefold.text_files import read_text
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as HuggingFace

@@ -18,7 +18,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NoReturn
 
-from fivefold.record import RunFailure, StopSignal, UserError
+from fivefold.errors import RunFailure, StopSignal, UserError
 from fivefold.trainer.faults.transient import is_transient
 
 LAUNCHER = "FIVEFOLD_LAUNCHER"  # environment variable set by ``process.launch``: the launcher's pid

@@ -16,7 +16,8 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field, NonNegativeInt, PositiveFloat
 
-from fivefold.record import Record, RunFailure
+from fivefold.errors import RunFailure
+from fivefold.record import Record
 
 NORMAL = 1.4826  # 1 / Φ⁻¹(3/4)
 FLAT = 1e-3  # floor of MAD, as a share of the median: a flat loss has a MAD near 0, and every loss would be a spike

@@ -31,7 +31,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d
 
-from fivefold.record import RunFailure, StopSignal
+from fivefold.errors import RunFailure, StopSignal
 from fivefold.trainer.faults.signals import EXIT_RETRY
 from fivefold.trainer.logs.run_log import note
 from fivefold.trainer.parallel import collectives

@@ -20,9 +20,10 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.state_dict_loader import load as load_tensors
 
+from fivefold.errors import RunFailure, UserError
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_router_tensors, list_weights
-from fivefold.record import RunFailure, UserError, read_file
+from fivefold.text_files import read_file
 from fivefold.trainer.checkpoint import checkpoint_folder, merged_adapter, peft_adapter
 from fivefold.trainer.checkpoint.full_weights import build_decoder
 from fivefold.trainer.checkpoint.huggingface_export import DTYPES, find

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from fivefold.bounded_file import drop_torn_line
-from fivefold.record import RunFailure, iterate_lines
+from fivefold.errors import RunFailure
+from fivefold.text_files import iterate_lines
 from fivefold.trainer.faults.signals import resume_hint
 from fivefold.trainer.logs.wandb_log import Wandb
 from fivefold.trainer.run import Run

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from fivefold.record import RunFailure, UserError
+from fivefold.errors import RunFailure, UserError
 
 ID = "wandb-id"
 

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.trainer.model.attention_mask import AttentionMask, Heads
 from fivefold.trainer.model.chunked_attention import make_chunk_keys
 from fivefold.trainer.model.dropout import PROBABILITIES, place_in

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from fivefold.errors import UserError
 from fivefold.job import RECIPES, Job, Recipe
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.trainer.model.float8.units import describe_missing
 from fivefold.trainer.model.tf32 import has_units
 

@@ -14,10 +14,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from fivefold.errors import UserError
 from fivefold.model.factors import Temperature
 from fivefold.model.rope import RopeScaling, RotaryTable
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 
 
 class RowInputs(NamedTuple):

@@ -16,8 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fivefold.errors import RunFailure
 from fivefold.model.spec import Model
-from fivefold.record import RunFailure
 from fivefold.trainer.model import routing, sparse_mixer
 from fivefold.trainer.model.linear import WgradStore, accumulate_grad
 from fivefold.trainer.model.norm import build_norm

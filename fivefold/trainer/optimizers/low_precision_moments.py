@@ -16,9 +16,9 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from fivefold.errors import UserError
 from fivefold.layout.local_weight import LocalSlice
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError
 from fivefold.trainer.optimizers import fp32_update
 from fivefold.trainer.optimizers.gather_matrices import ShardAxes
 from fivefold.trainer.parallel.shard import LocalWeight, WeightShard

@@ -14,10 +14,10 @@ from importlib.util import find_spec
 import torch
 from torch import Tensor
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.weights import Weight
-from fivefold.record import UserError
 from fivefold.trainer.optimizers.gather_matrices import list_sharded_weights
 from fivefold.trainer.optimizers.low_precision_moments import NarrowAdamW
 from fivefold.trainer.optimizers.optimized_weights import OptimizedWeights

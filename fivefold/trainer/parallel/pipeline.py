@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fivefold.errors import UserError
 from fivefold.layout.schedule.action import Action, Part, format_part
 from fivefold.layout.schedule.p2p import P2PStep, find_receiver, list_links, list_p2p_steps
 from fivefold.layout.schedule.pipeline_schedule import list_pairing_names
 from fivefold.layout.schedule.table import Table, check
-from fivefold.record import UserError
 from fivefold.trainer.model.linear import WgradStore, Work
 from fivefold.trainer.parallel.collectives import Pending, receive, send
 from fivefold.trainer.parallel.mesh import AxisGroup, Ranks

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 
+from fivefold.errors import UserError
 from fivefold.planner.compare import compare as run
-from fivefold.record import UserError
 from fivefold.rendering.comparison import (
     describe_comparison,
     describe_ratios,

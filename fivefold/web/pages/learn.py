@@ -15,7 +15,7 @@ from latex2mathml.converter import convert
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.web.pages.plan import PlanQuestion, View, build_view
 from fivefold.web.pages.render import render_page
 from fivefold.web.question import Mistake

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import Field
 
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, WrittenConfig
 from fivefold.interop.registry import find_stack_format, list_job_formats
 from fivefold.interop.write import write
@@ -18,7 +19,6 @@ from fivefold.machine import toml
 from fivefold.planner.batch import advise_sequences
 from fivefold.planner.questions.changes import find_fitting_change, list_changes_and_pairs
 from fivefold.planner.run_estimate import validate_tokens
-from fivefold.record import UserError
 from fivefold.rendering.answers import list_change_sections
 from fivefold.rendering.drawing import interval, memory, pipeline
 from fivefold.rendering.drawing.bars import draw_stacked, scale

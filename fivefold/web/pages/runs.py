@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse
 from pydantic import Field
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.rendering.budget import make_budget_grid
 from fivefold.rendering.compare import render_table
 from fivefold.rendering.drawing import lines, pipeline

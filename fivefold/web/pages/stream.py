@@ -16,7 +16,8 @@ from typing import Any, Generic, TypeVar
 from pydantic import Field
 from starlette.responses import StreamingResponse
 
-from fivefold.record import Record, UserError
+from fivefold.errors import UserError
+from fivefold.record import Record
 from fivefold.rendering.elements import build_paragraph
 from fivefold.rendering.question import describe_question
 from fivefold.web.question import JobQuestion

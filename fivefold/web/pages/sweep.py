@@ -11,9 +11,9 @@ from fastapi import APIRouter, Query, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from pydantic import Field
 
+from fivefold.errors import UserError
 from fivefold.machine import toml
 from fivefold.machine.catalog import replace_ranks
-from fivefold.record import UserError
 from fivefold.rendering.drawing import heat, scatter
 from fivefold.rendering.point_charts import draw_rows
 from fivefold.rendering.sweep.settings import get_mfu, list_varied_axes

@@ -14,6 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.schedule.pipeline_schedule import PIPELINE_SCHEDULES, SCHEDULES
 from fivefold.layout.spec import Layout
@@ -36,7 +37,6 @@ from fivefold.model.mixers.rwkv import RWKV
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.multi_token_prediction import MTP
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.trainer.supported import check_supported
 
 DRAWN = 300

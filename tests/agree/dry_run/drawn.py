@@ -15,12 +15,12 @@ from typing import NamedTuple
 
 from fivefold.dry_run.match import list_findings
 from fivefold.dry_run.rank_tapes import run_rank
+from fivefold.errors import UserError
 from fivefold.job import RECIPES, Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import is_legal
 from fivefold.machine.spec import Machine
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.rendering.progress import show_progress
 from fivefold.trainer.supported import check_supported
 from tests.agree.drawn import Drawn, draw_cases, select_covering

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from fivefold.dry_run.fake.world import list_representatives
 from fivefold.dry_run.memory.reserved import replay_allocator
 from fivefold.dry_run.rank_tapes import run_rank
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.planner.predict import Planner
-from fivefold.record import UserError
 from tests.agree.dry_run.cases import Case
 
 BOUND = 0.25  # of every case

@@ -13,7 +13,7 @@ import torch
 import fivefold.layout.validity  # noqa: F401
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import resolve
-from fivefold.record import read_lines
+from fivefold.text_files import read_lines
 from fivefold.trainer.build import build
 from fivefold.trainer.logs.run_log import Logs, NoLogs
 from fivefold.trainer.loop import Loop

@@ -11,10 +11,10 @@ import random
 from collections.abc import Mapping
 from functools import lru_cache
 
+from fivefold.errors import UserError
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
-from fivefold.record import UserError
 from tests.agree.parity.cases import MODELS, TOKENS, Case, job_for, make_uneven_stages, model_for
 
 MAX_RANKS = 8

@@ -12,11 +12,11 @@ import argparse
 import sys
 from typing import Any
 
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.trainer.supported import check_supported
 from tests.agree.drawn import VOCAB, Drawn
 from tests.agree.parity.cases import TOKENS, job_for

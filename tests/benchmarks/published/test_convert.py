@@ -8,9 +8,9 @@ import pytest
 
 from benchmarks.published import cells, convert
 from benchmarks.published.case import Case, Excluded, machine, rows
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.model.catalog import resolve
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 

@@ -11,8 +11,8 @@ from benchmarks.published import reader, run
 from benchmarks.published.case import Case, Excluded, rows
 from benchmarks.published.cells import find_model
 from benchmarks.published.readers import megatron_moe_zoo, xtuner
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError
 from fivefold.units import GIB, MIB
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from benchmarks.published import SOURCES, reader, readers
 from benchmarks.published.case import Case, Excluded, Message, rows
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
-from fivefold.record import UserError
 
 WRITTEN = [source for source in SOURCES if find_spec(f"benchmarks.published.readers.{source}")]
 

@@ -15,8 +15,8 @@ import pytest
 from benchmarks.published import SOURCES, case, cells, reader, run
 from benchmarks.published.case import Case, Excluded, rows
 from benchmarks.published.cells import Row
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError
 from tests.selection import mark_share
 
 NONSENSE = ("", "0", "-1", "7", "3.5", "nan", "inf", "1e400", "1_000", "٣", "n/a", "unknown", "99999999999999999999")

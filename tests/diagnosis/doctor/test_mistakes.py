@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fivefold.diagnosis.doctor import examine
 from fivefold.diagnosis.doctor.file import load
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 MODEL = "import torch\nfrom torch import nn\ndef model():\n    return nn.Linear(4, 4)\n"
 

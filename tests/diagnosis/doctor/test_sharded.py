@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 import fivefold as ff
 from fivefold.cli import app
 from fivefold.diagnosis.doctor import Diagnosis, examine
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from tests.profiling.test_watch_loop import BLOCKS, ROWS, WIDTH, adamw, loss, model, run_two_ranks, steps
 from tests.selection import mark_share
 

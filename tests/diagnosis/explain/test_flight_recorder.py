@@ -20,7 +20,7 @@ torch = pytest.importorskip("torch")
 
 from fivefold.diagnosis.explain import explain as explain_files  # noqa: E402
 from fivefold.diagnosis.explain.flight_recorder import explain  # noqa: E402
-from fivefold.record import UserError  # noqa: E402
+from fivefold.errors import UserError  # noqa: E402
 
 GROUPS = {"0": ("default_pg", (0, 1, 2, 3)), "1": ("dp", (0, 2)), "2": ("dp", (1, 3)), "3": ("tp", (0, 1))}
 OPERATIONS = ("all_reduce", "_all_gather_base", "_reduce_scatter_base", "broadcast")

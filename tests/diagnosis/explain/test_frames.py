@@ -8,7 +8,7 @@ import pytest
 
 from fivefold.diagnosis.explain import explain
 from fivefold.diagnosis.explain.frames import Frame, find_user_line
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 PACKAGES = "/venv/lib/python3.11/site-packages"
 

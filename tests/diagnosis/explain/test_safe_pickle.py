@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fivefold.diagnosis.explain.safe_pickle import load
-from fivefold.record import UserError
+from fivefold.errors import UserError
 
 DATA = {
     "segments": [],

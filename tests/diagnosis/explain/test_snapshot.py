@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves  # noqa: E402
 
 from fivefold.diagnosis.explain import safe_pickle  # noqa: E402
 from fivefold.diagnosis.explain.snapshot import explain  # noqa: E402
-from fivefold.record import UserError  # noqa: E402
+from fivefold.errors import UserError  # noqa: E402
 from fivefold.results.explanation import HeldMemory  # noqa: E402
 
 

@@ -17,7 +17,7 @@ viz = pytest.importorskip("torch.cuda._memory_viz")
 from fivefold.dry_run.memory.reserved import replay_allocator  # noqa: E402
 from fivefold.dry_run.memory.snapshot import build_snapshot, write_snapshot  # noqa: E402
 from fivefold.dry_run.record.tape import ALLOC, FREE, SCOPE, CodeSite, Scope, Tape  # noqa: E402
-from fivefold.record import RunFailure  # noqa: E402
+from fivefold.errors import RunFailure  # noqa: E402
 from fivefold.units import MIB  # noqa: E402
 
 WEIGHTS = CodeSite("", "", "", "parameters")

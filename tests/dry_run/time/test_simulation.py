@@ -11,6 +11,7 @@ from fivefold.dry_run.record.tape import ALLOC, KERNEL, SCOPE, START, WAIT, Code
 from fivefold.dry_run.time.prices import Pricer
 from fivefold.dry_run.time.simulation import SimulatedTapes, simulate
 from fivefold.dry_run.time.streams import Costs, Streams
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.mesh import RankGroup
 from fivefold.layout.spec import Layout
@@ -21,7 +22,6 @@ from fivefold.planner.predict import predict
 from fivefold.planner.time import roofline
 from fivefold.planner.time.compute import find_slowest_chip
 from fivefold.planner.time.network import Network
-from fivefold.record import UserError
 from tests.selection import mark_share
 
 MakeTapes = Callable[..., list[Tape]]

@@ -11,9 +11,9 @@ import pytest
 from fivefold.dry_run.record.tape import ALLOC, FREE, KERNEL, START, Tape
 from fivefold.dry_run.time import trace
 from fivefold.dry_run.time.simulation import SimulatedTapes, simulate
+from fivefold.errors import RunFailure
 from fivefold.job import Job
 from fivefold.machine.catalog import resolve
-from fivefold.record import RunFailure
 
 H100 = resolve("h100:8", local=Path())
 

@@ -13,11 +13,11 @@ import torch
 import transformers
 
 from fivefold.base_format import BITSANDBYTES_BASES, FOUR_BIT_BASES
+from fivefold.errors import UsageWarning, UserError
 from fivefold.model.catalog import resolve
 from fivefold.model.huggingface.families import FAMILIES as REGISTRY
 from fivefold.model.huggingface.keys import EVERY_FAMILY
 from fivefold.model.huggingface.read import describe_remark, from_config
-from fivefold.record import UsageWarning, UserError
 from tests.model.judged import build_reference, count_mtp_parameters, judge, silence_transformers
 from tests.model.mutations import FAMILIES, MUTATIONS, mutations
 from tests.selection import mark_share

@@ -18,11 +18,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from typer.testing import CliRunner
 
 from fivefold.cli import app
+from fivefold.errors import UsageWarning, UserError
 from fivefold.model.catalog import from_values, list_names
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.model_types import LACKING_TYPES, MODEL_TYPES, OTHER_NAMES
 from fivefold.model.huggingface.read import SHAPE_FIELDS, describe_remark, from_config, read_config
-from fivefold.record import UsageWarning, UserError
 from fivefold.requests.catalogs import list_families
 from fivefold.trainer.supported_models import list_unsupported
 from tests.model.huggingface.test_wrappers import LIKE

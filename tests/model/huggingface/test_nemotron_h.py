@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import list_tensors
-from fivefold.record import UserError
 from tests.model.mutations import FAMILIES
 
 CONFIG = {"model_type": "nemotron_h", **FAMILIES["nemotron_h"], "num_nextn_predict_layers": 2}

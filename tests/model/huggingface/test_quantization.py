@@ -7,11 +7,11 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.quantizers.quantizers_utils import should_convert_module
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.quantization import find_quantization
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import list_tensors
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from tests.model.mutations import FAMILIES
 
 # As published: unsloth's dynamic folders, Qwen3's and MiniMax's in fp8, gpt-oss, and bitsandbytes' own forms of names

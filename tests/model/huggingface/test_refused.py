@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.families import FAMILIES, WRAPPERS
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.published import CATALOG
-from fivefold.record import UserError
 from tests.model.huggingface.test_families import reference
 from tests.model.mutations import FAMILIES as SMALL
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.model.huggingface.remote_code import REMOTE_CLASSES
-from fivefold.record import UserError
 
 LING_1T: dict[str, Any] = {  # inclusionAI/Ling-1T:config.json
     "architectures": ["BailingMoeV2ForCausalLM"],

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.model.catalog import build_model
 from fivefold.model.huggingface.tensors import TensorPart, list_tensors
-from fivefold.record import UserError
 
 # Tensors in the index of the published files; of DeepSeek-V3 layers x (attention + norms) + dense + experts + 3, as its
 # files also hold scales and one more layer.

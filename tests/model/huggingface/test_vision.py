@@ -10,11 +10,11 @@ import torch
 from transformers import AutoConfig, AutoModelForImageTextToText
 from transformers.initialization import no_init_weights
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.model.huggingface.vision import PROJECTORS, TOWERS, read_tower
 from fivefold.model.vision import VisionTower
 from fivefold.model.vision_weights import count_vision
-from fivefold.record import UserError
 from tests.model.judged import silence_transformers
 from tests.model.mutations import PLAIN
 from tests.selection import mark_share

@@ -11,9 +11,9 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 from transformers.initialization import no_init_weights
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES as IMAGE_TEXT
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.families import WRAPPERS
 from fivefold.model.huggingface.read import describe_remark, from_config
-from fivefold.record import UserError
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from tests.model.judged import silence_transformers
 from tests.model.mutations import FAMILIES as SMALL

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from transformers import AutoConfig
 
+from fivefold.errors import UserError
 from fivefold.model.catalog import build_model, list_names
 from fivefold.model.experts import MoE
 from fivefold.model.huggingface.families import FAMILIES
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.model.rope import RopeScaling
-from fivefold.record import UserError
 from tests.model.mutations import FAMILIES as SMALL
 from tests.selection import mark_share
 

@@ -13,6 +13,7 @@ from fivefold.adapter import (
     Base,
 )
 from fivefold.base_format import BASE_FORMATS
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.remarks import list_remarks
 from fivefold.layout.spec import Layout
@@ -33,7 +34,6 @@ from fivefold.planner.counts.traffic import sum_traffic
 from fivefold.planner.predict import predict
 from fivefold.planner.questions.sequence import search_longest_sequence
 from fivefold.planner.run_estimate import count_checkpoint_bytes
-from fivefold.record import UserError
 from fivefold.requests.job import load_job
 from fivefold.units import GIB
 from tests.planner.counts.expert_adapters import count_expert_adapters

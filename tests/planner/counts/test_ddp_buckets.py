@@ -9,6 +9,7 @@ from collections import Counter
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
@@ -17,7 +18,6 @@ from fivefold.planner.counts.ddp_buckets import divide_into_buckets
 from fivefold.planner.counts.memory.peak import count_rank_memory
 from fivefold.planner.counts.parameter_prefetch import simulate_prefetch
 from fivefold.planner.counts.traffic import list_messages
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 
 MODEL = Model(name="small", layers=4, width=128, heads=4, kv_heads=2, head_dim=32, ffn=352, vocab=1024)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, assume, example, given, settings
 from hypothesis import strategies as st
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.local_weight import pad_vocab
 from fivefold.layout.schedule import schedule
@@ -28,7 +29,6 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import Kind, get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
 from fivefold.planner.counts.update import list_stages
-from fivefold.record import UserError
 from tests.layout.live import count_live
 from tests.selection import mark_share
 

@@ -14,11 +14,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.mesh import group
 from fivefold.layout.sharding import shard_weight
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import explain_unsupported_2d, list_reasons
+from fivefold.layout.validity import list_reasons
+from fivefold.layout.validity.two_dimensional import explain_unsupported_2d
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.model.experts import MoE
@@ -33,7 +35,6 @@ from fivefold.planner.ratios.exchanges import build_tensor_exchange
 from fivefold.planner.search import search
 from fivefold.planner.search.bounds import Bounds
 from fivefold.planner.search.space import Space
-from fivefold.record import UserError
 from fivefold.step import count_sent_bytes
 from tests.planner.search.test_space import DENSE, JOB, list_leaves
 

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.planner.questions.batches import list_reasonable_batches
-from fivefold.record import UserError
 from tests.planner.questions.cases import JOB, LLAMA, SMALL
 
 

@@ -18,7 +18,7 @@ from fivefold.stack.catalog import build_stack
 from tests.planner.questions.cases import JOB, LLAMA, NODE
 
 
-@pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
+@pytest.mark.filterwarnings("ignore::fivefold.errors.UsageWarning")
 def test_changes_without_a_layout_name_the_one_that_is_changed() -> None:
     changes = ff.ask("changes", "llama3-8b", "h100:8")
     layout, _, why = changes[0].remarks[-1].removeprefix("changes of ").partition(", ")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import fivefold as ff
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -24,7 +25,6 @@ from fivefold.planner.questions.micro_batch import find_largest_micro_batch
 from fivefold.planner.questions.sequence import search_longest_sequence
 from fivefold.planner.ratios import compute_ratios
 from fivefold.planner.search.neighbours import walk
-from fivefold.record import UserError
 from tests.planner.questions.cases import NODE, SMALL
 
 

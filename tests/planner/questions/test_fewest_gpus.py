@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from fivefold.adapter import Adapter
 from fivefold.cli import app
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve, with_ranks
@@ -21,7 +22,6 @@ from fivefold.planner.questions import fewest_gpus
 from fivefold.planner.questions.fewest_gpus import find_fewest_gpus
 from fivefold.planner.questions.least_states import count_least_state_bytes
 from fivefold.planner.search import search
-from fivefold.record import UserError
 from fivefold.results.search_result import SearchResult
 from tests.planner.questions.cases import JOB, LLAMA, NODE, SMALL
 from tests.selection import mark_share

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model, find_published
 from fivefold.planner.predict import Planner
 from fivefold.planner.questions.fine_tune import list_fine_tunes
-from fivefold.record import UserError
 from tests.planner.questions.cases import JOB, NODE
 
 

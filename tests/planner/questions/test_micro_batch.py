@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 import fivefold as ff
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
 from fivefold.planner.questions.micro_batch import find_largest_micro_batch
-from fivefold.record import UserError
 from fivefold.units import show_bytes
 from tests.planner.questions.cases import JOB, LLAMA, NODE, fits, peak
 from tests.selection import mark_share
@@ -50,7 +50,7 @@ def test_without_a_given_batch_only_memory_limits_the_micro_batch(words: str) ->
     assert peak(layout.replace(mbs=size), jobs[0]) == answer.memory_bytes
 
 
-@pytest.mark.filterwarnings("ignore::fivefold.record.UsageWarning")
+@pytest.mark.filterwarnings("ignore::fivefold.errors.UsageWarning")
 @pytest.mark.parametrize("given", mark_share(2, [{}, {"gbs": 128}]))
 def test_the_largest_micro_batch_of_a_chosen_layout_names_that_of_full_recomputation(given: dict[str, int]) -> None:
     (answer,) = ff.ask("micro-batch", "llama3-8b", "h100:8", seq=8192, **given)

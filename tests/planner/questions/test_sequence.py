@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from fivefold.adapter import Adapter
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.model.catalog import build_model
 from fivefold.planner.predict import predict
 from fivefold.planner.questions.sequence import search_longest_sequence
-from fivefold.record import UserError
 from tests.planner.questions.cases import JOB, LLAMA, NODE, fits
 
 

@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine import catalog as machines
@@ -14,7 +15,6 @@ from fivefold.machine.spec import Machine
 from fivefold.model.catalog import build_model
 from fivefold.planner.ratios import compute_ratios, compute_sizing
 from fivefold.planner.ratios.exchanges import build_expert_layer_exchange
-from fivefold.record import UserError
 from fivefold.results.balance import Axis, Ratios
 
 JOB = Job(sequence=8192, global_batch=512)

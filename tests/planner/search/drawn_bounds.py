@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import with_ranks
 from fivefold.planner.predict import Planner
@@ -17,7 +18,6 @@ from fivefold.planner.search.simplest import bound_resting_bytes
 from fivefold.planner.search.simulated_bound import group_schedules, simulate_group
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.tables import MICRO_BATCH_SIZES, SMALL_MICRO_BATCH
-from fivefold.record import UserError
 from tests.planner.draws import case
 
 WORLDS = (1, 2, 4, 8, 8, 12, 16, 32)

@@ -6,9 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import can_express, is_legal
+from fivefold.layout.validity import is_legal
+from fivefold.layout.validity.stack import can_express
 from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.model.catalog import build_model
 from fivefold.planner.compare import with_stack
@@ -24,7 +26,6 @@ from fivefold.planner.search.layout_changes import (
 )
 from fivefold.planner.search.rejections import find_job_fixes
 from fivefold.planner.search.simplest import _list_moves
-from fivefold.record import UserError
 from fivefold.stack.catalog import STACKS, build_stack
 from fivefold.step import FITS_RISK
 from fivefold.trainer.supported import check_supported

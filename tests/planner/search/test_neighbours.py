@@ -7,6 +7,7 @@ from itertools import pairwise
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
@@ -18,7 +19,6 @@ from fivefold.planner.search import search
 from fivefold.planner.search.layout_changes import list_changed_keywords
 from fivefold.planner.search.neighbours import list_neighbours, shrink, walk
 from fivefold.planner.search.work import SearchWork
-from fivefold.record import UserError
 from tests.planner.search.test_search import EXPERTS, FEW, SMALL, make_tight_machine
 from tests.planner.search.test_space import list_layouts
 

@@ -12,10 +12,12 @@ import pytest
 from rich.console import Console
 
 import fivefold
+from fivefold.errors import UserError
 from fivefold.job import RECIPES, Job
 from fivefold.layout.names import Axis
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import can_express, list_reasons
+from fivefold.layout.validity import list_reasons
+from fivefold.layout.validity.stack import can_express
 from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.machine.catalog import resolve, with_ranks
 from fivefold.machine.spec import Machine
@@ -29,7 +31,6 @@ from fivefold.planner.search.rejections import find_fixes, find_job_fixes
 from fivefold.planner.search.space import Space
 from fivefold.planner.search.work import FIRST_GAP, MAX_DOUBLINGS, SearchWork
 from fivefold.planner.time.memory_risk import MemoryRisk
-from fivefold.record import UserError
 from fivefold.rendering.html import render_search as html
 from fivefold.rendering.search import render_page
 from fivefold.results.search_result import By, SearchResult, TightLayout

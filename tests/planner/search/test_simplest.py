@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import fivefold as ff
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import is_legal
 from fivefold.layout.where import ANY_LAYOUT, Where
@@ -19,7 +20,6 @@ from fivefold.planner.search.constraints import describe_uneven_batch
 from fivefold.planner.search.layout_changes import rank_moves
 from fivefold.planner.search.simplest import Evaluated, Simplest, score_complexity
 from fivefold.planner.time.timeline import StepTime
-from fivefold.record import UserError
 from fivefold.rendering.search import render_page
 from fivefold.results.search_result import Alternative
 from fivefold.stack.catalog import build_stack

@@ -11,11 +11,14 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.names import DEFAULT_ORDER
 from fivefold.layout.schedule.pipeline_schedule import SCHEDULES
 from fivefold.layout.spec import Layout
-from fivefold.layout.validity import can_express, list_mismatches, list_reasons, refuse
+from fivefold.layout.validity import list_reasons, refuse
+from fivefold.layout.validity.job import list_mismatches
+from fivefold.layout.validity.stack import can_express
 from fivefold.layout.where import ANY_LAYOUT, Where
 from fivefold.model.catalog import build_model
 from fivefold.model.experts import MoE
@@ -25,7 +28,6 @@ from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.spec import Model
 from fivefold.planner.search.columns import CandidateLayouts
 from fivefold.planner.search.space import Space
-from fivefold.record import UserError
 from fivefold.stack.catalog import build_stack
 from fivefold.stack.spec import Stack, SupportedLayouts
 from fivefold.update import Ramp

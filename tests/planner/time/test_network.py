@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from benchmarks.published import reader
 from benchmarks.published.case import Message
+from fivefold.errors import UserError
 from fivefold.machine.catalog import list_names, resolve
 from fivefold.machine.spec import Calibration, Chip, Collective, CollectivePoint, Link, Machine
 from fivefold.planner.time.network import Network, RankGroup, TokenCopies, _expect_distinct
-from fivefold.record import UserError
 
 COLLECTIVES = get_args(Collective)
 GIB = 2**30

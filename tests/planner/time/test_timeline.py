@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule, simulation
 from fivefold.layout.schedule.order import Task
@@ -19,7 +20,6 @@ from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.stage_time import StageSeconds, estimate_stage_seconds
 from fivefold.planner.time.steady_state import Extrapolated, extrapolate, list_distinct_tasks
 from fivefold.planner.time.unit_time import AXES, HOST_LAUNCHES
-from fivefold.record import UserError
 
 JOB = Job(sequence=2048, global_batch=64)
 LAYOUTS = st.builds(

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from fivefold.errors import UserError
 from fivefold.machine.catalog import resolve
 from fivefold.profiling.traces import json_stream, read
 from fivefold.profiling.traces.json_stream import JsonStream
-from fivefold.record import UserError
 from fivefold.rendering.trace_report import render_page
 from tests.printed import to_text
 from tests.profiling.traces import kineto

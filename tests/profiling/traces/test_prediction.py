@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
 from fivefold.planner.predict import predict
 from fivefold.profiling.traces import read
 from fivefold.profiling.traces.prediction import compare_with_prediction, find_axes
-from fivefold.record import UserError
 from fivefold.step import Step
 from tests.profiling.traces import kineto
 from tests.profiling.traces.recorded import MODEL, STEPS, engine_traces, job

@@ -14,11 +14,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fivefold.errors import UserError
 from fivefold.machine.catalog import resolve
 from fivefold.profiling.traces import read
 from fivefold.profiling.traces.critical_path import Segment
 from fivefold.profiling.traces.recording import TraceEvents
-from fivefold.record import UserError
 from fivefold.results.trace_report import TraceReport
 from tests.profiling.traces import kineto
 

@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 import fivefold as ff
 from fivefold.cli import app
+from fivefold.errors import UserError
 from fivefold.machine.catalog import resolve
-from fivefold.record import UserError
 from fivefold.rendering.figures import collectives, formats, machine, masks, roofline
 from fivefold.trainer.parallel.ring_blocks import list_zigzag_positions
 from tests.selection import mark_share

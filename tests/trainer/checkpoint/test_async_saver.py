@@ -13,11 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from fivefold.errors import RunFailure
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
-from fivefold.record import RunFailure
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint import checkpoint_folder
 from fivefold.trainer.checkpoint.async_saver import Saver

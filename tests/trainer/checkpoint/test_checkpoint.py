@@ -22,10 +22,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fivefold.errors import RunFailure, UserError
 from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import RunFailure, UserError
 from fivefold.trainer.build import Built, build
 from fivefold.trainer.checkpoint import checkpoint_folder
 from fivefold.trainer.checkpoint.checkpoint import Checkpoint, RunProgress, find_latest, load, read, save

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import list_tensors
 from fivefold.model.huggingface.write import find_difference, to_config
-from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.huggingface_export import _assemble, export, find

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from fivefold.errors import RunFailure, UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.experts import MoE
@@ -23,7 +24,6 @@ from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import list_tensors
 from fivefold.model.latent_attention import MLA
 from fivefold.model.spec import Model
-from fivefold.record import RunFailure, UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint, huggingface_export
 from fivefold.trainer.checkpoint.full_weights import build_full_module

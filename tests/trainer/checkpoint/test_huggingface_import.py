@@ -16,6 +16,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
@@ -23,7 +24,6 @@ from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.tensors import TensorPart, list_tensors
 from fivefold.model.published import CATALOG
 from fivefold.model.weights import list_router_tensors, list_weights
-from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights
 from fivefold.trainer.checkpoint.huggingface_export import _assemble

@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.read import from_config
 from fivefold.model.huggingface.write import find_difference, to_config
-from fivefold.record import UserError
 from fivefold.trainer.checkpoint.huggingface_import import HuggingFaceFolder
 from tests.model.judged import silence_transformers
 from tests.model.mutations import FAMILIES, PLAIN

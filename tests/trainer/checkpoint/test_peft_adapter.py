@@ -26,10 +26,10 @@ from transformers import (
 )
 
 from fivefold.adapter import END_TARGETS, EXPERT_TARGETS, Adapter, Base
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.weights import list_adapter_weights, list_trained_weights
-from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import checkpoint, huggingface_import, merged_adapter, peft_adapter
 from fivefold.trainer.checkpoint.full_weights import build_full_module, gather_full_weights

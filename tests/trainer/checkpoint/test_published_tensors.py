@@ -29,8 +29,8 @@ import fivefold as ff
 from fivefold.adapter import Adapter
 from fivefold.base_format import BASE_FORMATS, BaseFormat
 from fivefold.cli import app
+from fivefold.errors import UsageWarning, UserError
 from fivefold.layout.spec import Layout
-from fivefold.record import UsageWarning, UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint import huggingface_import
 from fivefold.trainer.checkpoint.full_weights import gather_full_weights

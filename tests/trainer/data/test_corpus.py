@@ -11,7 +11,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from pyarrow import parquet
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.trainer.data import corpus
 from fivefold.trainer.data.corpus import list_files, list_slices, read_documents, read_slice
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.trainer.data.loader import Loader, list_heldout_batches, permute
 from fivefold.trainer.data.prepare import prepare
 from fivefold.trainer.data.shards import Shards

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.trainer.data.packing import IGNORED, LAST, PackedLoader, PairLoader, pack
 from fivefold.trainer.data.prepare import prepare
 from fivefold.trainer.data.samples import describe_split, show_pair, show_sample

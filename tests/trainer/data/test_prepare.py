@@ -22,7 +22,7 @@ import pyarrow
 import pytest
 from pyarrow import parquet
 
-from fivefold.record import RunFailure, UserError
+from fivefold.errors import RunFailure, UserError
 from fivefold.trainer.data import encode, shards
 from fivefold.trainer.data.corpus import list_files, read_documents
 from fivefold.trainer.data.encode import TEXT_HASHES, hash_text

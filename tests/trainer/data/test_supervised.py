@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.trainer.data.chat_template import ChatTemplate, TemplateError, load_template
 from fivefold.trainer.data.corpus import list_files, list_slices, read_records
 from fivefold.trainer.data.supervised import SampleError, SampleFormat, TrainingSample, find_replies, sample_format

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fivefold.record import UserError
+from fivefold.errors import UserError
 from fivefold.trainer.data.tokenizer import (
     BpeTokenizer,
     ByteTokenizer,

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from fivefold.record import RunFailure
+from fivefold.errors import RunFailure
 from fivefold.trainer import engine, loop
 from fivefold.trainer.checkpoint.checkpoint_folder import find_latest, read
 from fivefold.trainer.faults.spikes import BadLoss, Faults, LossGuard

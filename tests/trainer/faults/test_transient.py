@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from fivefold.record import RunFailure
+from fivefold.errors import RunFailure
 from fivefold.trainer.faults.signals import EXIT_RETRY, TIME
 from fivefold.trainer.faults.transient import is_transient
 from fivefold.trainer.process import RetryableExit, _raise_first_cause

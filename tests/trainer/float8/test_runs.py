@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fivefold.errors import UserError
 from fivefold.job import Job, LearningRate, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.trainer.model.precision import check_chip
 from tests.agree.parity.cases import MODELS, job_for
 from tests.agree.parity.rank import Told, train_rank

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.experts import MoE
@@ -23,7 +24,6 @@ from fivefold.model.mixers.rg_lru import RGLRU
 from fivefold.model.mixers.short_conv import ShortConv
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, list_weights
-from fivefold.record import UserError
 from fivefold.trainer.build import build, draw_initial_weight
 from fivefold.trainer.checkpoint import checkpoint
 from fivefold.trainer.checkpoint.full_weights import build_decoder

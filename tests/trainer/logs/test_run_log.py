@@ -12,7 +12,8 @@ import pytest
 from typer.testing import CliRunner
 
 from fivefold.cli import app
-from fivefold.record import RunFailure, UserError, read_lines
+from fivefold.errors import RunFailure, UserError
+from fivefold.text_files import read_lines
 from fivefold.trainer.logs.run_log import Logs
 from fivefold.trainer.run import Run
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.logs.step_line import step_line

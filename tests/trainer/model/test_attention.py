@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.model.latent_attention import MLA
 from fivefold.model.rope import RopeScaling
@@ -16,7 +17,6 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights
 from fivefold.planner.counts.operations.attention import list_attention
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
-from fivefold.record import UserError
 from fivefold.trainer.model.attention import GroupedAttention, LatentAttention
 from fivefold.trainer.model.rotary import RowInputs, list_tables, rotary_tables
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.factors import Temperature
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.trainer.generate.decode import enable_kv_cache
 from fivefold.trainer.model.attention import GroupedAttention
 from fivefold.trainer.model.dropout import sequence_keys

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fivefold.dry_run import dryrun
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -26,7 +27,6 @@ from fivefold.model.mixers.lightning import Lightning
 from fivefold.model.mixers.mamba2 import Mamba2
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
-from fivefold.record import UserError
 from fivefold.stack.spec import FUSED_SCANS
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine

@@ -17,9 +17,9 @@ from transformers.models.gpt_oss import modeling_gpt_oss as gpt_oss
 from transformers.models.mixtral import modeling_mixtral as mixtral
 from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3_moe
 
+from fivefold.errors import RunFailure
 from fivefold.model.spec import Model
 from fivefold.model.weights import list_block_weights
-from fivefold.record import RunFailure
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.experts import Experts, multiply_by_group, sum_by_group
 from fivefold.trainer.model.linear import WgradStore

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from fivefold.errors import UserError
 from fivefold.job import Recipe, get_recipe
-from fivefold.record import UserError
 from fivefold.trainer.model.precision import TRAINABLE, Dtypes
 
 

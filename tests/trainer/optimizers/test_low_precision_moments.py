@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError
 from fivefold.trainer.optimizers.low_precision_moments import ScaledFormat
 from fivefold.trainer.supported import check_supported
 from fivefold.update import LearningRate, Optimizer

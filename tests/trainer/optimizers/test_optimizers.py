@@ -10,12 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
 from fivefold.model.weights import Weight, list_weights
-from fivefold.record import UserError
 from fivefold.trainer.build import Built, build, draw_initial_weight
 from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, load, save
 from fivefold.trainer.optimizers import fp32_update, optimizer

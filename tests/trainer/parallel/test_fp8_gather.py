@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from fivefold.errors import UserError
 from fivefold.job import Job, Recipe, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.model.experts import MoE
 from fivefold.model.spec import Model
-from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.checkpoint.checkpoint import RunProgress, find_latest, load, save
 from fivefold.trainer.engine import Engine

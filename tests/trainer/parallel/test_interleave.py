@@ -17,10 +17,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fivefold.errors import UserError
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.csv_file import read_table
 from fivefold.layout.spec import Layout
-from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.measure.meter import Meter

@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import Action
@@ -20,7 +21,6 @@ from fivefold.layout.spec import Layout
 from fivefold.model.spec import Model
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.traffic import list_messages
-from fivefold.record import UserError
 from fivefold.trainer.measure.meter import Meter
 from fivefold.trainer.model.linear import Linear, WgradStore
 from fivefold.trainer.parallel.mesh import create_ranks

@@ -1,7 +1,7 @@
 """Bytes allocated on one rank.
 
 peak         states at rest, the peak of a step and its cause: ``memory``
-passes       live bytes at the moments of one pass through a stage
+passes/      live bytes at the moments of one pass through a stage
 reductions   gradients until they are reduced
 in_flight    the passes, and what other micro-batches keep allocated during each
 pipelined_passes   those of a pipeline from its schedule, as columns

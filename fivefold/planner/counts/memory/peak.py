@@ -2,7 +2,7 @@
 
     peak = max over (every pass through a stage + what is in flight during it), and over the update
 
-The peak of a pass follows from its stage (``passes.py``); what is in flight during it from the schedule
+The peak of a pass follows from its stage (``passes/``); what is in flight during it from the schedule
 (``in_flight.py``): activations of other micro-batches, allocated gradient sums, messages in flight.
 """
 
@@ -15,6 +15,7 @@ from operator import itemgetter
 from typing import NamedTuple, TypeVar
 
 from fivefold.bounded_types import COUNTED_BYTES
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.pipeline_schedule import ScheduleName
@@ -25,14 +26,13 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.ddp_buckets import count_largest_gradient, list_update_groups
 from fivefold.planner.counts.memory.in_flight import GatheredHeads, LivePass, PassOptions, list_unpipelined_passes
 from fivefold.planner.counts.memory.passes import (
-    PassRules,
     count_b_freed_bytes,
     count_deferred_bytes,
     count_w_reduced_bytes,
     list_pass_moments,
     pass_peak,
-    pass_rules,
 )
+from fivefold.planner.counts.memory.passes.rules import PassRules, pass_rules
 from fivefold.planner.counts.memory.stages import (
     ModelChunk,
     build_stages,
@@ -51,7 +51,6 @@ from fivefold.planner.counts.memory.states import (
     updates_flat_tensor,
 )
 from fivefold.planner.counts.update import count_scratch_bytes
-from fivefold.record import UserError
 
 ORDER = {"F": 0, "B": 1, "BW": 1, "W": 2}
 GROUPS_OF_A_SIZE = 3  # groups of micro-batches after which more of the same size change no peak

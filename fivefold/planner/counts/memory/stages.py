@@ -2,7 +2,7 @@
 
 Input: the layers of a stage, the degrees of a rank, and the job. Output: for each group its profile (what a unit keeps
 and needs), its states and its buffers, and what the rank keeps for the full step. They are computed once per model and
-job, because ranks, schedules and mesh orders share them. ``passes.py`` simulates a pass through the groups.
+job, because ranks, schedules and mesh orders share them. ``passes/`` simulates a pass through the groups.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class PassKey(NamedTuple):
 
 
 class PipelineStages(NamedTuple):
-    """All stages in model order, and two caches that ``passes.py`` fills.
+    """All stages in model order, and two caches that ``passes/`` fills.
 
     ``peaks``: the peak bytes of a pass with their cause; ``deferred_bytes``: the bytes that a micro-batch keeps between
     B and W, by the first stage with equal units and by whether gradients are reduced with every micro-batch.

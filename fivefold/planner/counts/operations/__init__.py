@@ -1,7 +1,7 @@
 """The operations of a decoder as one rank runs them; FLOPs, bytes, messages and time are counted from them.
 
 layer                     embedding, block, head
-attention · mixers/       token mixers: grouped or latent attention; others, one module each
+attention/ · mixers/      token mixers: grouped or latent attention; others, one module each
 chunks                    groups of chunks of a sequence, for recurrent token mixers
 indexer                   scores and top-k keys of sparse latent attention
 hyper_connections         several residual streams, mixed with weights of each token

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from fivefold.errors import UserError
 from fivefold.job import Job
-from fivefold.record import UserError
 from fivefold.trainer.model.kernels.fused.launch import explain_unavailability
 from fivefold.trainer.model.mixers import fused_scans
 

@@ -2,11 +2,11 @@
 
 from shared import JOB, LAYOUT, NODE, check_dry_run, search_few
 
+from fivefold.errors import UserError
 from fivefold.model.huggingface.read import describe_remark, from_config
 from fivefold.model.huggingface.tensors import list_tensors
 from fivefold.model.huggingface.write import find_difference, to_config
 from fivefold.planner.predict import predict
-from fivefold.record import UserError
 
 config = {"model_type": "fake", "d_model": 96, "num_attention_heads": 6, "vocab_size": 512}
 model = from_config(config, name="x")

@@ -6,13 +6,13 @@ from tempfile import TemporaryDirectory
 from shared import run_command
 
 from fivefold.cli.completion import complete_format
+from fivefold.errors import UserError
 from fivefold.interop.format import ConfigPlan, Overrides
 from fivefold.interop.read import read
 from fivefold.interop.write import write
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.model.catalog import build_model
-from fivefold.record import UserError
 from fivefold.requests.configs import check_keys
 from fivefold.results.reading import Reading
 

@@ -2,10 +2,10 @@
 
 from shared import JOB, LAYOUT, NODE, TINY, check_dry_run, search_few, train
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.planner.predict import predict
 from fivefold.planner.run_estimate import count_checkpoint_bytes
-from fivefold.record import UserError
 
 job = JOB.replace(optimizer=JOB.optimizer.replace(kind="lion"))
 states = [

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 from fivefold.dry_run import dryrun
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.simulation import simulate_schedule
@@ -15,7 +16,6 @@ from fivefold.model.catalog import build_model
 from fivefold.planner.predict import Planner, predict
 from fivefold.planner.search import search
 from fivefold.planner.time.spans import build_spans
-from fivefold.record import UserError
 from fivefold.rendering.pipeline import split_span
 from fivefold.results.step_comparison import compare
 

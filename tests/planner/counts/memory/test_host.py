@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons
@@ -22,7 +23,6 @@ from fivefold.planner.search import search
 from fivefold.planner.search.rejections import find_fixes
 from fivefold.planner.search.space import Space
 from fivefold.planner.time.constants import PUBLISHED
-from fivefold.record import UserError
 from fivefold.step import FITS_RISK
 from fivefold.trainer.supported import check_supported
 from fivefold.units import show_bytes

@@ -7,6 +7,7 @@ import random
 import numpy as np
 import pytest
 
+from fivefold.errors import UserError
 from fivefold.layout.schedule import schedule
 from fivefold.layout.schedule.action import list_dependencies
 from fivefold.layout.schedule.p2p import list_p2p_steps
@@ -26,7 +27,6 @@ from fivefold.planner.counts.memory.pipelined_passes import (
     iterate_passes,
     list_live_passes,
 )
-from fivefold.record import UserError
 from tests.planner.counts.memory.walk import walk
 
 SCHEDULES: tuple[tuple[ScheduleName, int, int, int], ...] = (

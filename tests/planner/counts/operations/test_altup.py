@@ -13,6 +13,7 @@ from transformers.models.gemma3n import Gemma3nTextConfig
 from transformers.models.gemma3n.modeling_gemma3n import Gemma3nTextAltUp, Gemma3nTextLaurelBlock, Gemma3nTextMLP
 
 import fivefold as ff
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -24,7 +25,6 @@ from fivefold.planner.counts.operations.feedforward import list_mlp
 from fivefold.planner.counts.operations.layer import list_block, list_embedding, list_head
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Op
-from fivefold.record import UserError
 from fivefold.trainer.supported import check_supported
 from tests.planner.counts.operations.test_per_layer_inputs import count_saved
 

@@ -18,6 +18,7 @@ from transformers.modeling_layers import MtpLayer
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
 import fivefold as ff
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import list_reasons, refuse
@@ -28,7 +29,6 @@ from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.memory.liveness import count_kept_bytes
 from fivefold.planner.counts.operations.layer import get_kind
 from fivefold.planner.counts.operations.local_shapes import get_local_degrees
-from fivefold.record import UserError
 from fivefold.trainer.model.precision import check_trainable
 from tests.selection import mark_share
 from tests.third_party import loops, measured

@@ -13,6 +13,7 @@ from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4CSACompressor, DeepseekV4HCACompressor
 
 import fivefold as ff
+from fivefold.errors import UsageWarning, UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -24,7 +25,6 @@ from fivefold.model.weights import list_block_weights
 from fivefold.planner.counts.operations.layer import list_block
 from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
-from fivefold.record import UsageWarning, UserError
 
 HEADS, DIM, WINDOW, TOPK, TOKENS = 6, 8, 5, 3, 23
 PLAIN = CompressedAttention(heads=HEADS, head_dim=DIM, rope_dim=4, q_rank=12, window=WINDOW, out_groups=3, out_rank=10)

@@ -17,6 +17,7 @@ from transformers.models.hy_v4.modeling_hy_v4 import HYV4HyperConnection
 
 import fivefold as ff
 from fivefold.adapter import Adapter
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -29,7 +30,6 @@ from fivefold.model.weights import list_block_weights, list_embedding_weights, l
 from fivefold.planner.counts.operations.layer import list_block, list_embedding, list_head
 from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
-from fivefold.record import UserError
 
 WIDTH, STREAMS, ROWS = 48, 3, 24
 STREAM = Model(

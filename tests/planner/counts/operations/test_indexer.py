@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 import fivefold as ff
+from fivefold.errors import UsageWarning, UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -19,7 +20,6 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.layer import list_block
 from fivefold.planner.counts.operations.local_shapes import Local, get_local_degrees
 from fivefold.planner.counts.operations.op import Op
-from fivefold.record import UsageWarning, UserError
 
 HEADS, DIM, TOPK = 3, 8, 5
 INDEXER = Indexer(heads=HEADS, head_dim=DIM, topk=TOPK, pattern=(True, False))

@@ -17,7 +17,7 @@ from fivefold.model.spec import Model
 from fivefold.model.weights import list_weights
 from fivefold.planner.counts.counts import Counts
 from fivefold.planner.counts.flops import work
-from fivefold.planner.counts.operations.attention import count_attended_pairs
+from fivefold.planner.counts.operations.attention.windows import count_attended_pairs
 from fivefold.planner.counts.operations.layer import list_block, list_embedding
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees, get_local_degrees
 from fivefold.planner.counts.operations.mtp import build_head_unit

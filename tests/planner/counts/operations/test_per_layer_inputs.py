@@ -15,6 +15,7 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextDecoderLayer
 
 import fivefold as ff
 from fivefold.adapter import Adapter
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.spec import Layout
 from fivefold.layout.validity import refuse
@@ -25,7 +26,6 @@ from fivefold.planner.counts.operations.layer import build_block_unit, list_bloc
 from fivefold.planner.counts.operations.local_shapes import Local, LocalDegrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.counts.operations.per_layer_inputs import add_input
-from fivefold.record import UserError
 
 ROWS, SEQUENCES = 24, 2
 KEYS: dict[str, Any] = {

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 import fivefold as ff
+from fivefold.errors import UserError
 from fivefold.job import Job, get_recipe
 from fivefold.layout.sharding import is_trained
 from fivefold.layout.spec import Layout
@@ -25,7 +26,6 @@ from fivefold.planner.counts.flops import work
 from fivefold.planner.counts.operations.local_shapes import LocalDegrees
 from fivefold.planner.counts.operations.op import Op
 from fivefold.planner.predict import predict
-from fivefold.record import UserError
 from tests.model.huggingface.test_vision import TEXT_WIDTH, draw, small_text
 from tests.model.judged import silence_transformers
 from tests.selection import mark_share

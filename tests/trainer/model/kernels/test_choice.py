@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from fivefold.errors import UserError
 from fivefold.job import Job
 from fivefold.layout.spec import Layout
 from fivefold.machine.catalog import resolve
@@ -18,7 +19,6 @@ from fivefold.model.mixers.chunk_groups import CPU_TEMPORARY_BYTES, GPU_TEMPORAR
 from fivefold.model.mixers.mamba import Mamba
 from fivefold.model.spec import Model
 from fivefold.planner.predict import Planner
-from fivefold.record import UserError
 from fivefold.trainer.build import build
 from fivefold.trainer.engine import Engine
 from fivefold.trainer.model.kernels import choice
