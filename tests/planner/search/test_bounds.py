@@ -285,13 +285,16 @@ def test_the_memory_bound_counts_live_tensors_only(case: str) -> None:
     assert min(ratios) > least
 
 
+def draw_next_space(seed: int, *, bare_ends: bool = False) -> tuple[Planner, Space]:
+    """Return the space of a seed, or of the next that draws one: what a seed draws changes as the catalogs grow."""
+    spaces = (drawn_space(number, bare_ends=bare_ends) for number in range(seed, seed + 20))
+    return next(space for space in spaces if space is not None)
+
+
 @pytest.mark.parametrize("seed", [2, 7, 49, 56, 187, 50051])
 def test_no_bound_of_memory_exceeds_the_peak_of_any_job(seed: int) -> None:
-    """Random models, machines and jobs; ``make endure`` draws many more.
-
-    What a seed draws changes as the catalogs grow; where it is no space, the next that is one counts.
-    """
-    drawn = next(filter(None, map(drawn_space, range(seed, seed + 20))))
+    """Random models, machines and jobs; ``make endure`` draws many more."""
+    drawn = draw_next_space(seed)
     bounds = list(compare_bounds(*drawn, seed=seed, count=20, timed=False))
     assert bounds
     assert [bound for bound in bounds if bound.is_exceeded] == []
@@ -300,8 +303,7 @@ def test_no_bound_of_memory_exceeds_the_peak_of_any_job(seed: int) -> None:
 @pytest.mark.parametrize("seed", [3, 7])
 def test_no_bound_exceeds_the_estimate_of_pipelines_whose_ends_have_no_layers(seed: int) -> None:
     """The last stage is the head alone, and the first one the embedding alone, too; ``make endure`` draws many more."""
-    drawn = drawn_space(seed, bare_ends=True)
-    assert drawn is not None
+    drawn = draw_next_space(seed, bare_ends=True)
     bounds = list(compare_bounds(*drawn, seed=seed, count=20, bare_ends=True))
     assert bounds
     assert [bound for bound in bounds if bound.is_exceeded] == []

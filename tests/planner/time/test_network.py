@@ -1,10 +1,11 @@
 import math
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import get_args
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.published import reader
@@ -12,6 +13,7 @@ from benchmarks.published.case import Message
 from fivefold.errors import UserError
 from fivefold.machine.catalog import list_names, resolve
 from fivefold.machine.spec import Calibration, Chip, Collective, CollectivePoint, Link, Machine
+from fivefold.planner.time.constants import PUBLISHED
 from fivefold.planner.time.network import Network, RankGroup, TokenCopies, _expect_distinct
 
 COLLECTIVES = get_args(Collective)
@@ -246,6 +248,8 @@ groups = st.builds(RankGroup, ranks=st.integers(2, 1024), stride=st.integers(1, 
 payloads = st.integers(1, 64 * GIB)
 collectives = st.sampled_from(COLLECTIVES)
 NETWORKS = {name: catalog(f"{name}:8192") for name in list_names()}
+# a tree's share of the rate at a size over that at the double size, such as 0.8 at 8 MiB under Simple over 0.7 at 16
+LARGEST_TREE_FALL = max(low / high for shares in PUBLISHED.tree_shares for low, high in pairwise(shares))
 
 
 @given(collective=collectives, payload=payloads, stride=st.integers(1, 64))
@@ -254,12 +258,15 @@ def test_a_collective_of_one_rank_takes_no_time(collective, payload, stride):
 
 
 @given(name=st.sampled_from(list_names()), collective=collectives, payload=payloads, group=groups)
-def test_time_grows_with_the_payload_smoothly_and_never_faster_than_it(name, collective, payload, group):
+@example(name="v100", collective="all_reduce", payload=7_863_422, group=RankGroup(31, 1))
+def test_time_grows_with_the_payload_smoothly_and_no_faster_than_rates_fall(name, collective, payload, group):
+    """A double payload takes twice as long at most, but for trees, whose rate NCCL's table lowers at some sizes."""
     network = NETWORKS[name]
     once = network.seconds(collective, payload, group)
     assert once < network.seconds(collective, payload + 1, group) + 1e-15
     assert network.seconds(collective, payload + 1, group) - once < 1e-8  # no jump where the algorithm changes
-    assert once < network.seconds(collective, 2 * payload, group) <= 2 * once
+    falling = LARGEST_TREE_FALL if collective == "all_reduce" else 1
+    assert once < network.seconds(collective, 2 * payload, group) <= 2 * falling * once
 
 
 @given(
