@@ -78,7 +78,8 @@ def list_sections(result: SearchResult, *, precision: str | None = None) -> Iter
         yield AnswerSection(tuple(fixes), line)
     if len(result.front) > 1:
         points = _distinguish(result.front)
-        shares = f"each saves {MIN_SAVED_SHARE:.0%} of the memory or more; --json has all {len(result.front)}"
+        least = f"each needs {MIN_SAVED_SHARE:.0%} less memory than the one above, or more"
+        shares = f"{least}; --json has all {len(result.front)}"
         remark = shares if len(points) < len(result.front) else ""
         yield AnswerSection((make_front_grid(result, points),), "Pareto front of peak memory and step time", remark)
     if result.reasons:
@@ -92,7 +93,7 @@ def _list_lines(*lines: str, style: str = "") -> list[Text]:
 
 def _build_ranking(result: SearchResult, *, with_precision: bool) -> AnswerSection:
     """Return the table of the best layouts, its legend, and what is expected of the proposal or the first layout."""
-    rows = select_outlines(result.best)
+    rows = select_outlines(result.best, result.proposal.choice if result.proposal else None)
     similar = len(result.best) - len(rows)
     not_shown = (
         f"not shown: {similar} of these {len(result.best)} layouts, which differ from a better one only in virtual or "
@@ -178,13 +179,18 @@ def list_alternatives(proposal: Proposal, superlative: str) -> list[str]:
     ]
 
 
-def select_outlines(best: Sequence[Ranked]) -> list[tuple[int, Ranked]]:
-    """Return the layouts, each with its place in the ranking, that differ from all before it in more than details."""
-    outlines = dict[tuple[object, ...], tuple[int, Ranked]]()
+def select_outlines(best: Sequence[Ranked], proposed: Ranked | None = None) -> list[tuple[int, Ranked]]:
+    """Return the layouts, each with its place in the ranking, that differ from all before it in more than details.
+
+    The ``proposed`` one is among them in any case.
+    """
+    rows, outlines = list[tuple[int, Ranked]](), set[tuple[object, ...]]()
     for place, ranked in enumerate(best, start=1):
-        outline = Layout.parse(ranked.step.layout).outline
-        outlines.setdefault((outline, ranked.precision, ranked.reduce), (place, ranked))
-    return [*outlines.values()]
+        outline = Layout.parse(ranked.step.layout).outline, ranked.precision, ranked.reduce
+        if outline not in outlines or ranked == proposed:
+            rows.append((place, ranked))
+        outlines.add(outline)
+    return rows
 
 
 def make_best_grid(

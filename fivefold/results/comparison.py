@@ -46,7 +46,7 @@ class SpeedRatio(Record):
 
 
 Parts = Mapping[str, float]
-MAX_NAMED = 2  # parts of a difference that are named
+MAX_NAMED = 3  # parts of a difference that are named
 UNNAMED_RATIO = 0.15  # share of a difference, or of its largest part if that is larger, that may stay without a name
 EQUAL = 5e-4  # relative difference up to which two values print the same
 Unit = Literal["seconds", "bytes", "share", "per second", "count", "FLOPs", "dollars", "words"]
@@ -165,16 +165,20 @@ def list_differences(before: Parts, after: Parts) -> list[tuple[str, float]]:
 def break_down(before: Parts, after: Parts) -> str:
     """List the parts that explain the difference, the largest first: ``compute −1.65 s, bubble +1.58 s``.
 
-    One or two are named, and what all others add together unless it is little; "" if there is no difference.
+    One to three are named, until the rest is little. Instead of the third, all others are added together if it does not
+    explain them. "" if there is no difference.
     """
     named, differences = list[str](), list_differences(before, after)
     rest = total = sum(seconds for _, seconds in differences)
-    for part, seconds in differences[:MAX_NAMED]:
+    little = UNNAMED_RATIO * max([abs(total), *(abs(seconds) for _, seconds in differences[:1])])
+    for place, (part, seconds) in enumerate(differences, start=1):
+        if place == MAX_NAMED and abs(rest - seconds) > little:
+            part, seconds = "others", rest
         named.append(_format_part(part, seconds))
         rest -= seconds
-        if abs(rest) <= UNNAMED_RATIO * max(abs(total), abs(differences[0][1])):
-            return ", ".join(named)
-    return ", ".join([*named, _format_part("others", rest)] if named else [])
+        if abs(rest) <= little:
+            break
+    return ", ".join(named)
 
 
 def _format_part(part: str, seconds: float) -> str:

@@ -122,6 +122,7 @@ def test_nearly_equal_layouts_are_counted_and_keep_their_place(search_result: Se
         for ranked in search_result.best[:1]
     ]
     assert [place for place, _ in search.select_outlines(best)] == [1, 2, 4, 6]
+    assert [place for place, _ in search.select_outlines(best, best[6])] == [1, 2, 4, 6, 7]  # the proposed one
     text = " ".join(print_page(search.render_page(search_result.replace(best=tuple(best)))).split())
     assert "not shown: 3 of these 7 layouts" in text
     assert "v4" not in text

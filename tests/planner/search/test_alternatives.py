@@ -203,6 +203,11 @@ def test_differing_parts_of_the_step_time_are_listed_by_size() -> None:
             {"compute": 3.5, "bubble": 1.3, "tp": 0.6, "dp": 0.59},
             "compute −500.0 ms, bubble +300.0 ms, others +190.0 ms",
         ),
+        (
+            {"compute": 4.0, "bubble": 1.0, "tp": 0.5, "dp": 0.5},
+            {"compute": 3.5, "bubble": 1.3, "tp": 0.7, "dp": 0.51},
+            "compute −500.0 ms, bubble +300.0 ms, tp +200.0 ms",
+        ),
     ],
 )
 def test_parts_of_a_difference_are_named_until_they_explain_it(
