@@ -161,7 +161,7 @@ class Time(Record):
     ] = {}  # communication overlapped with compute, by axis; not in the sum
     optimizer_seconds: NonNegativeFloat = 0.0  # update of the weights
     data_seconds: NonNegativeFloat = 0.0  # waits for the batch
-    host_seconds: NonNegativeFloat = 0.0  # outside operations and messages: Python; predicted: other programs as well
+    host_seconds: NonNegativeFloat = 0.0  # between operations and messages: Python, autograd; predicted if calibrated
     parts: dict[str, NonNegativeFloat] = {}  # "attention.core backward", "tp all_gather", "bubble", "optimizer", …
     error: NonNegativeFloat | None = None  # expected relative error
     interval: Interval | None = None  # range to expect for ``step_seconds``
