@@ -25,7 +25,10 @@ ENGINE_BEHAVIOUR = {
     "deferred_wgrad": "operands", "dispatcher": "all_to_all", "scatter_gather_tensors": False,
     "token_permutation": "fused", "transposes_attention": False, "input_grad_all_reduces": (1, 1),
     "rope": "fused", "low_precision_saved": (), "fp8_attention": False, "extra_kernels": (0, 0),
-    "update_kernels": 0, "flat_shards": False, "update_group_size": 0,
+    "update_kernels": 0, "flat_shards": False, "update_group_size": 0, "linears": "fused_backward",
+    "reduce_dtype": "summed", "backward_all_gather": "needed", "replicated_grad_reduce": "unit",
+    "stage_outputs": "freed", "param_all_gather": "overlapped", "early_stop": True, "async_tp": False,
+    "run_ahead": False, "cuda_graphs": "none", "p2p_overlap": "any", "second_communicators": (),
 }  # fmt: skip
 
 KERNELS = ("fused", "triton", "compiled", "eager")

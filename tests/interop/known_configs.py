@@ -328,6 +328,7 @@ OVERRIDDEN = {  # pairs of keys, or a key and a section: the software reads the 
     ("moe_router_pre_softmax", "moe_router_score_function"): "it orders top-k and softmax, which sigmoid does not have",
     ("mixed_precision_param", "converters"): "the recipe of fp8 says what is gathered",
     ("use_bnb_nested_quant", "load_in_8bit"): "trl/trainer/utils.py: of weights in 4 bits alone",
+    ("cosine_min_lr_ratio", "lr_scheduler"): "axolotl/core/trainers/mixins/scheduler.py: of the cosine alone",
 }
 WITHOUT_EFFECT_IN_MEGATRON = {
     "account_for_loss_in_pipeline_split": "needs layers that divide with it alone: tests/interop/test_megatron.py",

@@ -17,6 +17,7 @@ from fivefold.model.latent_attention import MLA
 from fivefold.model.mixers.lightning import Lightning
 from fivefold.planner.predict import predict
 from fivefold.stack.catalog import STACKS
+from fivefold.stack.spec import Stack
 from fivefold.trainer.supported import ENGINE_BEHAVIOUR, check_supported
 
 OTHER_BEHAVIOUR: dict[str, Any] = {
@@ -30,6 +31,10 @@ OTHER_BEHAVIOUR: dict[str, Any] = {
     "rope": "unfused",
     "low_precision_saved": ("attention",), "fp8_attention": True,
     "extra_kernels": (10, 18), "update_kernels": 10, "flat_shards": True, "update_group_size": 1000,
+    "linears": "separate", "reduce_dtype": "backward", "backward_all_gather": "all",
+    "replicated_grad_reduce": "weight", "stage_outputs": "retained", "param_all_gather": "broadcast",
+    "early_stop": False, "async_tp": True, "run_ahead": True, "cuda_graphs": "full", "p2p_overlap": "interleaved",
+    "second_communicators": ("world",),
 }  # fmt: skip
 
 
@@ -42,6 +47,26 @@ def test_settings_of_other_software_are_rejected(field: str) -> None:
     job = Job.read({field: OTHER_BEHAVIOUR[field]}, origin="test")
     with pytest.raises(UserError, match=f"job: the trainer supports {field}="):
         check_supported(Layout(), job, model=build_model("nano"))
+
+
+# Fields of a stack that the trainer computes by, or whose values it checks elsewhere.
+COMPUTED = {
+    "attention", "loss", "kernels", "compile", "compile_loss", "fused_scans", "scan_temporary_bytes", "pairs",
+    "overlap", "reduce", "reshard", "reduce_in_fp32", "vocab_multiple", "runs",
+}  # fmt: skip
+# Those of the process and its libraries, which it takes as they are.
+OF_THE_PROCESS = {"launch_blocking", "runtime_connect", "expandable_segments"}
+# Those without an effect next to the supported value of another field.
+WITHOUT_EFFECT = {
+    "column_inputs": "linears", "prefetch_bucket_size": "zero3_gather", "param_persistence_threshold": "zero3_gather",
+    "max_reuse_distance": "zero3_gather", "max_live_parameters": "zero3_gather",
+}  # fmt: skip
+
+
+def test_every_field_of_a_stack_is_run_or_rejected() -> None:
+    assert set(WITHOUT_EFFECT.values()) <= ENGINE_BEHAVIOUR.keys()
+    known = {*ENGINE_BEHAVIOUR, *COMPUTED, *OF_THE_PROCESS, *WITHOUT_EFFECT, "name", "version", "family"}
+    assert known == Stack.model_fields.keys()
 
 
 @pytest.mark.parametrize("name", sorted(STACKS.keys() - {"fivefold"}))
