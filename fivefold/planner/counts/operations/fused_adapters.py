@@ -21,19 +21,19 @@ AFTER_MODULES = ("add", "scale", "dropout", "stream")  # operations on the strea
 
 
 class _AdaptedLinear(NamedTuple):
-    """The operations of one linear layer and of its adapter, if it has one."""
+    """The operations of one linear layer and of its adapter, if it has one, by the last part of their names."""
 
     product: Op  # with W
-    lower: Op | None = None  # with A; None: another layer has it, or there is none
-    norms: Op | None = None  # DoRA's
-    raises: Op | None = None  # with B
-    add: Op | None = None
-    rescale: Op | None = None
+    lora_a: Op | None = None  # None: another layer has it, or there is none
+    lora_norm: Op | None = None  # DoRA's norms
+    lora_b: Op | None = None
+    lora_add: Op | None = None
+    lora_scale: Op | None = None  # DoRA's m / n
 
     @property
     def result(self) -> tuple[str, int]:
         """Return the tensor that it writes before a rescaling, with its bytes."""
-        ((name, size),) = (self.add or self.product).writes.items()
+        ((name, size),) = (self.lora_add or self.product).writes.items()
         return name, size
 
     @property
@@ -45,7 +45,10 @@ class _AdaptedLinear(NamedTuple):
     def weight_bytes(self) -> tuple[int, int]:
         """Return the bytes of the weight as it is dequantized for the forward and for the backward."""
         forward = self.product.forward_scratch
-        return forward if self.add is None else forward - self.result[1], self.product.backward_scratch
+        return forward if self.lora_add is None else forward - self.result[1], self.product.backward_scratch
+
+
+ADAPTER_OPERATIONS = _AdaptedLinear._fields[1:]
 
 
 class _Group(NamedTuple):
@@ -56,9 +59,9 @@ class _Group(NamedTuple):
     reduce: Op | None
 
     @property
-    def lowers(self) -> tuple[Op, ...]:
+    def products_with_a(self) -> tuple[Op, ...]:
         """Return the products with A."""
-        return tuple(linear.lower for linear in self.linears if linear.lower is not None)
+        return tuple(linear.lora_a for linear in self.linears if linear.lora_a is not None)
 
     @property
     def gathered_input(self) -> dict[str, int]:
@@ -126,13 +129,13 @@ def _read_group(ops: Sequence[Op], start: int) -> tuple[_Group | None, int]:
 def _read_linear(ops: Sequence[Op], start: int) -> tuple[_AdaptedLinear | None, int]:
     """Return the linear layer whose operations begin at ``start``, if one does, and where they end."""
     parts = dict[str, Op]()
-    fields = {"lora_a": "lower", "lora_norm": "norms", "lora_b": "raises", "lora_add": "add", "lora_scale": "rescale"}
     index = start
     while index < len(ops):
         op = ops[index]
-        name = fields.get(op.name.rpartition(".")[2], "product" if is_linear(op) else "")
+        suffix = op.name.rpartition(".")[2]
+        name = suffix if suffix in ADAPTER_OPERATIONS else "product" if is_linear(op) else ""
         # an adapter's first operation is that with A, or DoRA's norms, or the product itself
-        begins_next = name in ("lower", "product", "norms") and "product" in parts
+        begins_next = name in ("lora_a", "product", "lora_norm") and "product" in parts
         if not name or name in parts or begins_next:
             break
         parts[name] = op
@@ -142,20 +145,20 @@ def _read_linear(ops: Sequence[Op], start: int) -> tuple[_AdaptedLinear | None, 
 
 def _fuse(group: _Group, *, width: int, sizes: Mapping[str, int]) -> Iterator[Op]:
     """Yield the operations of a group as the trainer runs them."""
-    if group.lowers:
-        yield _fuse_lowers(group)
-    is_rescaled = group.linears[-1].rescale is not None
+    if group.products_with_a:
+        yield _fuse_products_with_a(group)
+    is_rescaled = group.linears[-1].lora_scale is not None
     yield _fuse_products(group, width=width, sizes=sizes)
     for linear in group.linears:
-        if linear.rescale is not None:
+        if linear.lora_scale is not None:
             yield _fuse_rescale(linear, group, group.reduce if is_rescaled else None)
 
 
-def _fuse_lowers(group: _Group) -> Op:
+def _fuse_products_with_a(group: _Group) -> Op:
     """Return the products with A of all layers, with the gather of their input."""
-    first = group.lowers[0]
-    written = {name: size for op in group.lowers for name, size in op.writes.items()}
-    keeps = tuple(dict.fromkeys(name for op in group.lowers for name in op.keeps))
+    first = group.products_with_a[0]
+    written = {name: size for op in group.products_with_a for name, size in op.writes.items()}
+    keeps = tuple(dict.fromkeys(name for op in group.products_with_a for name in op.keeps))
     scratch = first.backward_scratch
     if first.recomputed and group.gathered_input:  # what is gathered in the recomputation is kept until the backward
         local_input = next(name for name in first.keeps if name not in written)
@@ -165,7 +168,7 @@ def _fuse_lowers(group: _Group) -> Op:
         reads=(group.gather or first).reads,
         writes=written | group.gathered_input,
         keeps=tuple(dict.fromkeys((*keeps, *(group.gather.keeps if group.gather else ())))),
-        wgrad_numels=tuple(size for op in group.lowers for size in op.wgrad_numels),
+        wgrad_numels=tuple(size for op in group.products_with_a for size in op.wgrad_numels),
         backward_scratch=scratch,
         differentiates=(),
         accumulates_wgrads=True,
@@ -177,37 +180,41 @@ def _fuse_products(group: _Group, *, width: int, sizes: Mapping[str, int]) -> Op
     """Return the products with W and B of all layers."""
     linears = group.linears
     first = linears[0].product
-    lows = {name: op.writes[name] for op in group.lowers for name in list(op.writes)[:1]}
-    masks = [name for op in group.lowers for name in list(op.writes)[1:]]
+    low_rank_bytes = {name: op.writes[name] for op in group.products_with_a for name in list(op.writes)[:1]}
+    masks = [name for op in group.products_with_a for name in list(op.writes)[1:]]
     differentiated = next((linear.product.differentiates for linear in linears if linear.product.differentiates), ())
     if differentiated and group.gather is not None:
         differentiated = group.gather.reads if group.gather.differentiates is None else group.gather.differentiates
-    reduce = group.reduce if group.linears[-1].rescale is None else None
+    reduce = group.reduce if group.linears[-1].lora_scale is None else None
     writes = dict(linear.result for linear in linears)
     partial = 0
     if reduce is not None:
         ((result, size),), (partial_bytes,) = reduce.writes.items(), writes.values()
         writes = {result: size}
         partial = partial_bytes if size < partial_bytes else 0  # a reduce-scatter: its result is another tensor
-    norms = {name: size for linear in linears if linear.norms for name, size in linear.norms.writes.items()}
+    norms = {name: size for linear in linears if linear.lora_norm for name, size in linear.lora_norm.writes.items()}
     forward = _find_forward_peak(linears, partial=partial, total=sum(writes.values()))
-    readers = [linear.raises for linear in linears if linear.raises is not None]
+    readers = [linear.lora_b for linear in linears if linear.lora_b is not None]
     wgrads = tuple(size for op in readers for size in op.wgrad_numels)
     input_bytes = sum(sizes[name] for name in differentiated)
-    before, after = _find_backward_peaks(group, lows, input_bytes=input_bytes, width=width)
-    made, weights = input_bytes + sum(lows.values()), width * max(wgrads, default=0)
+    before, after = _find_backward_peaks(group, low_rank_bytes, input_bytes=input_bytes, width=width)
+    made, weights = input_bytes + sum(low_rank_bytes.values()), width * max(wgrads, default=0)
     messages = [message for message in (group.gather, reduce) if message is not None]
     kept = dict.fromkeys(name for op in (*messages, *(linear.product for linear in linears)) for name in op.keeps)
-    gathered = 0 if group.lowers else sum(group.gathered_input.values())
+    gathered = 0 if group.products_with_a else sum(group.gathered_input.values())
     return first._replace(
-        reads=(*(group.gather or first).reads, *(group.gathered_input if group.lowers else ()), *lows),
+        reads=(
+            *(group.gather or first).reads,
+            *(group.gathered_input if group.products_with_a else ()),
+            *low_rank_bytes,
+        ),
         writes=writes | norms,
-        keeps=(*kept, *lows, *masks),
+        keeps=(*kept, *low_rank_bytes, *masks),
         wgrad_numels=wgrads,
         forward_scratch=gathered + forward - sum(writes.values()),
         backward_scratch=partial,
         regathered_bytes=0,
-        differentiates=(*differentiated, *lows),
+        differentiates=(*differentiated, *low_rank_bytes),
         recomputed=any(linear.product.recomputed for linear in linears),
         gradients=None,
         accumulates_wgrads=True,
@@ -225,23 +232,25 @@ def _find_forward_peak(linears: Sequence[_AdaptedLinear], *, partial: int, total
     for linear in linears:
         _, size = linear.result
         dequantized, _ = linear.weight_bytes
-        if linear.norms is not None:
-            peak = max(peak, written + linear.norms.forward_scratch)
-        added = size if linear.is_expert and linear.raises is not None else 0  # their product with B is a tensor
+        if linear.lora_norm is not None:
+            peak = max(peak, written + linear.lora_norm.forward_scratch)
+        added = size if linear.is_expert and linear.lora_b is not None else 0  # their product with B is a tensor
         peak = max(peak, written + size + max(dequantized, added))
         written += size
     return max(peak, partial + total) if partial else peak
 
 
-def _find_backward_peaks(group: _Group, lows: Mapping[str, int], *, input_bytes: int, width: int) -> tuple[int, int]:
+def _find_backward_peaks(
+    group: _Group, low_rank_bytes: Mapping[str, int], *, input_bytes: int, width: int
+) -> tuple[int, int]:
     """Return the most bytes of gradients and temporaries before and after the first gradient of a B is accumulated.
 
-    ``lows``: bytes of the products with A; ``input_bytes``: of the gradient of this rank's input, if it is made.
+    ``low_rank_bytes``: of the products with A; ``input_bytes``: of the gradient of this rank's input, if it is made.
     """
     gathered = group.gathered_gradient if input_bytes else 0
     total = gathered or input_bytes
-    dropped = max((op.forward_scratch for op in group.lowers), default=0)
-    last_of = {linear.raises.reads[0]: linear for linear in group.linears if linear.raises is not None}
+    dropped = max((op.forward_scratch for op in group.products_with_a), default=0)
+    last_of = {linear.lora_b.reads[0]: linear for linear in group.linears if linear.lora_b is not None}
     is_expert = group.linears[0].is_expert
     peaks, made = [0, 0], 0
     met = set[str]()
@@ -252,14 +261,14 @@ def _find_backward_peaks(group: _Group, lows: Mapping[str, int], *, input_bytes:
     for linear in group.linears:
         if input_bytes:  # the product of later experts is added to dx
             update_peak(linear.weight_bytes[1] + (total if is_expert and linear is not group.linears[0] else 0))
-        if linear.raises is None:
+        if linear.lora_b is None:
             continue
-        (low,) = linear.raises.reads
+        (low,) = linear.lora_b.reads
         is_first = low not in met
         met.add(low)
-        update_peak(width * max(linear.raises.wgrad_numels))
-        made += lows[low] if is_first else 0
-        update_peak(lows[low] if is_expert and not is_first else 0)
+        update_peak(width * max(linear.lora_b.wgrad_numels))
+        made += low_rank_bytes[low] if is_first else 0
+        update_peak(low_rank_bytes[low] if is_expert and not is_first else 0)
         if input_bytes and linear is last_of[low]:
             update_peak(total if is_expert else dropped)
     if gathered:
@@ -269,7 +278,7 @@ def _find_backward_peaks(group: _Group, lows: Mapping[str, int], *, input_bytes:
 
 def _fuse_rescale(linear: _AdaptedLinear, group: _Group, reduce: Op | None) -> Op:
     """Return the product with m / n, with the reduction of its result; the caller holds the input of the layer."""
-    op = linear.rescale
+    op = linear.lora_scale
     assert op is not None
     op = op._replace(reads=(*op.reads, *(group.gather.reads if group.gather else ()), *group.linears[0].product.reads))
     if reduce is None:
