@@ -42,7 +42,9 @@ class JobWords(TypedDict, total=False):
     steps: int
     seed: int
     fp8_attention: bool
-    loss: Literal["plain", "low_precision", "upcast", "upcast_copy", "upcast_compiled", "chunked", "fused"]
+    loss: Literal[
+        "plain", "low_precision", "upcast", "upcast_copy", "upcast_separate", "upcast_compiled", "chunked", "fused"
+    ]
     kernels: Literal["fused", "triton", "compiled", "eager", "norms", "plain"]
     rope: Literal["fused", "unfused", "in_place"]
     compile: bool

@@ -51,7 +51,7 @@ OUTPUTS: Mapping[str, Output] = {
     "models": Output(entries=[f"{_RESULTS}.catalog:CatalogModel", f"{_RESULTS}.catalog:CatalogFamily"], version=2),
     "machines": Output(entries=[f"{_RESULTS}.catalog:CatalogMachine"]),
     "stacks": Output(entries=[f"{_RESULTS}.catalog:CatalogStack"]),
-    "read": Output([f"{_RESULTS}.reading:Reading"], version=24),
+    "read": Output([f"{_RESULTS}.reading:Reading"], version=25),
     "calibrate": Output(["fivefold.machine.spec:Machine"]),
     "trace": Output([f"{_RESULTS}.trace_report:Traced"], version=3),
     "explain": Output([f"{_RESULTS}.outputs:ExplainOutput"], version=3),

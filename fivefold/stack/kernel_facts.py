@@ -88,6 +88,7 @@ class LossFacts(NamedTuple):
     under_autograd: bool = False  # PyTorch's cross entropy, which keeps its log-softmax
     in_fp32: bool = False  # on an fp32 copy of the logits, which becomes the softmax
     keeps_fp32_logits: bool = False  # in addition to the softmax
+    holds_logits: bool = False  # the caller holds those in the dtype of the matmuls until the forward has ended
     copies_softmax: bool = False  # compiled: the softmax is kept while a copy of it becomes the gradient
     retains_logits: bool = False  # the caller holds them until the end of the backward
     trains: bool = False  # Fivefold's trainer has it
@@ -100,6 +101,7 @@ LOSSES = {  # ``Stack.loss`` says what each name means
     "low_precision": LossFacts(under_autograd=True, retains_logits=True),
     "upcast": LossFacts(in_fp32=True),
     "upcast_copy": LossFacts(in_fp32=True, keeps_fp32_logits=True),
+    "upcast_separate": LossFacts(in_fp32=True, keeps_fp32_logits=True, holds_logits=True),
     "upcast_compiled": LossFacts(in_fp32=True, copies_softmax=True),
 }
 

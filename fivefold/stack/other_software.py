@@ -181,6 +181,7 @@ INTERNEVO = StackEntry(
 PADDLE_LLAMA = f"{PADDLE_REPOSITORY}@5dd0f5d:paddlenlp/transformers/llama/modeling.py"
 PADDLE_CONFIG = f"{PADDLE_REPOSITORY}@7b0d79d:llm/llama/pretrain-llama2_7b-tp2sd4_stage2.json"
 PADDLE_LAYERS = "PaddlePaddle/Paddle@009e8cf:python/paddle/distributed/fleet/layers/mpu"
+PADDLE_LOSS = "PaddlePaddle/Paddle@032655e:paddle/fluid/operators/collective/c_softmax_with_cross_entropy_op.cu"
 PADDLENLP = StackEntry(
     name="paddlenlp",
     version="0b246a6",
@@ -188,7 +189,11 @@ PADDLENLP = StackEntry(
     facts={
         "attention": Fact("flash2", f"{PADDLE_CONFIG}: use_flash_attention"),
         "runtime_connect": Fact(False, f"{PADDLE_CONFIG}: of 2023, before NCCL 2.22 of June 2024"),
-        "loss": Fact("upcast", f"{PADDLE_LLAMA}: cross entropy of prediction_scores as float32, split by vocabulary"),
+        "loss": Fact(
+            "upcast_separate",
+            f"{PADDLE_LLAMA}: LlamaForCausalLM holds logits while the cross entropy reads them as float32; "
+            f"{PADDLE_LOSS}: allocates Softmax",
+        ),
         "kernels": Fact("norms", f"{PADDLE_CONFIG}: use_fused_rms_norm, use_fused_rope; {PADDLE_LLAMA}: F.silu() * up"),
         "linears": Fact("separate", f"{PADDLE_LLAMA}: a ColumnParallelLinear each"),
         "input_grad_all_reduces": Fact(

@@ -130,9 +130,11 @@ class Stack(Record):
     # fused: one buffer holds the logits, then their gradient; chunked: never all logits at once; plain: PyTorch's, with
     # fp32 copies; low_precision: PyTorch's in the dtype of the logits, which the caller holds until the end of the
     # backward; upcast: one fp32 copy that becomes the gradient (Megatron); upcast_copy: as upcast, with the fp32 logits
-    # kept (nanotron); upcast_compiled: as upcast, but the gradient is a copy of the softmax (Megatron's native
-    # fusion)
-    loss: Literal["plain", "low_precision", "upcast", "upcast_copy", "upcast_compiled", "chunked", "fused"] = "fused"
+    # kept (nanotron); upcast_separate: as upcast_copy, while the caller holds the 16-bit logits too (PaddleNLP);
+    # upcast_compiled: as upcast, but the gradient is a copy of the softmax (Megatron's native fusion)
+    loss: Literal[
+        "plain", "low_precision", "upcast", "upcast_copy", "upcast_separate", "upcast_compiled", "chunked", "fused"
+    ] = "fused"
     # Norms, rotary embedding, activation and loss. fused: one kernel each, Fivefold's in Triton on GPUs, PyTorch's on
     # CPUs; triton, compiled, eager: Fivefold's, written in Triton, by torch.compile of full blocks, or as separate
     # PyTorch kernels, which save no more tensors; plain: PyTorch's under autograd, which save more; norms: as plain for

@@ -415,8 +415,9 @@ def list_head(local: Local) -> list[Op]:
 
     fused: the logits exist once, in the matmuls' dtype, and their gradient replaces them in place. plain,
     low_precision: PyTorch's cross-entropy, which keeps its log-softmax, on an fp32 copy (plain; autocast) or not.
-    upcast: an fp32 copy becomes softmax and gradient in place; upcast_copy: a second copy does;
-    upcast_compiled: the gradient is a second copy. chunked: a chunk of rows at a time, in the backward.
+    upcast: an fp32 copy becomes softmax and gradient in place; upcast_copy: a second copy does; upcast_separate: it
+    does while the logits are held in both dtypes; upcast_compiled: the gradient is a second copy. chunked: a chunk of
+    rows at a time, in the backward.
     """
     model, job, rows, width, vocab = local.model, local.job, local.rows, local.width, local.vocab
     part, ranks_pairs = local.part, job.objective == "dpo"
@@ -486,8 +487,8 @@ def _use_loss_kernels(loss: Op, local: Local, logits: int) -> Op:
         writes={"loss": 4, "softmax": fp32_logits},
         keeps=("softmax",),
         in_place=False,
-        # the 16-bit logits are freed before the fp32 ones are copied
-        forward_scratch=fp32_logits - logits if facts.keeps_fp32_logits else 0,
+        # unless they are held, the 16-bit logits are freed before the fp32 ones are copied
+        forward_scratch=facts.keeps_fp32_logits * (fp32_logits - logits * (not facts.holds_logits)),
         backward_scratch=fp32_logits if facts.copies_softmax else 0,
         # cast, max, subtract, exp, sum, divide: each a kernel (Megatron-LM's cross_entropy.py). torch.compile makes
         # three of them: cast with max; subtract, exp and sum; divide. Its backward copies, and multiplies in place

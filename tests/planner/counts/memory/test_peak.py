@@ -224,11 +224,20 @@ def test_gradients_joined_for_the_update() -> None:
 
 @pytest.mark.parametrize(
     ("loss", "per_logit"),
-    [("fused", 2), ("low_precision", 8), ("upcast", 6), ("upcast_copy", 8), ("upcast_compiled", 10), ("plain", 12)],
+    [
+        ("fused", 2),
+        ("low_precision", 8),
+        ("upcast", 6),
+        ("upcast_copy", 8),
+        ("upcast_separate", 10),
+        ("upcast_compiled", 10),
+        ("plain", 12),
+    ],
 )
 def test_bytes_per_logit_at_the_fullest_moment_of_the_loss(loss: str, per_logit: int) -> None:
     """fused: logits; low_precision: they, their log-softmax and two gradients in 16 bits; upcast: fp32 and 16 bits;
-    upcast_copy: fp32 twice; upcast_compiled: fp32 twice and 16 bits; plain: log-softmax and two gradients in fp32."""
+    upcast_copy: fp32 twice; upcast_separate, upcast_compiled: fp32 twice and 16 bits; plain: log-softmax and two
+    gradients in fp32."""
     model = build_model("llama3-8b").replace(layers=1)
     job = Job.read({"sequence": 4096, "global_batch": 8, "loss": loss}, origin="test")
     head = Counts(model, job).profile(get_local_degrees(Layout(dp=8)), "head")
