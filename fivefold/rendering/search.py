@@ -32,6 +32,7 @@ from fivefold.results.search_result import (
 from fivefold.step import judge
 from fivefold.units import show_bytes, show_cause, show_count, show_risk, show_seconds
 
+MIN_RANKED_ROWS = 5  # of the table of the best layouts, if there are as many
 MIN_SAVED_SHARE = 0.05  # of the memory of the point before it, by which a point of the front is shown
 NEXT_TO_NO_HOURS = "< 0.001"  # GPU hours of a step
 PROPOSAL = "Proposal"  # the title of its section
@@ -93,7 +94,7 @@ def _list_lines(*lines: str, style: str = "") -> list[Text]:
 
 def _build_ranking(result: SearchResult, *, with_precision: bool) -> AnswerSection:
     """Return the table of the best layouts, its legend, and what is expected of the proposal or the first layout."""
-    rows = select_outlines(result.best, result.proposal.choice if result.proposal else None)
+    rows = select_rows(result.best, result.proposal.choice if result.proposal else None)
     similar = len(result.best) - len(rows)
     not_shown = (
         f"not shown: {similar} of these {len(result.best)} layouts, which differ from a better one only in virtual or "
@@ -179,18 +180,22 @@ def list_alternatives(proposal: Proposal, superlative: str) -> list[str]:
     ]
 
 
-def select_outlines(best: Sequence[Ranked], proposed: Ranked | None = None) -> list[tuple[int, Ranked]]:
+def select_rows(best: Sequence[Ranked], proposed: Ranked | None = None) -> list[tuple[int, Ranked]]:
     """Return the layouts, each with its place in the ranking, that differ from all before it in more than details.
 
-    The ``proposed`` one is among them in any case.
+    The ``proposed`` one is among them in any case. If they are fewer than ``MIN_RANKED_ROWS``, the best of the others
+    are added.
     """
-    rows, outlines = list[tuple[int, Ranked]](), set[tuple[object, ...]]()
+    places, similar, outlines = set[int](), list[int](), set[tuple[object, ...]]()
     for place, ranked in enumerate(best, start=1):
         outline = Layout.parse(ranked.step.layout).outline, ranked.precision, ranked.reduce
         if outline not in outlines or ranked == proposed:
-            rows.append((place, ranked))
+            places.add(place)
+        else:
+            similar.append(place)
         outlines.add(outline)
-    return rows
+    places.update(similar[: max(0, MIN_RANKED_ROWS - len(places))])
+    return [(place, best[place - 1]) for place in sorted(places)]
 
 
 def make_best_grid(

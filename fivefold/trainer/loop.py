@@ -53,6 +53,7 @@ STEPS_BEFORE_METERING = 2  # steps before the metered one: by then every persist
 class Outcome:
     """The result of ``Loop.train``. ``stopped`` names the signal that ended it early, or is empty."""
 
+    start: int  # step of the checkpoint that training continued from; 0: of none
     step: int
     measured: MeasuredStep | None  # None: too few steps
     step_seconds: float | None  # median of the untraced steps; None: too few steps
@@ -148,7 +149,7 @@ class Loop:
                 saved = self.saver.wait()
         seconds = self.seconds or [step_marks.seconds for step_marks in self.tracer.steps]
         median_seconds = statistics.median(seconds) if seconds else None
-        return Outcome(step, self.measured, median_seconds, self.tracer.trace(), saved, stopped, loss, heldout)
+        return Outcome(start, step, self.measured, median_seconds, self.tracer.trace(), saved, stopped, loss, heldout)
 
     def _begin(self) -> int:
         """Resume and open the logs; save a first checkpoint if the run may have to roll back. Returns the step."""

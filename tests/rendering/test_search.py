@@ -121,10 +121,13 @@ def test_nearly_equal_layouts_are_counted_and_keep_their_place(search_result: Se
         for text in layouts
         for ranked in search_result.best[:1]
     ]
-    assert [place for place, _ in search.select_outlines(best)] == [1, 2, 4, 6]
-    assert [place for place, _ in search.select_outlines(best, best[6])] == [1, 2, 4, 6, 7]  # the proposed one
+    assert [place for place, _ in search.select_rows(best)] == [1, 2, 3, 4, 6]  # 3: as there would be four rows
+    assert [place for place, _ in search.select_rows(best, best[6])] == [1, 2, 4, 6, 7]  # the proposed one
+    assert [place for place, _ in search.select_rows([*best[:3], *best[1:3] * 3])] == [1, 2, 3, 4, 5]
+    assert [place for place, _ in search.select_rows(best[4:])] == [1, 2, 3]
+    assert [place for place, _ in search.select_rows([*best, *best])] == [1, 2, 3, 4, 6]
     text = " ".join(print_page(search.render_page(search_result.replace(best=tuple(best)))).split())
-    assert "not shown: 3 of these 7 layouts" in text
+    assert "not shown: 2 of these 7 layouts" in text
     assert "v4" not in text
     assert "not shown" not in print_page(search.render_page(search_result))
 

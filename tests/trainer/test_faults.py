@@ -398,7 +398,14 @@ def test_finished_ranks_exit_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     out, error = capfd.readouterr()
     assert set(json.loads(out)) == {"predicted", "measured"}
-    assert "finished 12 steps" in error
+    finished = "finished already: run is at step 12 of 12, so nothing was trained; to train on, raise steps"
+    assert finished in error
+    assert "finished 12 steps" not in error
+    set_run(layout="dp1 zero0 mbs2")  # nothing is trained in another layout either
+    ended = train()
+    assert ended.code == 0
+    assert finished in ended.error
+    assert ended.error.splitlines()[-1] == "its measured step is of layout dp1 zero0 mbs4 on here"
     set_run(job={"steps": 14})  # another job: what was measured before is not of it
     ended = train()
     assert (ended.code, ended.error.splitlines()[-1].partition(";")[0]) == (0, "too few steps to measure one")

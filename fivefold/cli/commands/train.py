@@ -307,16 +307,25 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
             f"saved {outcome.checkpoint}; the same command continues from there"
         )
         raise SystemExit(1)
-    print_line(f"finished {outcome.step} steps; saved {outcome.checkpoint or 'nothing'}")
+    has_trained = outcome.step > outcome.start
+    if has_trained:
+        print_line(f"finished {outcome.step} steps; saved {outcome.checkpoint or 'nothing'}")
+    else:
+        print_line(
+            f"finished already: {run.folder} is at step {outcome.step} of {run.job.steps}, so nothing was trained; to "
+            "train on, raise steps; to train anew, set another folder"
+        )
     if proof.text:
         print_line(f"\nsample after {run.sample!r}:\n{proof.text}\n")
-    pair = (
-        (proof.predicted, proof.measured)
-        if proof.measured
-        else _read_earlier_steps(run.folder / "step.json", proof.predicted)
-    )
+    pair = (proof.predicted, proof.measured) if proof.measured else _read_earlier_steps(run.folder / "step.json")
+    if pair and not _is_same_run(pair[0], proof.predicted):
+        if has_trained:
+            pair = None
+        else:
+            print_line(f"its measured step is of layout {pair[1].layout} on {pair[1].machine}")
     if pair is None:
-        print_line("too few steps to measure one; a run of 5 steps or more ends with predicted next to measured")
+        few = "too few steps to measure one" if has_trained else "no step of it was measured"
+        print_line(f"{few}; a run of 5 steps or more ends with predicted next to measured")
         return
     show(read_text(run.folder / "step.json", kind="JSON") if json else render_table(compare(*pair)))
     if not json:
@@ -329,15 +338,16 @@ def print_proof(run: Run, proof: Any, *, json: bool) -> None:
         )
 
 
-def _read_earlier_steps(path: Path, predicted: Step) -> tuple[Step, Step] | None:
-    """Return the steps that an earlier start of this run wrote, as this start may have had nothing left to train."""
+def _read_earlier_steps(path: Path) -> tuple[Step, Step] | None:
+    """Return the steps that an earlier start of this run wrote; None if it wrote none."""
     from fivefold.results.step_comparison import read_pair
 
     try:
-        earlier_prediction, measured = read_pair(path)
+        return read_pair(path)
     except UserError:
         return None
-    is_same_run = all(
-        getattr(earlier_prediction, name) == getattr(predicted, name) for name in ("model", "machine", "layout", "job")
-    )
-    return (earlier_prediction, measured) if is_same_run else None
+
+
+def _is_same_run(earlier: Step, predicted: Step) -> bool:
+    """Return whether two predictions are of one model, machine, layout and job."""
+    return all(getattr(earlier, name) == getattr(predicted, name) for name in ("model", "machine", "layout", "job"))
