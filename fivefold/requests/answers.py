@@ -254,7 +254,7 @@ def _find_longest_run(
     from fivefold.requests.batch import choose_batch
 
     if limits is None:
-        raise UserError("`ask tokens` takes the limit of the run: add --deadline 30d or --budget 50k, or both")
+        raise UserError("no limit of the run; add --deadline 30d or --budget 50k, or both")
     seconds = limits.find_seconds(machine)
     layouts = [] if layout is None else [layout]
     tokens = DEFAULT_TOKENS

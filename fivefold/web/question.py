@@ -272,11 +272,16 @@ class JobQuestion(MachineRequest, defer_build=False):
         chosen = ((key, getattr(self, name)) for name, key in self.job_keys.items())
         return (*self.set, *(f"{key}={str(value).lower()}" for key, value in chosen if value not in (None, False)))
 
+    @property
+    def model_name(self) -> str:
+        """Return the name of the model; that of a pasted config without a name of its own is "pasted"."""
+        is_unnamed = self.config and self.model == type(self).model_fields["model"].default
+        return "pasted" if is_unnamed else self.model
+
     def resolve_model(self, folder: ServedFolder) -> Model:
         """Return the model of a question, pasted, of the catalog or of a file, with the fields that were changed."""
         if self.config:
-            name = "pasted" if self.model == type(self).model_fields["model"].default else self.model
-            model = models.from_values(_parse_table(self.config), name=name, source="pasted config")
+            model = models.from_values(_parse_table(self.config), name=self.model_name, source="pasted config")
         elif not self.model.strip():
             raise UserError("name a model, such as llama3-8b or a file, or paste a config.json")
         else:

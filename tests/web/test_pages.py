@@ -120,6 +120,7 @@ def test_a_pasted_config_is_a_model(page: Any) -> None:
     playwright.expect(page.locator("#answer .about")).to_contain_text("16 layers of width 2,048")
     page.reload()
     playwright.expect(page.locator("#answer .about")).to_contain_text("16 layers of width 2,048")
+    playwright.expect(page.locator("#asked-of")).to_have_text("pasted on h100:8")
 
 
 def list_children(process: int) -> list[int]:

@@ -35,6 +35,8 @@ TEMPLATES = Path(__file__).parents[2] / "fivefold" / "web" / "templates"
          "give “tokens per sequence”"),
         ("8 ranks are not a multiple of tp·cp·pp=16; try --gpus NAME:16",
          "8 ranks are not a multiple of tp·cp·pp=16; give 16 GPUs as “chip:GPUs”"),
+        ("no limit of the run; add --deadline 30d or --budget 50k, or both", "no limit of the run; add “the run takes "
+         "at most” 30d or “the run costs at most, in dollars” 50k, or both"),
         ("set --overlap-grad-reduce and --seq-length 4096", "set --overlap-grad-reduce and --seq-length 4096"),
     ],
 )  # fmt: skip

@@ -24,7 +24,7 @@ from fivefold.planner.predict import Planner
 from fivefold.planner.questions.sequence import MAX_SEQUENCE, search_longest_sequence
 from fivefold.planner.search import find_fitting_layout
 from fivefold.planner.search.garbage import collect_garbage_rarely
-from fivefold.planner.search.layout_changes import change, list_changed_keywords, list_offloadings
+from fivefold.planner.search.layout_changes import change, list_offloadings
 from fivefold.planner.search.work import EXACT_UNITS, WorkBudget
 from fivefold.results.search_result import LengthCurve, LengthPoint, Lengths, NearMiss, QuestionAnswer, SearchResult
 from fivefold.step import FITS_RISK
@@ -258,10 +258,9 @@ def _list_changes(
         yield from (_describe_miss(miss) for miss in result.misses[:1])
         return
     step = result.proposal.choice.step
-    words = list_changed_keywords(layout, Layout.parse(result.proposal.layout))
     figures = f"{show_bytes(step.memory.peak_bytes)}, {show_seconds(step.time.step_seconds)} a step"
     figures += f", MFU {step.mfu.causal:.1%}"
-    yield f"the layout: {words or 'nothing'}, so {result.proposal.layout} with gbs {batch} ({figures})"
+    yield f"the layout: {result.proposal.layout} with gbs {batch} ({figures})"
     if remark := result.gap_remark():
         yield f"there may be a better layout: {remark}"
 

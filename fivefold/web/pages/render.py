@@ -26,7 +26,7 @@ from fivefold.web.question import NO_MISTAKE, JobQuestion, Mistake, spell_field
 from fivefold.web.static_files import MODULES, STYLES
 from fivefold.web.wording import LABELS, PAGES, use_page_words
 
-CODE = ("layout", "best", "nearest", "choice")  # columns with layouts or their keywords
+CODE = ("layout", "fastest layout", "best", "nearest", "choice")  # columns with layouts or their keywords
 PROSE = (
     "why",
     "where",
@@ -38,6 +38,7 @@ PROSE = (
     "line",
     "made by",
     "meaning and source",
+    "recommended by, or used by",
 )  # columns that need room to wrap
 
 

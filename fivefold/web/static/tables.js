@@ -6,7 +6,7 @@ import { addSaveButtons } from "./exports.js";
 export function dressTables(root) {
   addSaveButtons(root);
   for (const table of root.querySelectorAll("table.cards")) {
-    const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+    const names = [...table.tHead.rows[0].cells].map((cell) => cell.querySelector(".sr") ? "" : cell.textContent);
     for (const row of table.tBodies[0].rows) [...row.cells].forEach((cell, place) => { cell.dataset.name = names[place]; });
   }
   for (const heading of root.querySelectorAll("th[data-sort]")) {

@@ -74,7 +74,7 @@ def test_longest_sequences_are_listed_by_recomputation_and_cp() -> None:
     assert lengths[1, "none"] == result.answer.value
     assert lengths[4, "full"] > lengths[4, "none"] > lengths[1, "none"]
     assert result.changes[0].startswith("the model's context length, 4096 tokens")
-    changed = Layout.parse(result.changes[1].partition("so ")[2].partition(" with gbs")[0])
+    changed = Layout.parse(result.changes[1].partition("the layout: ")[2].partition(" with gbs")[0])
     step = Planner(model=SMALL, machine=machine, job=job.replace(sequence=2**20, global_batch=1)).step(changed)
     assert step.memory.fits
 
