@@ -496,7 +496,8 @@ def case(seed: int) -> Case:
             refuse(spread, model=chosen, job=result.job, machine=result.machine)
         except (UserError, ValidationError):
             continue
-        return with_images(result, random.Random(f"images {seed}"))
+        result = with_images(result, random.Random(f"images {seed}"))
+        return with_ramp(with_frozen(result, random.Random(f"frozen {seed}")), random.Random(f"ramp {seed}"))
 
 
 def tower(some: random.Random, *, out: int) -> VisionTower:
@@ -557,3 +558,49 @@ def with_images(drawn: Case, some: random.Random) -> Case:
     except UserError:
         return drawn
     return drawn._replace(model=chosen, job=job)
+
+
+# What adapters and frozen parts are seldom modelled with.
+EXCLUDED_BY_FROZEN: dict[str, Any] = {
+    "precision": RECIPES["bf16"],
+    "merged_projections": False,
+    "merged_adapters": "none",
+    "wgrad_accumulation": "separate",
+    "zero3_gather": "units",
+}
+
+
+def with_frozen(drawn: Case, some: random.Random) -> Case:
+    """Return three in ten cases with an adapter or frozen parts, the first of a few draws that are legal.
+
+    They are legal next to few jobs: without this, one case in 60 would have either.
+    """
+    if some.random() > 0.3 or drawn.job.adapter is not None or drawn.job.freeze or drawn.job.images:
+        return drawn
+    for _ in range(8):
+        part = {"adapter": adapter(some)} if some.random() < 0.5 else {"freeze": some.choice(FREEZES)}
+        for changed in (part, EXCLUDED_BY_FROZEN | part):
+            try:
+                chosen = drawn.model if changed is part else drawn.model.replace(mtp=None)
+                job = drawn.job.replace(**changed)
+                refuse(drawn.layout, model=chosen, job=job, machine=drawn.machine)
+            except UserError:
+                continue
+            if job.freezes_text:
+                return drawn._replace(model=chosen, job=job)
+    return drawn
+
+
+def with_ramp(drawn: Case, some: random.Random) -> Case:
+    """Return one in ten cases with a ramp from a multiple of dp·mbs to the global batch, if it is legal."""
+    size = drawn.layout.dp * drawn.layout.mbs
+    first = size * some.randint(1, drawn.job.global_batch // size)
+    ramp = Ramp(first=first, step=size, every=some.choice((1, 3)))
+    if some.random() > 0.1:
+        return drawn
+    try:
+        job = drawn.job.replace(ramp=ramp)
+        refuse(drawn.layout, model=drawn.model, job=job, machine=drawn.machine)
+    except UserError:
+        return drawn
+    return drawn._replace(job=job)
