@@ -2,6 +2,7 @@
 the planner counts the same states, activations, FLOPs and messages.
 
 python -m tests.agree.dry_run.drawn --count 300 --seed 0
+python -m tests.agree.dry_run.drawn --count 60 --seed 5 --peaks adapted    how near planned peaks are; or --peaks plain
 """
 
 from __future__ import annotations
@@ -25,10 +26,11 @@ from fivefold.rendering.progress import show_progress
 from fivefold.trainer.supported import check_supported
 from tests.agree.drawn import Drawn, draw_cases, select_covering
 from tests.agree.dry_run.cases import machine
-from tests.agree.dry_run.compare import run
+from tests.agree.dry_run.compare import SCALARS, Stage, run
 from tests.dry_run.record.tape_events import list_events
 from tests.endure.stop_signals import end_at_stop_signal
 
+PEAK_BOUNDS = (0.002, 0.01, 0.03)
 WORST_PEAK = 0.03  # in models so small that a gradient of a few rows is a percent
 
 
@@ -122,6 +124,23 @@ def list_wrong_peaks(case: Drawn) -> list[str]:
     return [f"peak {error:+.2%}"] if abs(error) > WORST_PEAK else []
 
 
+def print_peaks(*, seed: int, count: int, adapted: bool) -> None:
+    """Print the share of stages whose planned peak is near that of the dry run, of ``count`` draws."""
+    cases = (case for case in draw_cases(seed) if (case.job.adapter is not None) == adapted)
+    stages: list[Stage] = []
+    for case in map(change_precision, map(lengthen, itertools.islice(cases, count))):
+        verdict = run(Counted.from_case(case))
+        stages += verdict.stages
+        if abs(verdict.worst_stage) > PEAK_BOUNDS[0]:
+            print(f"{verdict.worst_stage:+.2%} {case.number} · {case.layout}", flush=True)
+    equal = sum(abs(stage.planned - stage.dry_run) <= 2 * SCALARS for stage in stages)
+    shares = [f"{equal / len(stages):.0%} equal but for scalars"]
+    for bound in PEAK_BOUNDS:
+        near = sum(abs(stage.error) <= bound for stage in stages)
+        shares.append(f"{near / len(stages):.0%} within {bound:.1%}")
+    print(f"{len(stages)} peaks of {count} draws: {', '.join(shares)}; worst {max(abs(s.error) for s in stages):.1%}")
+
+
 def main() -> int:
     """Print what does not meet in each case, or the error in which it ends; 1 if there is one."""
     parser = argparse.ArgumentParser(description="random models under random layouts, dry-run on every rank")
@@ -129,7 +148,11 @@ def main() -> int:
     parser.add_argument("--first", type=int, default=0, help="the number of the first case")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--pairs", action="store_true", help="only cases with a pair of features that none before has")
+    parser.add_argument("--peaks", choices=("adapted", "plain"), help="only count how near peaks are, of --count draws")
     options = parser.parse_args()
+    if options.peaks:
+        print_peaks(seed=options.seed, count=options.count, adapted=options.peaks == "adapted")
+        return 0
     done = wrong = 0
     with show_progress("dry-run") as report, end_at_stop_signal():
         cases = list(itertools.islice(draw_cases(options.seed, first=options.first), options.count))

@@ -405,6 +405,7 @@ class BackwardSimulation:
             weights = max(op.wgrad_numels) * self.wgrad_element_bytes
             if op.kind == "loss":  # chunked: accumulates after the last chunk
                 self._update_peak(self.live + made_bytes + weights + scratch, op.name)
+                weights = sum(op.wgrad_numels) * self.wgrad_element_bytes
                 scratch = op.regathered_bytes
             self._allocate_sums(op)
         casts = casts_of_wgrad if makes_weights else 0
@@ -516,10 +517,14 @@ class BackwardSimulation:
         return gradient.bytes
 
     def _allocate_sums(self, op: Op) -> None:
-        """Allocate the gradient sums of the operation's family (experts or dense), if this is its first gradient."""
-        new_sums = self.unallocated_sums.pop(
-            "table" if self._uses_table(op) else "experts" if is_expert(op) else "dense", 0
-        )
+        """Allocate the gradient sums of the operation's families, if these are their first gradients.
+
+        The bias of logits is a weight of the head, whether or not their matrix is a tied table.
+        """
+        families = ["table" if self._uses_table(op) else "experts" if is_expert(op) else "dense"]
+        if op.name in OUTPUTS and len(op.wgrad_numels) > 1:
+            families.append("dense")
+        new_sums = sum(self.unallocated_sums.pop(family, 0) for family in families)
         self.live += new_sums
         self.sums += new_sums
 

@@ -178,8 +178,8 @@ def _count_scratch(local: Local, shape: AttentionShape, *, kernel: tuple[int, in
     fp32_column = 4 * n_rows if width < 4 else 0
     q_bytes, o_bytes = n_rows * dims[0] * width, n_rows * dims[1] * width
     halves_bytes = (
-        0 if local.part.sequences == 1 else q_bytes // 2 if padded_bytes else q_bytes // 2 + o_bytes
-    )  # halves are copies only if there are several sequences
+        0 if local.part.sequences == 1 else q_bytes // 2 if padded_bytes else q_bytes // 2 + o_bytes + 2 * n_rows
+    )  # halves, also of the log-sum-exp, are copies only if there are several sequences
     first_step = 2 * ring_bytes + 2 * padded_bytes
     ring_step = (
         fp32_column * dims[1]
@@ -187,8 +187,11 @@ def _count_scratch(local: Local, shape: AttentionShape, *, kernel: tuple[int, in
         + 3 * padded_bytes // 2
         - (o_bytes // 2 if fp32_column else -o_bytes // 2)
     )
-    ring_backward = q_bytes // 2 + 3 * padded_bytes + halves_bytes + ring_bytes * (3, 5, 6)[min(cp, 4) - 2]
-    last_step = 4 * ring_bytes - q_bytes // 2 if cp == 2 else 0
+    # with the gradients of the block before: in the second step of all queries; later also sums on their way
+    second_block = ring_bytes * (3 if cp == 2 else 4) + q_bytes // 2
+    later_block = ring_bytes * (5 if cp == 3 else 6) + (0 if fp32_column else q_bytes) if cp > 2 else 0
+    ring_backward = max(second_block, later_block) + 3 * padded_bytes + halves_bytes
+    last_step = 4 * ring_bytes + q_bytes // 2 if cp == 2 else 0
     return max(first_step, ring_step), fp32_column * dims[0] + max(ring_backward, last_step)
 
 
