@@ -79,14 +79,14 @@ BOUNDS = {
     ("prime_rl", "time, held out"): 6.0,
     ("paddlenlp", "time"): 5.5,
     ("paddlenlp", "time, held out"): 5.0,
-    ("paddlenlp", "peak"): 10.0,  # 6.5 while its norms were taken for PyTorch's, which keep more: decision 071
-    ("paddlenlp", "peak, held out"): 12.0,  # Qwen 7B at -25 %
+    ("paddlenlp", "peak"): 9.0,  # 6.5 while its norms were taken for PyTorch's, which keep more: decision 071
+    ("paddlenlp", "peak, held out"): 10.5,  # Qwen 7B at -25 %
     ("flagperf", "time"): 8.0,  # 5.0 while the reductions of tp's dx were exposed: decision 047; and likewise
     ("flagperf", "time, held out"): 7.5,
     ("xtuner", "time"): 17.0,
     # 13.5 while the H800 had no power limit: Qwen3 235B is 20 % too slow in 32 stages now, but not 20 % too fast in 8
     ("xtuner", "time, held out"): 17.0,
-    ("megatron_moe_zoo", "time"): 6.5,
+    ("megatron_moe_zoo", "time"): 8.0,  # 6.2 before norms of queries and keys took the time of two kernels
     ("megatron_moe_zoo", "time, held out"): 5.5,
     ("nemo_automodel", "time, held out"): 8.5,
     ("nanotron_bench", "time"): 13.0,
@@ -101,7 +101,7 @@ BOUNDS = {
     ("qwen3_layouts", "time, held out"): 9.0,  # tp8 at -27 %, experts over two nodes at -63 %
     ("qwen3_layouts", "peak, held out"): 6.0,
     ("vectorlm", "time, held out"): 6.0,
-    ("lumen", "time, held out"): 23.5,
+    ("lumen", "time, held out"): 20.0,
     ("cluster_tests", "time, held out"): 9.5,  # bf16 on B200 +29 and +43 %
     ("modalities", "time, held out"): 10.0,  # Leonardo's network from 128 GPUs on, up to -57 %
     ("megatron_kwai", "time, held out"): 3.5,
