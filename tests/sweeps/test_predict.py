@@ -152,5 +152,5 @@ def test_a_row_fits_up_to_the_requested_risk(tmp_path: Path) -> None:
             (row,) = run(plan, journal, trials=None, report=lambda *_: None, risk=risk)
             results.append((row.status, row.why))
     assert [status for status, _ in results] == ["memory", "fits", "memory"]
-    assert "26 % risk of running out" in results[0][1]
+    assert "13 % risk of running out" in results[0][1]
     assert len({hash_setting(setting), hash_setting(setting, risk=0.05), hash_setting(setting, risk=0.5)}) == 3

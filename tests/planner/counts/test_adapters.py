@@ -193,7 +193,7 @@ def test_qlora_needs_the_memory_that_llamafactory_published(sequence: int, publi
         ("llama3-8b", "a100-40", 12_264, 0.02),
         ("llama3-8b", "a6000", 15_502, 0.02),
         ("llama3-8b", "a100", 28_454, 0.02),
-        ("llama3-70b", "a100", 6916, 0.07),
+        ("llama3-70b", "a100", 6916, 0.08),
     ],
 )
 def test_published_longest_sequences_of_qlora(model: str, gpu: str, published: int, within: float) -> None:

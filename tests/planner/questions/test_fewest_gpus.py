@@ -30,9 +30,9 @@ from tests.selection import mark_share
 @pytest.mark.slow
 def test_fewest_gpus_fit_and_half_of_them_do_not() -> None:
     job = JOB.replace(global_batch=16)
-    answer = find_fewest_gpus(model=LLAMA, machine=NODE, job=job)
-    assert answer.value == 2  # 8 B parameters x 18 bytes = 135 GiB, which two GPUs hold at a small risk
-    assert find_fewest_gpus(model=LLAMA, machine=NODE, job=job, risk=0.001).value == 4
+    answer = find_fewest_gpus(model=LLAMA, machine=NODE, job=job, risk=0.1)
+    assert answer.value == 2  # 8 B parameters x 18 bytes = 135 GiB, which two GPUs hold at a risk of 7 %
+    assert find_fewest_gpus(model=LLAMA, machine=NODE, job=job).value == 4
     assert answer.memory_bytes is not None
     assert answer.memory_bytes <= NODE.chip.memory_bytes
 
@@ -107,7 +107,7 @@ def test_fewest_gpus_of_a_large_model_of_experts(batch: int) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "word", "ranks"),
-    mark_share(3, [("llama3-8b", "h100", 2), ("llama3-70b", "h200", 16), ("llama3-70b", "h100", 24)]),
+    mark_share(3, [("llama3-8b", "h100", 4), ("llama3-70b", "h200", 16), ("llama3-70b", "h100", 24)]),
 )
 def test_fewest_gpus_are_sought_without_a_number(model: str, word: str, ranks: int) -> None:
     result = CliRunner().invoke(app, ["ask", "gpus", model, word, "--gbs", "48", "--json"])
